@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -14,5 +14,5 @@ def is_loopback(host: str) -> bool:
 
 
 def in_url(host: str, port: int) -> str:
-    """HOST:PORT, an IPv6 host in brackets."""
+    """Return HOST:PORT, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

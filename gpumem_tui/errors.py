@@ -1,6 +1,18 @@
-"""Errors that a user causes, separate from faults of the program."""
+"""Errors that a user causes, faults of the program in one line, and the exit codes of both. Standard library only."""
 
 from __future__ import annotations
+
+import os
+
+EXIT_BAD_INPUT = 2
+"""The exit codes that the command line promises; 0 is success, and a program under `run` keeps its own."""
+EXIT_NOTHING_FITS = 3
+EXIT_FAILED = 4
+"""The device or a trial."""
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
 class OptionError(Exception):
@@ -8,7 +20,7 @@ class OptionError(Exception):
 
 
 def named(error: BaseException) -> str:
-    """The name of an error's type; of one that only fake tensors raise, of the type that a real GPU's would have."""
+    """Return the name of an error's type; for one that only fake tensors raise, that of a real GPU's error."""
     kind = type(error)
     while kind.__module__.startswith("torch._subclasses"):
         kind = kind.__base__  # type: ignore[assignment]
@@ -16,5 +28,31 @@ def named(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's own words without their line breaks, and with CUDA's name where the simulated GPU stands for it."""
+    """Return an error's own words without line breaks, with CUDA's name in place of the simulated GPU's."""
     return " ".join(str(error).split()).replace("simgpu:0", "cuda:0")
+
+
+def own_error(error: BaseException) -> str:
+    """Name an unexpected error as one of this program (or of a plug-in of its) in one line, with its file and line.
+
+    >>> try:
+    ...     [][0]
+    ... except IndexError as error:
+    ...     print(own_error(error).partition(" (")[0])
+    an error of gpumem-tui itself: IndexError: list index out of range
+    """
+    places: list[tuple[str, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    ours = [place for place in places if place[0].startswith(_PACKAGE)]
+    found = dict.fromkeys([*places[-1:], *ours[-1:]])
+    where = ", from ".join(f"{_short(file)}:{line}" for file, line in found)
+    words = f": {said}" if (said := in_one_line(error)) else ""
+    return f"an error of gpumem-tui itself: {named(error)}{words} ({where})"
+
+
+def _short(file: str) -> str:
+    """Shorten a path to what is below the package, or to the file's name elsewhere."""
+    return file[len(_PACKAGE) :] if file.startswith(_PACKAGE) else os.path.basename(file)

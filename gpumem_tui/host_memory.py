@@ -13,13 +13,13 @@ from pathlib import Path
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 GROUP = "its control group"
-"""`Limit.owner`."""
+"""`MemoryLimit.owner`."""
 _NO_LIMIT_BYTES = 1 << 60
 """A version 1 group without a limit says 2⁶³ less a page."""
 
 
 @dataclass(frozen=True)
-class Limit:
+class MemoryLimit:
     """How much host memory a process may hold.
 
     Attributes:
@@ -45,7 +45,7 @@ class MemoryGroup:
     is_unified: bool
 
     def oom_kills(self) -> int | None:
-        """How many processes of the group the kernel has killed because memory ran out; None if it does not say.
+        """Return how many processes of the group the kernel has killed because memory ran out; None if it does not say.
 
         Source: Linux, Documentation/admin-guide/cgroup-v2.rst (``memory.events``) and, for version 1, the ``oom_kill``
         line of ``memory.oom_control``.
@@ -53,7 +53,7 @@ class MemoryGroup:
         return _counter(self.folder / ("memory.events" if self.is_unified else "memory.oom_control"), "oom_kill")
 
     def limit_bytes(self) -> int | None:
-        """The smallest limit of the group and of those that it is in; None without any."""
+        """Return the smallest limit of the group and of those that it is in; None without any."""
         name = "memory.max" if self.is_unified else "memory.limit_in_bytes"
         found = []
         folder = self.folder
@@ -67,7 +67,7 @@ class MemoryGroup:
 
 
 def memory_group(pid: int | str = "self", proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryGroup | None:
-    """The memory group of a process; None if it cannot be read."""
+    """Return the memory group of a process; None if it cannot be read."""
     for line in _text(proc / str(pid) / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -78,8 +78,8 @@ def memory_group(pid: int | str = "self", proc: Path = _PROC, cgroups: Path = _C
     return None
 
 
-def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> Limit | None:
-    """What binds a process first: its control group, ``ulimit -v`` or the machine's memory.
+def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> MemoryLimit | None:
+    """Return what binds a process first: its control group, ``ulimit -v`` or the machine's memory.
 
     Args:
         group: its memory group, where that is known already.
@@ -88,19 +88,19 @@ def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> Limit | 
     limits = []
     group_bytes = group.limit_bytes() if group is not None else None
     if group_bytes is not None:
-        limits.append(Limit(group_bytes, GROUP))
+        limits.append(MemoryLimit(group_bytes, GROUP))
     for line in _text(_PROC / str(pid) / "limits").splitlines():
         if line.startswith("Max address space"):
             soft = line.split()[3]
-            limits += [Limit(int(soft), "ulimit -v")] if soft.isdecimal() else []
+            limits += [MemoryLimit(int(soft), "ulimit -v")] if soft.isdecimal() else []
     total = _counter(_PROC / "meminfo", "MemTotal:")
     if total is not None:
-        limits.append(Limit(total * 1024, "this machine"))
+        limits.append(MemoryLimit(total * 1024, "this machine"))
     return min(limits, key=lambda one: one.bytes, default=None)
 
 
 def left_bytes(pid: int | str = "self") -> int | None:
-    """How much more host memory a process may hold before its limit, or the machine's free memory, is reached."""
+    """Return how much more host memory a process may hold: up to its limit, and of what the machine has free."""
     bound, held = limit(pid), resident_bytes(pid)
     available = _counter(_PROC / "meminfo", "MemAvailable:")
     found = [] if available is None else [available * 1024]
@@ -110,13 +110,13 @@ def left_bytes(pid: int | str = "self") -> int | None:
 
 
 def resident_bytes(pid: int | str = "self") -> int | None:
-    """What a process holds of host memory now (``VmRSS``); None if it is gone or may not be looked at."""
+    """Return the host memory that a process holds now (``VmRSS``); None if it is gone or may not be looked at."""
     pages = _text(_PROC / str(pid) / "statm").split()[1:2]  # sooner read than all of its status
     return int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else None
 
 
 def machine_oom_kills() -> int | None:
-    """How many processes the kernel has killed because memory ran out, of whatever group; None before Linux 4.13."""
+    """Return how many processes the kernel has killed because memory ran out, of any group; None before Linux 4.13."""
     return _counter(_PROC / "vmstat", "oom_kill")
 
 
@@ -144,7 +144,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Return a file's text; empty where it cannot be read."""
     try:
         with open(os.fspath(path), errors="replace") as file:
             return file.read()

@@ -1,5 +1,6 @@
-"""Calls a function after a module was imported, without importing it. Every watched Python process loads this as it
-starts, so it imports next to nothing.
+"""Calls a function after a module was imported, without importing it.
+
+Every watched Python process loads this as it starts, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -65,8 +66,12 @@ class _AfterImport:
         self._searching = False
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the import system's protocol
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
+        """Return the module's spec as the other finders have it, with a loader that calls the function."""
         if fullname != self._name or self._searching:
             return None
         self._searching = True

@@ -75,7 +75,7 @@ class Bucket(Enum):
     explanation: str
     is_allocated: bool
 
-    def __new__(
+    def __new__(  # noqa: PLR0913 - the columns of the table above
         cls,
         key: str,
         title: str = "",
@@ -86,7 +86,7 @@ class Bucket(Enum):
         explanation: str = "",
         is_allocated: bool = False,
     ) -> Bucket:
-        """Python makes a member of an entry by this. (The defaults are for mypy, which takes a look-up for a call.)"""
+        """Make a member of an entry. The defaults are for mypy, which takes a look-up for a call."""
         self = object.__new__(cls)
         self._value_ = key
         self.title, self.short_title = title, short_title
@@ -129,7 +129,7 @@ class Range:
         return Range(self.low_bytes + other.low_bytes, self.high_bytes + other.high_bytes)
 
     def __sub__(self, other: Range) -> Range:
-        """The least and the most that is left when something of unknown size is taken from it."""
+        """Return the least and the most that is left when something of unknown size is taken from this."""
         return Range(self.low_bytes - other.high_bytes, self.high_bytes - other.low_bytes)
 
     @property
@@ -138,12 +138,12 @@ class Range:
         return self.low_bytes == self.high_bytes
 
     def as_json(self) -> dict[str, int]:
-        """Both ends, by JSON key."""
+        """Return both ends, by JSON key."""
         return {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes}
 
     @classmethod
     def of(cls, sizes_bytes: Iterable[int]) -> Range:
-        """From the smallest to the largest of at least one size."""
+        """Make the range from the smallest to the largest of at least one size."""
         sizes = list(sizes_bytes)
         return cls(min(sizes), max(sizes))
 
@@ -171,12 +171,12 @@ class Breakdown:
         return sum(self.buckets.values())
 
     def as_json(self, buckets: Iterable[Bucket] = ALLOCATED_BUCKETS) -> dict[str, int]:
-        """The bytes by JSON key, for every bucket in `buckets`, zeros included."""
+        """Return the bytes by JSON key, for every bucket in `buckets`, zeros included."""
         return {bucket.value: self[bucket] for bucket in buckets}
 
     @classmethod
     def from_json(cls, values: Mapping[str, int]) -> Breakdown:
-        """The inverse of `as_json`.
+        """Make one of what `as_json` returned.
 
         Raises:
             ValueError: a key that is no bucket of allocated memory, or a negative size.
@@ -215,7 +215,7 @@ class Ledger(Generic[OwnerT]):
             raise ValueError(f"ledger rows sum to {sum(known)} bytes on a device of {self.total_bytes}")
 
     def size_bytes(self, kind: Bucket) -> Value:
-        """The rows of a kind together; unknown if none of them is known.
+        """Return the sum of the rows of a kind; unknown if none of them is known.
 
         What a process of unknown size holds is unaccounted, so that the kinds sum to the device all the same.
         """
@@ -224,7 +224,7 @@ class Ledger(Generic[OwnerT]):
         return sum(known) if known or not sizes else sizes[0]
 
     def known(self) -> dict[Bucket, int]:
-        """The bytes by kind, of those that are known."""
+        """Return the bytes by kind, of the kinds that are known."""
         sizes = {row.kind: self.size_bytes(row.kind) for row in self.rows}
         return {kind: size_bytes for kind, size_bytes in sizes.items() if isinstance(size_bytes, int)}
 
@@ -239,7 +239,7 @@ class Ledger(Generic[OwnerT]):
         cuda_total_bytes: int,
         total_bytes: int,
     ) -> Ledger[OwnerT]:
-        """A device on which nothing but a training step runs.
+        """Make the ledger of a device on which nothing but a training step runs.
 
         Args:
             breakdown: of the allocated bytes.
@@ -258,7 +258,7 @@ class Ledger(Generic[OwnerT]):
 
 
 def format_bytes(value: Value | None) -> str:
-    """Bytes as a person reads them: IEC units, two decimals at most; an unknown value as its reason.
+    """Return bytes as a person reads them: IEC units, two decimals at most; an unknown value as its reason.
 
     >>> format_bytes(32_000_000_000)
     '29.80 GiB'
@@ -286,7 +286,7 @@ def format_bytes(value: Value | None) -> str:
 
 
 def format_range(found: Range) -> str:
-    """Both ends as a person reads them, the unit once where it is the same; one figure where they read alike.
+    """Return both ends as a person reads them, the unit once where it is the same; one figure where they read alike.
 
     >>> format_range(Range(10 * GIB, 10 * GIB + GIB // 4))
     '10.00–10.25 GiB'
@@ -300,7 +300,7 @@ def format_range(found: Range) -> str:
 
 
 def format_count(count: int) -> str:
-    """A count in three digits.
+    """Return a count in three digits.
 
     >>> format_count(2_097_152)
     '2.1 M'

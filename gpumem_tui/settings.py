@@ -46,14 +46,14 @@ class Settings:
 
 
 def default_path() -> Path:
-    """Where the file is looked for: ``settings.toml`` in the user's configuration folder, by the XDG rules."""
+    """Return where the file is looked for: ``settings.toml`` in the user's configuration folder, by the XDG rules."""
     from platformdirs import user_config_path
 
     return user_config_path("gpumem-tui") / "settings.toml"
 
 
 def load(path: Path | None = None) -> Settings:
-    """The settings of a file; of the default one if `path` is None, where there need not be any.
+    """Read the settings of a file; of the default one, which need not exist, if `path` is None.
 
     Raises:
         SettingsError: no such file, no TOML, unknown keys, wrong types, values out of bounds.
@@ -72,7 +72,7 @@ def load(path: Path | None = None) -> Settings:
 
 
 def parse(text: str, name: str = "settings.toml") -> Settings:
-    """The settings that a file's text describes; `name` is what errors call the file.
+    """Read the settings that a file's text describes; `name` is what errors call the file.
 
     Raises:
         SettingsError: as `load`.
@@ -98,7 +98,7 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
 
 
 def default_file() -> str:
-    """A settings file with every key at its default, each explained and commented out."""
+    """Return a settings file with every key at its default, each explained and commented out."""
     blocks = ["# Settings of gpumem-tui. Remove the # before a key to change it.\n"]
     for spec in fields(Settings):
         bounds = "" if spec.metadata["low"] is None else f" {spec.metadata['low']:g} to {spec.metadata['high']:g}."
@@ -107,7 +107,7 @@ def default_file() -> str:
 
 
 def _fault(key: str, value: object) -> str:
-    """What is wrong with one entry, empty if nothing is."""
+    """Return what is wrong with one entry; empty if nothing is."""
     spec = next((spec for spec in fields(Settings) if spec.name == key), None)
     if spec is None:
         import difflib
@@ -136,14 +136,14 @@ def _fault_of_hosts(value: object) -> str:
 
 
 def _line_of(key: str, text: str) -> int:
-    """An entry's line in the file, which TOML readers do not give."""
+    """Return an entry's line in the file, which TOML readers do not give."""
     quoted = re.escape(key)
     entry = re.compile(rf"\s*\[*\s*([\"']?){quoted}\1\s*[=.\]]")
     return next((number for number, line in enumerate(text.splitlines(), 1) if entry.match(line)), 1)
 
 
 def _toml(value: object) -> str:
-    """A value as a user would have written it."""
+    """Return a value as a user would have written it."""
     if isinstance(value, bool):
         return str(value).lower()
     if value == ():

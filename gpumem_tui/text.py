@@ -1,26 +1,33 @@
-"""Text from outside (names, messages) made safe to show. Used where it is read, so that no panel need do it.
+"""Text from outside (names, messages, what a program prints) made safe to show, where it is read.
 
 Standard library only.
 """
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONGEST_LINE = 1 << 16
 
 
 def printable(text: str) -> str:
-    """A text that cannot move the cursor, colour the terminal or break the line, whoever wrote it."""
+    """Return a text that cannot move the cursor, colour the terminal or break the line, whoever wrote it."""
     return text if text.isprintable() else "".join(character if character.isprintable() else " " for character in text)
 
 
 def shortened(text: str, length: int = 60) -> str:
-    """A printable text of at most so many characters."""
+    """Return a printable text of at most `length` characters."""
     clean = printable(text)
     return clean if len(clean) <= length else clean[: length - 1] + "…"
 
 
 def cleaned(value: Any) -> Any:
-    """Decoded JSON with every text in it printable, the keys too."""
+    """Return decoded JSON with every text in it printable, the keys too."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -28,3 +35,53 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, list):
         return [cleaned(one) for one in value]
     return value
+
+
+# What a program prints
+
+
+class OutputLines:
+    """Lines without control codes; of a line that is written over, its last state.
+
+    Attributes:
+        last: the last line that was not empty.
+    """
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._rest = b""
+
+    @property
+    def unfinished(self) -> str:
+        """The text of the unfinished line: a progress bar, a question."""
+        return _shown(self._rest)
+
+    def split(self, chunk: bytes) -> Iterator[str]:
+        """Yield the lines that this much more output ends, without empty ones."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest = self._rest[-_LONGEST_LINE:]
+        for line in lines:
+            yield from self._kept(line)
+
+    def rest(self) -> Iterator[str]:
+        """Yield the line that the command did not end."""
+        rest, self._rest = self._rest, b""
+        yield from self._kept(rest)
+
+    def _kept(self, line: bytes) -> Iterator[str]:
+        text = _shown(line)
+        if text:
+            self.last = text
+            yield text
+
+
+def _shown(line: bytes) -> str:
+    written = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
+    return printable(_ESCAPES.sub("", written[-1].expandtabs())).rstrip() if written else ""
+
+
+def flush_output() -> None:
+    """Write out what the program has printed, before the process ends without taking itself apart."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or the program's own
+            stream.flush()

@@ -1,6 +1,6 @@
 """Makes the pictures of this folder from the real screens: `python screenshots/make.py`.
 
-The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/tui/monitor_scene
+The searches and plans are real ones on a simulated GPU; the Monitor's machines are those of tests/scenes/monitor
 and watch_scene. The browser's is a real server on the fake NVML, in a headless Chromium, and needs a C compiler.
 `python screenshots/make.py hosts plan-curves` makes those two alone. Plan's of Llama 3 8B take a minute each: every
 combination of techniques that may be the cheapest is traced.
@@ -28,24 +28,23 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
-from gpumem_tui.monitor.replay import RecordingReplay
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
-from gpumem_tui.plan.command_runs import CommandRuns
+from gpumem_tui.plan.command import CommandRuns
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.recording.player import Player
+from gpumem_tui.recording.recording import GpuRecorder, GpuRecording
+from gpumem_tui.remote.connection import Fleet
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.status import Phase
+from gpumem_tui.remote.status import HostPhase
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.settings import Settings
 from gpumem_tui.snapshots.analysis import analyse
 from gpumem_tui.snapshots.read import read_snapshot
-from gpumem_tui.snapshots.write import write_snapshot
+from gpumem_tui.snapshots.recording import write_snapshot
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.hosts.making import hosts_screen
 from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.figures import said
 from gpumem_tui.tui.kit.row_list import RowList
@@ -63,8 +62,9 @@ from browser_picture import browser_picture  # noqa: E402  beside this file
 
 from tests.monitor import snapshots  # noqa: E402  from the root of the repository, which is no package
 from tests.remote.standins import Ssh  # noqa: E402
-from tests.tui import monitor_scene, watch_scene  # noqa: E402
-from tests.tui.pictures import stands_still, until  # noqa: E402
+from tests.scenes import monitor as monitor_scene  # noqa: E402
+from tests.scenes import watch as watch_scene  # noqa: E402
+from tests.scenes.pictures import stands_still, until  # noqa: E402
 
 SIZE = (120, 40)
 TRAIN = """
@@ -227,12 +227,14 @@ async def _hosts_picture(name: str) -> None:
         hosts = [parse_host(host) for host in ("node01", "node02", "ada@lab:2222", "attic")]
         fleet = Fleet(hosts, ssh.options)
         fleet.start()
-        app = GpuMemApp({"monitor": lambda: hosts_screen(fleet, Settings())}, "monitor")
+        app = GpuMemApp({"monitor": lambda: HostsScreen(fleet, Settings())}, "monitor")
         with patch("gpumem_tui.tui.hosts.screen.clock", lambda _: "12:00:00"):
             async with app.run_test(size=SIZE) as pilot:
                 screen = app.main_screen("monitor")
                 assert isinstance(screen, HostsScreen)
-                await until(pilot, lambda: not any(each.phase is Phase.CONNECTING for each in screen.state.statuses))
+                await until(
+                    pilot, lambda: not any(each.phase is HostPhase.CONNECTING for each in screen.state.statuses)
+                )
                 await pilot.press("x", "s", "s")
                 await until(pilot, lambda: "lags" in app.export_screenshot())
                 _write(name, app.export_screenshot(title="gpumem-tui"))
@@ -271,7 +273,7 @@ async def _replay_picture(name: str) -> None:
     time.tzset()
     with TemporaryDirectory() as folder:
         path = Path(folder, "night")
-        recorder, alerts = SnapshotRecorder(path), Alerts()
+        recorder, alerts = GpuRecorder(path), Alerts()
         for second in range(0, _PLAYED_S, 5):
             held = min(79.0, 41 + max(0, second - _FILLS_FROM_S) / 30)
             gpus = [
@@ -282,7 +284,7 @@ async def _replay_picture(name: str) -> None:
             snapshot = snapshots.machine(gpus, after_s=second)
             recorder.add(snapshot, alerts.update(snapshot))
         recorder.close()
-        replay = RecordingReplay(SnapshotRecording(path))
+        replay = Player(GpuRecording(path))
         replay.hold(True)
         replay.start()
         replay.index.wait()

@@ -11,14 +11,20 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from gpumem_tui.search import interpreters
+from gpumem_tui.run import interpreters
 from tests.nvml_stub.machine import FakeMachine, compile_stub
 from tests.nvml_stub.scenario import Scenario
 
 hypothesis.settings.register_profile(
-    "quick", max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "quick",
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("quick"), max_examples=2000)
+hypothesis.settings.register_profile(
+    "thorough", hypothesis.settings.get_profile("quick"), max_examples=2000, derandomize=False
+)
 hypothesis.settings.load_profile("quick")
 
 interpreters.IDLE_S = 900.0
@@ -34,11 +40,19 @@ def _simulated_device_is_registered() -> None:
 
     What has been imported and collected by now stays: the garbage collector need not go through it again and again.
     """
-    from gpumem_tui.simulator.device import register
+    from gpumem_tui.simulator.device.gpu import register
 
     register()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_random_values() -> None:
+    """Start each test from one seed: a gradient that happens to round to nothing must not fail one run in hundreds."""
+    import torch
+
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpumem_tui
 from gpumem_tui.memory import (
     ALLOCATED_BUCKETS,
     GIB,
@@ -18,6 +21,7 @@ from gpumem_tui.memory import (
     format_range,
 )
 
+PACKAGE = Path(gpumem_tui.__file__).parent
 sizes = st.dictionaries(st.sampled_from(ALLOCATED_BUCKETS), st.integers(0, 1 << 36))
 
 
@@ -26,6 +30,14 @@ def test_a_breakdown_survives_json(buckets: dict[Bucket, int]) -> None:
     breakdown = Breakdown(buckets)
     assert Breakdown.from_json(breakdown.as_json()).as_json() == breakdown.as_json()
     assert breakdown.total_bytes == sum(breakdown.as_json().values())
+
+
+@pytest.mark.parametrize("bucket", [bucket for bucket in Bucket if not bucket.is_allocated])
+def test_a_bucket_of_the_device_is_filled_by_a_ledger(bucket: Bucket) -> None:
+    """Buckets of a step are held by `test_a_step_fills_every_bucket_of_allocated_memory`."""
+    drawn = {PACKAGE / "memory.py", *(PACKAGE / "tui" / "kit").rglob("*.py")}
+    producers = [file for file in PACKAGE.rglob("*.py") if file not in drawn]
+    assert any(f"Bucket.{bucket.name}" in file.read_text() for file in producers)
 
 
 def test_a_breakdown_holds_only_allocated_memory() -> None:

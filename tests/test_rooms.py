@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -96,5 +97,51 @@ def test_the_monitor_starts_without_what_it_does_not_show() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "gpumem_tui.tui.monitor.screen" in loaded
-    unneeded = ("catalog", "formula", "plan", "remote", "search", "simulator", "monitor.recording", "monitor.replay")
+    unneeded = ("catalog", "formula", "plan", "remote", "search", "simulator", "recording")
     assert not {name for name in loaded if name.startswith(tuple(f"gpumem_tui.{each}" for each in unneeded))}
+
+
+# Within rooms
+
+SUB_ROOMS = {"simulator": ("allocator", "device", "cuda", "fast")}
+"""By room its folders, the lowest first: each imports those before it only."""
+
+
+@functools.cache
+def file_of(module: str) -> Path | None:
+    """The file that a name imported from the package lies in."""
+    parts = module.split(".")
+    for place in (PACKAGE.parent.joinpath(*parts), PACKAGE.parent.joinpath(*parts[:-1])):
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if parts[0] == "gpumem_tui" and file.is_file():
+                return file
+    return None
+
+
+def test_no_circle_of_files() -> None:
+    """Wherever in a file an import stands, within functions and under TYPE_CHECKING too."""
+    below = {
+        file: {other for module in imported(file) if (other := file_of(module)) not in (None, file)}
+        for file in PACKAGE.rglob("*.py")
+    }
+    while free := [file for file, others in below.items() if not others & below.keys()]:
+        for file in free:
+            del below[file]
+    left = sorted(str(file.relative_to(PACKAGE)) for file in below)
+    assert left == [], "files of a circle, and those that import them"
+
+
+@pytest.mark.parametrize("room", SUB_ROOMS)
+def test_the_folders_of_a_room_lie_in_layers(room: str) -> None:
+    folders = SUB_ROOMS[room]
+    assert set(folders) == {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")}
+    for place, folder in enumerate(folders):
+        for file in (PACKAGE / room / folder).rglob("*.py"):
+            reached = {tuple(module.split(".")[1:3]) for module in imported(file)}
+            assert not reached & {(room, higher) for higher in folders[place + 1 :]}, file
+
+
+def test_what_replays_needs_no_torch() -> None:
+    """The viewer replays traces, and never imports torch."""
+    for file in (PACKAGE / "simulator" / "allocator").rglob("*.py"):
+        assert not {module for module in imported(file) if module.split(".")[0] == "torch"}, file

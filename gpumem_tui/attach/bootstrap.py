@@ -7,12 +7,12 @@ library of Python 3.9 and must leave nothing behind.
 from __future__ import annotations
 
 WATCHING = "watching"
-"""From its next step on, or once it has imported torch."""
+"""The probe watches from the next step on, or once the process has imported torch."""
 ALREADY = "already watched"
 IMPORTING_TORCH = "importing torch"
 """Torch is just being imported; another answer follows when that is done."""
 LOADS_DATA = "loads data"
-"""It is a worker of a DataLoader, and the probe was not started."""
+"""The process is a worker of a DataLoader, and the probe was not started."""
 
 
 def attach(path: str, archive: str, answer: str) -> None:
@@ -47,7 +47,7 @@ def attach(path: str, archive: str, answer: str) -> None:
             from gpumem_tui.probe import entry
 
             say(IMPORTING_TORCH)
-            after_import("torch", lambda module: say(WATCHING, entry.attach("attach")))
+            after_import("torch", lambda _: say(WATCHING, entry.attach("attach")))
         else:
             say(ALREADY if before else WATCHING, problem)
     except Exception as error:  # noqa: BLE001  told to whoever attaches; training goes on
@@ -86,7 +86,7 @@ def _make_private(folder: str) -> None:
 
 
 def _opened(folder: str) -> int:
-    """A descriptor of that folder, which is no link and this user's alone."""
+    """Open that folder, which must be no link and this user's alone; return its descriptor."""
     import os
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,18 +1,20 @@
-"""Starting a training command under the probe, with no change to it."""
+"""Starting a training command under the probe, with no change to it; and why processes publish nothing all the same."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gpumem_tui.probe.files import SITE_DIRECTORY, default_directory
-from gpumem_tui.python_options import bypass
-from gpumem_tui.watch.publishing import why_unusable
-from gpumem_tui.watch.supervising import Supervised
-from gpumem_tui.watch.terminal_command import TerminalCommand
+from gpumem_tui.launchers import bypass
+from gpumem_tui.probe.files import SITE_DIRECTORY, Folder, WireError, default_directory
+from gpumem_tui.watch import hosts
+from gpumem_tui.watch.folders import why_unusable
+from gpumem_tui.watch.supervising import Supervised, TerminalCommand
 
 _T = TypeVar("_T")
 
@@ -26,7 +28,7 @@ class CannotRun(Exception):
 
 
 def environment(before: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which every Python that starts carries the probe. Launchers hand it on to their ranks."""
+    """Return an environment in which every Python that starts carries the probe. Launchers hand it on to ranks."""
     path = [str(SITE_DIRECTORY), before.get("PYTHONPATH", "")]
     return {**before, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}
 
@@ -77,3 +79,137 @@ def _started(command: Sequence[str], begin: Callable[[], _T]) -> _T:
         raise CannotRun(f"{command[0]}: {error.strerror}", 127) from error
     except OSError as error:
         raise CannotRun(f"{command[0]} cannot be run: {error.strerror}", 126) from error
+
+
+# Why processes that might train publish nothing, as far as that shows from outside
+
+RUN_AFTER_S = 60.0
+"""Torch, a model and its data take that long to load now and then."""
+WATCH_AFTER_S = 10.0
+_MOST_LINES = 8
+
+
+def why_silent(host: hosts.Host, *, under_run: bool = False) -> str:
+    """Why a process does not publish, and what would help; a few words.
+
+    Args:
+        under_run: `gpumem-tui run` is known to have started it, or what started it.
+    """
+    files = hosts.loaded(host)
+    attach = f": `gpumem-tui attach {host.pid}`"
+    if host.is_kernel_thread or not (files and hosts.is_python(host, files)):
+        return "it is no Python process"
+    if hosts.is_launcher(host):
+        return "it starts the processes that train, and trains nothing itself"
+    if was_attached_to(host):
+        waits_for = "no optimizer has stepped since it came" if hosts.has_torch(files) else "torch is not imported"
+        return f"the probe is in it, but {waits_for}"
+    if not hosts.has_torch(files):
+        return "it has not imported torch"
+    if not _has_our_path(host):
+        if under_run or any(_has_our_path(above) for above in _ancestors(host)):
+            return f"its environment was reset, PYTHONPATH is lost{attach}"
+        return f"it was not started by `gpumem-tui run`{attach}"
+    if option := bypass(host.command):
+        return f"{option} keeps the probe out{attach}"
+    parent = hosts.find(host.parent_pid, host.proc.parent)
+    if parent is not None and parent.command == host.command:
+        return f"it was forked from PID {parent.pid} and has not stepped an optimizer; one that loads data never does"
+    return "no optimizer has stepped in it yet: it loads or evaluates, or it is a script that never trains"
+
+
+def was_attached_to(host: hosts.Host) -> bool:
+    """Whether `gpumem-tui attach` has put the probe into it: it publishes, or will once it trains."""
+    with suppress(OSError, WireError), Folder(host.files.directory, (host.uid,)) as folder:
+        folder.status(host.files.attached.name)
+        return True
+    return False
+
+
+def silent_below(pid: int, published: Collection[int]) -> list[str]:
+    """Why nothing is published by a command that runs, one line a process; empty if something is.
+
+    Args:
+        pid: the command's process.
+        published: the pids of those that publish.
+    """
+    command = hosts.find(pid)
+    if command is None:
+        return []
+    found = [command, *hosts.descendants(pid)]
+    found += [host for host in hosts.every() if _is_stray(host, command) and host not in found]
+    if any(host.pid in published for host in found):
+        return []
+    python = [host for host in found if hosts.is_python(host, hosts.loaded(host))]
+    if not python:
+        return [f"{command.title}: no Python process runs below it"]
+    return _lines((host, why_silent(host, under_run=True)) for host in python)
+
+
+def silent_anywhere(published: Collection[int]) -> list[str]:
+    """Say why processes with torch that we may look at do not publish, one line each.
+
+    Those that only load data for one that publishes are left out.
+    """
+    return _lines(
+        (host, why_silent(host))
+        for host in hosts.every()
+        if host.pid not in published
+        and host.parent_pid not in published
+        and os.geteuid() in (0, host.uid)
+        and hosts.has_torch(hosts.loaded(host))
+    )
+
+
+class SilenceNote:
+    """Says once, after a while, why nothing publishes.
+
+    Args:
+        after_s: how long it may be silent. reasons: finds them, one line each. say: is given each.
+        clock: seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        after_s: float,
+        reasons: Callable[[], Iterable[str]],
+        say: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._due_s = clock() + after_s
+        self._reasons = reasons
+        self._say = say
+        self._is_over = False
+
+    def tick(self) -> None:
+        """Look whether it is time; call it now and then."""
+        if not self._is_over and self._clock() >= self._due_s:
+            self._is_over = True
+            for reason in self._reasons():
+                self._say(reason)
+
+
+def _lines(found: Iterable[tuple[hosts.Host, str]]) -> list[str]:
+    lines = [f"{host.title}: {why}" for host, why in found]
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more} more"]
+
+
+def _has_our_path(host: hosts.Host) -> bool:
+    """Whether it was started with the probe on its PYTHONPATH."""
+    return str(SITE_DIRECTORY) in host.environ().get("PYTHONPATH", "").split(os.pathsep)
+
+
+def _is_stray(host: hosts.Host, command: hosts.Host) -> bool:
+    """Whether it may have been started by a command and have left it, as daemons do: to process 1 or a systemd."""
+    parent = hosts.find(host.parent_pid, host.proc.parent)
+    left = host.parent_pid == 1 or (parent is not None and parent.name == "systemd")
+    return left and host.start_ticks >= command.start_ticks and _has_our_path(host)
+
+
+def _ancestors(host: hosts.Host) -> Iterable[hosts.Host]:
+    above = hosts.find(host.parent_pid, host.proc.parent)
+    while above is not None:
+        yield above
+        above = hosts.find(above.parent_pid, above.proc.parent)

@@ -280,8 +280,11 @@ class _Thread:
         return begin
 
     def _after_a_signal(self) -> _Registers:
-        """The registers with which the thread goes on after a signal handler: an interrupted system call is begun
-        again, or says that it was interrupted (arch_do_signal_or_restart in arch/x86/kernel/signal.c)."""
+        """Return the registers with which the thread goes on after a signal handler.
+
+        An interrupted system call is begun again, or says that it was interrupted (arch_do_signal_or_restart in
+        arch/x86/kernel/signal.c).
+        """
         after = _Registers.from_buffer_copy(self._saved)
         if self.waits_in >= 0:
             if 2**64 - after.rax in _RESTARTED:
@@ -292,16 +295,18 @@ class _Thread:
         return after
 
     def _extended_as_in_a_frame(self) -> bytes:
-        """The extended registers as a signal frame has them: the same, with their size written into a gap and at the
-        end. The tiles of AMX are not in it while the thread has none (fpu/signal.c: check_xstate_in_sigframe)."""
+        """Return the extended registers as a signal frame has them, their size written into a gap and at the end.
+
+        The tiles of AMX are not in it while the thread has none (fpu/signal.c: check_xstate_in_sigframe).
+        """
         found = self._extended.raw
         (features,) = struct.unpack_from("<Q", found, _SOFTWARE_AT)
         (in_use,) = struct.unpack_from("<Q", found, _LEGACY_BYTES)
         if features & _TILE_DATA and not in_use & _TILE_DATA:
             features &= ~_TILE_DATA
             found = found[:_TILE_DATA_AT]
-        said = struct.pack("<IIQI", _MAGIC_1, len(found) + 4, features, len(found)).ljust(48, b"\0")
-        return found[:_SOFTWARE_AT] + said + found[_LEGACY_BYTES:] + struct.pack("<I", _MAGIC_2)
+        software = struct.pack("<IIQI", _MAGIC_1, len(found) + 4, features, len(found)).ljust(48, b"\0")
+        return found[:_SOFTWARE_AT] + software + found[_LEGACY_BYTES:] + struct.pack("<I", _MAGIC_2)
 
 
 @contextmanager
@@ -331,7 +336,7 @@ def _stopped(pid: int) -> Iterator[_Thread]:
 
 
 def _next_stop(pid: int, deadline: float) -> int:
-    """The status with which the thread stops next, before that time on the monotonic clock."""
+    """Wait for the next stop of the thread, until that time on the monotonic clock; return the status of the stop."""
     while True:
         waited, status = os.waitpid(pid, os.WNOHANG | _WALL)
         if waited:
@@ -367,7 +372,7 @@ def _set_registers(pid: int, kind: int, buffer: ctypes.Array[ctypes.c_char] | _R
 
 
 def main() -> None:
-    """The helper program: one `Request` as JSON on stdin, one `Answer` as JSON on stdout."""
+    """Run the helper program: one `PtraceRequest` as JSON on stdin, one `CallAnswer` as JSON on stdout."""
     request: PtraceRequest = json.load(sys.stdin)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # it takes milliseconds: what can wait does
     try:
@@ -375,8 +380,8 @@ def main() -> None:
     except TraceError as error:
         answer = CallAnswer(result=-1, pause_s=0.0, waits_in=-1, error=str(error), errno=0)
     except OSError as error:
-        said, number = str(error.strerror or error), error.errno or 0
-        answer = CallAnswer(result=-1, pause_s=0.0, waits_in=-1, error=said, errno=number)
+        reason, number = str(error.strerror or error), error.errno or 0
+        answer = CallAnswer(result=-1, pause_s=0.0, waits_in=-1, error=reason, errno=number)
     json.dump(answer, sys.stdout)
 
 

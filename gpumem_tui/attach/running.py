@@ -20,25 +20,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from gpumem_tui.attach import bootstrap, ptrace
-from gpumem_tui.attach.target import Refused, Target, is_being_attached_to, named, refusal
+from gpumem_tui.attach.target import AttachRefused, Target, is_being_attached_to, named, refusal
 from gpumem_tui.memory import Unknown
-from gpumem_tui.probe.documents import json_object
-from gpumem_tui.probe.folder import Folder, WireError
-from gpumem_tui.text import cleaned, shortened
-from gpumem_tui.watch import hosts, programs
+from gpumem_tui.probe.files import Folder, WireError
+from gpumem_tui.text import printable, shortened
+from gpumem_tui.watch import hosts
 
 RemoteExec = Callable[[int, str], None]
 REMOTE_EXEC: RemoteExec | None = getattr(sys, "remote_exec", None)
 """`sys.remote_exec` of Python 3.14 and later (PEP 768)."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_PROBE = (
+PROBE_FILES = (
     "__init__.py",
     "importing.py",
     "host_memory.py",
+    "launchers.py",
     "memory.py",
     "step/__init__.py",
     "step/buckets.py",
@@ -78,6 +79,14 @@ class StartsLater(AttachFailed):
     """The probe is queued and starts when something else happens; one line says what."""
 
 
+class _Answer(msgspec.Struct):
+    """What `bootstrap.attach` says of how it went."""
+
+    state: str = ""
+    problem: str = ""
+    has_torch: bool = False
+
+
 @dataclass(frozen=True)
 class Attached:
     """The probe is in.
@@ -104,7 +113,7 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
         remote_exec: what `sys.remote_exec` does, where this interpreter has it.
 
     Raises:
-        Refused: the kernel or the interpreter does not allow it.
+        AttachRefused: the kernel or the interpreter does not allow it.
         AttachFailed: the probe could not start, or has not answered yet.
     """
     _check_folder(target)
@@ -115,7 +124,7 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
             script = _remote_script(target, name)
             try:
                 _remote_exec(target, remote_exec, str(script))
-            except Refused:
+            except AttachRefused:
                 script.unlink()
                 raise
             answer = _wait_for_answer(target, name, timeout_s, -1)  # the script removes itself, whenever it runs
@@ -126,11 +135,11 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
             answer = _wait_for_answer(target, name, timeout_s, injected["waits_in"])
         seconds = time.monotonic() - begin
         _leave_mark(target)
-        return Attached(seconds, pause_s, bool(answer.get("has_torch")), answer.get("state") == bootstrap.ALREADY)
+        return Attached(seconds, pause_s, answer.has_torch, answer.state == bootstrap.ALREADY)
 
 
 def explanation(target: Target) -> str:
-    """What attaching does, shown before the user is asked whether to attach; a sentence a line."""
+    """Explain what attaching does, for a user who is asked whether to attach; a sentence a line."""
     return (
         "Its main thread is stopped for some milliseconds, and told to start the probe when it is next in Python.\n"
         "If it waits for a lock, that wait is interrupted, as by a signal, and begun again by Python.\n"
@@ -147,7 +156,7 @@ def can_remote_exec(target: Target) -> bool:
 
 
 def _payload(target: Target, name: str) -> str:
-    """The Python text that starts the probe, and says in a file of that name how it went."""
+    """Return the Python text that starts the probe, and says in a file of that name how it went."""
     inner = target.host.inner_directory
     answer = inner / name
     if target.host.shares_files and target.host.uid == os.geteuid():
@@ -173,10 +182,10 @@ def _statement(source: str) -> str:
 
 
 def _archive() -> str:
-    """The probe and what it needs of this package, as a zip file in base64."""
+    """Pack the probe, and what it needs of this package, as a zip file in base64."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for source in (found for pattern in _PROBE for found in sorted(_PACKAGE.glob(pattern))):
+        for source in (found for pattern in PROBE_FILES for found in sorted(_PACKAGE.glob(pattern))):
             archive.write(source, source.relative_to(_PACKAGE.parent))
     return base64.b64encode(buffer.getvalue()).decode()
 
@@ -190,7 +199,7 @@ def _inject(target: Target, payload: str) -> ptrace.CallAnswer:
         if not reply["error"] and reply["result"] == 0:
             return reply
         if reply["errno"] == errno.ESRCH:
-            raise Refused(f"{target.host.title} has ended")
+            raise AttachRefused(f"{target.host.title} has ended")
         host = hosts.find(target.host.pid, target.host.proc.parent) or target.host
         attempt += not is_being_attached_to(host) or time.monotonic() > deadline
         time.sleep(_POLL_S)  # another attach was at it, or it was in the few instructions that cannot be entered twice
@@ -200,7 +209,7 @@ def _inject(target: Target, payload: str) -> ptrace.CallAnswer:
 
 
 def request(target: Target, payload: str) -> ptrace.PtraceRequest:
-    """The request to the helper program: queue a Python text in the interpreter."""
+    """Make the request to the helper program: queue a Python text in the interpreter."""
     return ptrace.PtraceRequest(
         pid=target.host.pid,
         map_memory=target.map_memory,
@@ -226,14 +235,14 @@ def _helper(request: ptrace.PtraceRequest) -> ptrace.CallAnswer:
         with suppress(BrokenPipeError):  # it is dead; what it said is looked at below
             helper.stdin.write(json.dumps(request).encode())
             helper.stdin.close()
-        said = helper.stdout.read()
+        output = helper.stdout.read()
     finally:
         code = helper.wait()
         helper.stdout.close()
     try:
-        reply: ptrace.CallAnswer = json.loads(said)
+        reply: ptrace.CallAnswer = json.loads(output)
     except ValueError:
-        last = said.decode(errors="replace").strip().splitlines()
+        last = output.decode(errors="replace").strip().splitlines()
         how = shortened(last[-1], _LONGEST_WORD) if last else "without output"
         raise AttachFailed(f"the program that attaches ended (code {code}): {how}") from None
     return reply
@@ -252,7 +261,7 @@ def _remote_exec(target: Target, remote_exec: RemoteExec, script: str) -> None:
     except PermissionError:
         raise refusal(target.host) from None
     except (OSError, RuntimeError) as error:
-        raise Refused(f"the Python of {target.host.title} does not take it: {error}") from error
+        raise AttachRefused(f"the Python of {target.host.title} does not take it: {error}") from error
 
 
 def _check_folder(target: Target) -> None:
@@ -262,9 +271,9 @@ def _check_folder(target: Target) -> None:
     except FileNotFoundError:
         return  # the probe will make it
     except WireError as error:
-        raise Refused(f"{target.host.title} could not publish: {error}") from None
+        raise AttachRefused(f"{target.host.title} could not publish: {error}") from None
     except OSError as error:
-        raise Refused(f"{target.host.files.directory} cannot be read: {error.strerror}") from None
+        raise AttachRefused(f"{target.host.files.directory} cannot be read: {error.strerror}") from None
 
 
 def _folder(target: Target) -> Folder:
@@ -272,7 +281,7 @@ def _folder(target: Target) -> Folder:
 
 
 def _answer_name(target: Target) -> str:
-    """A name of its own for each attach: two at once do not take each other's answers."""
+    """Choose a file name of its own for each attach, so that two at once do not take each other's answers."""
     return _file_name(target, "attach", "json")
 
 
@@ -283,7 +292,7 @@ def _file_name(target: Target, what: str, ending: str) -> str:
 
 @contextmanager
 def _removed(target: Target, name: str) -> Iterator[None]:
-    """Without that file in the end."""
+    """Remove that file in the end."""
     try:
         yield
     finally:
@@ -291,7 +300,7 @@ def _removed(target: Target, name: str) -> Iterator[None]:
             folder.remove(name)
 
 
-def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int) -> dict[str, Any]:
+def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int) -> _Answer:
     """Wait until the probe says that it runs; returns its answer: see `bootstrap.attach`.
 
     Args:
@@ -299,15 +308,15 @@ def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int)
     """
     title = target.host.title
     begin = time.monotonic()
-    answer: dict[str, Any] = {}
+    answer: _Answer | None = None
     while time.monotonic() < begin + timeout_s:
-        with suppress(FileNotFoundError, WireError), _folder(target) as folder:
-            answer = cleaned(json_object(folder.read(name, _ANSWER_LIMIT_BYTES)))
-            if answer.get("problem"):
-                raise AttachFailed(f"{title}: the probe could not start: {answer['problem']}")
-            if answer.get("state") == bootstrap.LOADS_DATA:
+        with suppress(FileNotFoundError, WireError, msgspec.MsgspecError), _folder(target) as folder:
+            answer = msgspec.json.decode(folder.read(name, _ANSWER_LIMIT_BYTES), type=_Answer)
+            if answer.problem:
+                raise AttachFailed(f"{title}: the probe could not start: {printable(answer.problem)}")
+            if answer.state == bootstrap.LOADS_DATA:
                 raise _loads_data(target.host)
-            if answer.get("state") != bootstrap.IMPORTING_TORCH:
+            if answer.state != bootstrap.IMPORTING_TORCH:
                 return answer
         if not (target.host.proc / "stat").exists():
             raise AttachFailed(f"{title} has ended")
@@ -317,23 +326,23 @@ def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int)
     if answer:
         _leave_mark(target)
         raise StartsLater(f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done")
-    found = programs.trainers(target.host.pid, target.host.proc.parent)
+    found = hosts.trainers(target.host.pid, target.host.proc.parent)
     instead = f"; attach to its children that may train: {named(found)}" if found else ""
     raise AttachFailed(f"{_no_answer(target.host, timeout_s, waits_in)}{instead}", found)
 
 
 def _leave_mark(target: Target) -> None:
-    """So that viewers know that the probe is in, before it publishes."""
+    """Leave a file by which viewers know that the probe is in, before it publishes."""
     with suppress(OSError, WireError), _folder(target) as folder:
         folder.replace(target.host.files.attached.name, b"")
 
 
 def _is_idle_notebook(host: hosts.Host, waits_in: int) -> bool:
-    return waits_in in _WAITS_FOR_INPUT and programs.is_notebook(host)
+    return waits_in in _WAITS_FOR_INPUT and hosts.is_notebook(host)
 
 
 def _loads_data(host: hosts.Host) -> AttachFailed:
-    """It is a worker of a DataLoader."""
+    """Make the error for a worker of a DataLoader, which names its parent instead."""
     parent = hosts.find(host.parent_pid, host.proc.parent)
     whose = f"attach to its parent, {parent.title}" if parent is not None else "attach to the process that trains"
     instead = (parent,) if parent is not None else ()

@@ -1,4 +1,4 @@
-"""Whether the probe can be put into a running process, and if not, why and what would help."""
+"""Whether the probe can be put into a running process, where that has the functions to call, and if not, why."""
 
 from __future__ import annotations
 
@@ -6,13 +6,104 @@ import os
 import platform
 import pwd
 import re
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpumem_tui.attach import elf
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
 from gpumem_tui.attach.ptrace import SIGNAL_RETURN
-from gpumem_tui.watch import hosts, programs
+from gpumem_tui.watch import hosts
+
+_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+ +(\S.*)")
+_PAGE = 4096
+_CODE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One part of a process's address space; `path` is a file as the process names it, or ``[vdso]`` and the like."""
+
+    start: int
+    end: int
+    offset: int
+    path: str
+    is_code: bool = False
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function of the running process, or a variable of it.
+
+    Attributes:
+        address: in the process.
+        code: its first bytes in the file; the process must have the same ones there, or the file is another by now.
+    """
+
+    address: int
+    code: bytes
+
+
+def mappings(proc: Path) -> tuple[Mapping, ...]:
+    """List the named parts of the address space of the process at `proc` (``/proc/PID``), lowest first.
+
+    Raises:
+        OSError: it is gone, or is not ours to read.
+    """
+    found = (_LINE.match(line) for line in (proc / "maps").read_text(errors="surrogateescape").splitlines())
+    return tuple(
+        Mapping(int(match[1], 16), int(match[2], 16), int(match[4], 16), match[5], "x" in match[3])
+        for match in found
+        if match
+    )
+
+
+def symbols(proc: Path, first: Mapping, names: tuple[str, ...]) -> dict[str, Symbol]:
+    """Find those of `names` that the file behind `first`, its lowest mapping, exports; none in a file that is no ELF.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    path = proc / "root" / first.path.lstrip("/")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # something else may have that name by now
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return {}
+        try:
+            elf = ELFFile(file)
+            bias = _bias(elf, first)
+            return {name: symbol for name in names for symbol in _lookup(elf, name, bias)}
+        except ELFError:
+            return {}
+
+
+def _bias(elf: Any, first: Mapping) -> int:
+    """Work out what the loader added to every address of the file."""
+    for segment in elf.iter_segments("PT_LOAD"):
+        if segment["p_offset"] // _PAGE * _PAGE == first.offset:
+            return first.start - int(segment["p_vaddr"]) // _PAGE * _PAGE
+    raise ELFError("no segment begins where the mapping does")
+
+
+def _lookup(elf: Any, name: str, bias: int) -> Iterator[Symbol]:
+    """Yield the symbol, if the file defines it; by the hash table, as the loader does: a Python exports thousands."""
+    for table in (".gnu.hash", ".hash"):
+        section = elf.get_section_by_name(table)
+        found = section.get_symbol(name) if section is not None else None
+        if found is not None and found["st_shndx"] != "SHN_UNDEF":
+            value = found["st_value"]
+            offset = next(elf.address_offsets(value), None)
+            if offset is not None:
+                elf.stream.seek(offset)
+                yield Symbol(bias + value, elf.stream.read(_CODE_BYTES))
+            return
+
+
+# Whether it can be attached to
 
 OLDEST_PYTHON = (3, 9)
 _FUNCTIONS = ("Py_IsInitialized", "Py_AddPendingCall", "PyRun_SimpleString")
@@ -23,7 +114,7 @@ _C_LIBRARY = re.compile(r"(libc|ld-musl)[-.]")  # libc.so.6, libc-2.31.so, ld-mu
 _INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui; gpumem_tui.attach()` to its code"
 
 
-class Refused(Exception):
+class AttachRefused(Exception):
     """The probe cannot be put into this process; one line says why, and what would help.
 
     Attributes:
@@ -61,34 +152,34 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
     """Look at a process without touching it.
 
     Raises:
-        Refused: the probe cannot be put into it.
+        AttachRefused: the probe cannot be put into it.
     """
     host = hosts.find(pid, proc)
     if host is None:
-        raise Refused(f"there is no process {pid}")
+        raise AttachRefused(f"there is no process {pid}")
     _check_state(host)
     _check_kind(host)
     try:
-        mapped = elf.mappings(host.proc)
+        mapped = mappings(host.proc)
         python = _python_version(mapped)
         if python is not None and python < OLDEST_PYTHON:
-            raise Refused(f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later")
+            raise AttachRefused(f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later")
         functions = _python_functions(host, mapped)
         _check_memory(host, functions)
         map_memory, signal_return = _of_c_library(host, mapped)
     except PermissionError:
         raise refusal(host) from None
     except (FileNotFoundError, ProcessLookupError):
-        raise Refused(f"{host.title} has ended") from None
+        raise AttachRefused(f"{host.title} has ended") from None
     except OSError as error:  # EIO: it unmaps that memory just now, or ends
-        raise Refused(f"the memory of {host.title} cannot be read: {error.strerror}", _INSTEAD) from None
+        raise AttachRefused(f"the memory of {host.title} cannot be read: {error.strerror}", _INSTEAD) from None
     if platform.machine() != "x86_64":
-        raise Refused(f"attaching works on x86-64 only, and this machine is {platform.machine()}", _INSTEAD)
+        raise AttachRefused(f"attaching works on x86-64 only, and this machine is {platform.machine()}", _INSTEAD)
     ready, add, run = (functions[name].address for name in _FUNCTIONS)
     return Target(host, python, map_memory, signal_return, ready, add, run)
 
 
-def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected: bool) -> Refused:
+def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected: bool) -> AttachRefused:
     """Why the kernel does not let us attach.
 
     Args:
@@ -97,27 +188,31 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
     """
     sudo = f"run `sudo gpumem-tui attach {host.pid}`"
     if our_uid not in (0, host.uid):
-        return Refused(f"{host.title} belongs to {_user(host.uid)}, and only that user or root may attach", sudo)
+        return AttachRefused(f"{host.title} belongs to {_user(host.uid)}, and only that user or root may attach", sudo)
     if ptrace_scope >= 3:
-        return Refused("the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD)
+        return AttachRefused(
+            "the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD
+        )
     if ptrace_scope == 2 and our_uid != 0:
-        return Refused("only root may attach here (kernel.yama.ptrace_scope = 2)", f"{sudo}, or {_INSTEAD}")
+        return AttachRefused("only root may attach here (kernel.yama.ptrace_scope = 2)", f"{sudo}, or {_INSTEAD}")
     if protected:
-        return Refused(f"{host.title} is protected against debuggers (not dumpable)", f"{sudo}, or {_INSTEAD}")
+        return AttachRefused(f"{host.title} is protected against debuggers (not dumpable)", f"{sudo}, or {_INSTEAD}")
     if ptrace_scope == 1 and our_uid != 0:
-        return Refused(
+        return AttachRefused(
             "only a parent may attach to a process here (kernel.yama.ptrace_scope = 1)",
             f"{sudo}, or `sudo sysctl kernel.yama.ptrace_scope=0`, or {_INSTEAD}",
         )
-    if not programs.is_python(host, programs.loaded(host)):
-        return Refused(f"{host.title} is no Python process by its name, and the kernel does not let us look into it")
-    return Refused(
+    if not hosts.is_python(host, hosts.loaded(host)):
+        return AttachRefused(
+            f"{host.title} is no Python process by its name, and the kernel does not let us look into it"
+        )
+    return AttachRefused(
         f"the kernel does not let us attach to {host.title}",
         f"in a container, give it `--cap-add SYS_PTRACE`; or {_INSTEAD}",
     )
 
 
-def refusal(host: hosts.Host) -> Refused:
+def refusal(host: hosts.Host) -> AttachRefused:
     """Why the kernel did not let us attach to that process, from what /proc says."""
     try:
         scope = int((host.proc.parent / "sys/kernel/yama/ptrace_scope").read_text())
@@ -134,7 +229,7 @@ def is_being_attached_to(host: hosts.Host) -> bool:
 
 
 def named(found: tuple[hosts.Host, ...]) -> str:
-    """Processes in a few words, at most four of them."""
+    """Name processes in a few words, at most four of them."""
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return ", ".join(host.title for host in found[:4]) + more
 
@@ -142,16 +237,16 @@ def named(found: tuple[hosts.Host, ...]) -> str:
 def _check_kind(host: hosts.Host) -> None:
     """Refuse what never trains, before its files are looked at."""
     if host.is_kernel_thread:
-        raise Refused(f"{host.title} is a thread of the kernel, no Python process")
-    if programs.is_launcher(host):
-        found = programs.trainers(host.pid, host.proc.parent)
+        raise AttachRefused(f"{host.title} is a thread of the kernel, no Python process")
+    if hosts.is_launcher(host):
+        found = hosts.trainers(host.pid, host.proc.parent)
         remedy = f"attach to {named(found)}" if found else "attach to the processes that it starts, once they train"
-        raise Refused(f"{host.title} starts the processes that train and trains nothing itself", remedy, found)
+        raise AttachRefused(f"{host.title} starts the processes that train and trains nothing itself", remedy, found)
 
 
 def _check_state(host: hosts.Host) -> None:
     if host.state == "Z":
-        raise Refused(f"{host.title} has ended")
+        raise AttachRefused(f"{host.title} has ended")
     deadline = time.monotonic() + _OTHER_ATTACH_S
     while is_being_attached_to(host) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -159,54 +254,54 @@ def _check_state(host: hosts.Host) -> None:
     if host.tracer_pid:
         tracer = hosts.find(host.tracer_pid, host.proc.parent)
         by = tracer.title if tracer is not None else f"PID {host.tracer_pid}"
-        raise Refused(f"{host.title} is being debugged by {by}", "end the debugger first")
+        raise AttachRefused(f"{host.title} is being debugged by {by}", "end the debugger first")
     if host.state == "T":
-        raise Refused(f"{host.title} is stopped", f"let it go on first: `kill -CONT {host.pid}`")
+        raise AttachRefused(f"{host.title} is stopped", f"let it go on first: `kill -CONT {host.pid}`")
 
 
-def _python_functions(host: hosts.Host, mapped: tuple[elf.Mapping, ...]) -> dict[str, elf.Symbol]:
-    """The interpreter's functions, from whichever file exports them all: the executable or a libpython."""
+def _python_functions(host: hosts.Host, mapped: tuple[Mapping, ...]) -> dict[str, Symbol]:
+    """Find the interpreter's functions in whichever file exports them all: the executable or a libpython."""
     executable = os.readlink(host.proc / "exe")
     first = {mapping.path: mapping for mapping in reversed(mapped)}
     candidates = [path for path in first if path == executable or "python" in Path(path).name.lower()]
     for path in candidates:
         if path.endswith(" (deleted)"):
-            raise Refused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
-        found = elf.symbols(host.proc, first[path], _FUNCTIONS)
+            raise AttachRefused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
+        found = symbols(host.proc, first[path], _FUNCTIONS)
         if len(found) == len(_FUNCTIONS):
             return found
     if any("python" in Path(path).name.lower() for path in candidates):
-        raise Refused(f"the Python of {host.title} exports no functions (a static build)", _INSTEAD)
-    below = programs.trainers(host.pid, host.proc.parent)
-    raise Refused(f"{host.title} is no Python process", f"attach to {named(below)}" if below else "", below)
+        raise AttachRefused(f"the Python of {host.title} exports no functions (a static build)", _INSTEAD)
+    below = hosts.trainers(host.pid, host.proc.parent)
+    raise AttachRefused(f"{host.title} is no Python process", f"attach to {named(below)}" if below else "", below)
 
 
-def _check_memory(host: hosts.Host, functions: dict[str, elf.Symbol]) -> None:
-    """The file must still be what was loaded; reading memory also shows whether the kernel lets us attach."""
+def _check_memory(host: hosts.Host, functions: dict[str, Symbol]) -> None:
+    """Check that the file is still what was loaded; reading memory also shows whether the kernel lets us attach."""
     with (host.proc / "mem").open("rb", buffering=0) as memory:
         for symbol in functions.values():
             memory.seek(symbol.address)
             if memory.read(len(symbol.code)) != symbol.code:
-                raise Refused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
+                raise AttachRefused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
 
 
-def _of_c_library(host: hosts.Host, mapped: tuple[elf.Mapping, ...]) -> tuple[int, int]:
+def _of_c_library(host: hosts.Host, mapped: tuple[Mapping, ...]) -> tuple[int, int]:
     """Where its C library has `mmap`, and where it ends a signal handler."""
     first = {mapping.path: mapping for mapping in reversed(mapped)}
     libraries = [path for path in first if _C_LIBRARY.match(Path(path).name)]
     with (host.proc / "mem").open("rb", buffering=0) as memory:
         for path in libraries:
-            found = elf.symbols(host.proc, first[path], ("mmap",))
+            found = symbols(host.proc, first[path], ("mmap",))
             for code in mapped if found else ():
                 if code.path == path and code.is_code:
                     at = os.pread(memory.fileno(), code.end - code.start, code.start).find(SIGNAL_RETURN)
                     if at >= 0:
                         return found["mmap"].address, code.start + at
-    raise Refused(f"the C library of {host.title} is none that is known here", _INSTEAD)
+    raise AttachRefused(f"the C library of {host.title} is none that is known here", _INSTEAD)
 
 
-def _python_version(mapped: tuple[elf.Mapping, ...]) -> tuple[int, int] | None:
-    """From the names of its files, which carry it: libpython3.11.so, python2.7, lib/python3.11/…, ….cpython-311-….so"""
+def _python_version(mapped: tuple[Mapping, ...]) -> tuple[int, int] | None:
+    """Read the version in the names of its files: libpython3.11.so, python2.7, lib/python3.11/…, ….cpython-311-….so."""
     for mapping in mapped:
         match = _VERSION_IN_PATH.search(Path(mapping.path).name) or _VERSION_IN_PATH.search(mapping.path)
         if match is not None:

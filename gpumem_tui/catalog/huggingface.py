@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gpumem_tui.catalog.families import FAMILIES
-from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
+from gpumem_tui.catalog.shapes import FAMILIES, Experts, Family, LatentAttention, ModelShape
 
 Size = Annotated[int, Meta(ge=1)]
 Layers = Annotated[int, Meta(ge=1, le=10_000)]
@@ -27,7 +26,7 @@ class HfConfig(Struct, kw_only=True):
     """One model_type's keys."""
 
     def shape(self, name: str) -> ModelShape:
-        """The shape under the given name, not yet checked.
+        """Return the shape under the given name, not yet checked.
 
         Raises:
             ValueError: a kind of network that a `ModelShape` cannot describe; the message names the key.
@@ -36,6 +35,8 @@ class HfConfig(Struct, kw_only=True):
 
 
 class Gpt2Config(HfConfig, kw_only=True):
+    """A configuration of GPT-2."""
+
     n_layer: Layers
     n_embd: Size
     n_head: Size
@@ -49,6 +50,7 @@ class Gpt2Config(HfConfig, kw_only=True):
     tie_word_embeddings: bool = True
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         return ModelShape(
             name=name,
             family="gpt2",
@@ -73,8 +75,16 @@ class TransformerConfig(HfConfig, kw_only=True):
     num_attention_heads: Size
     intermediate_size: Size
 
+    def _shape_of(self, name: str, family: Family, **more: Any) -> ModelShape:
+        """Return the shape under the given name; `more`: fields of it beside the common ones."""
+        common = {"kv_heads": self.num_attention_heads, "layers": self.num_hidden_layers, "ffn": self.intermediate_size}
+        common |= {"hidden": self.hidden_size, "heads": self.num_attention_heads}
+        return ModelShape(name=name, family=family, **{**common, **more})
+
 
 class LlamaLikeConfig(TransformerConfig, kw_only=True):
+    """What Llama and its like have in common."""
+
     vocab_size: Size
     max_position_embeddings: Size
     num_key_value_heads: Size | None
@@ -84,23 +94,20 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
     tie_word_embeddings: bool = False
 
     def has_qkv_bias(self) -> bool:
-        """Whether the query, key and value projections have a bias."""
+        """Return whether the query, key and value projections have a bias."""
         return False
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         _require(self.attention_dropout == 0, "attention_dropout must be 0: the Llama family has no dropout")
         head_dim = self.head_dim or 0
         if head_dim * self.num_attention_heads == self.hidden_size:
             head_dim = 0  # spelled out, but no more than hidden / heads
-        return ModelShape(
-            name=name,
-            family="llama",
-            layers=self.num_hidden_layers,
-            hidden=self.hidden_size,
-            heads=self.num_attention_heads,
+        return self._shape_of(
+            name,
+            "llama",
             kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=head_dim,
-            ffn=self.intermediate_size,
             vocab=self.vocab_size,
             seq_len=min(FAMILIES["llama"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
@@ -110,24 +117,31 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
 
 
 class LlamaConfig(LlamaLikeConfig, kw_only=True):
+    """A configuration of Llama."""
+
     num_key_value_heads: Size | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
 
     def has_qkv_bias(self) -> bool:
+        """Return whether these projections have a bias."""
         return self.attention_bias
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         _require(not self.mlp_bias, "mlp_bias must be false: a feed-forward network with biases is not supported")
         return replace(super().shape(name), out_bias=self.attention_bias)
 
 
 class MistralConfig(LlamaLikeConfig, kw_only=True):
-    """As Llama's: a sliding window changes no tensor that is kept for backward."""
+    """A configuration of Mistral, read as Llama's: its sliding window changes no tensor that is kept for backward."""
 
 
 class Qwen2Config(LlamaLikeConfig, kw_only=True):
+    """A configuration of Qwen2, whose query, key and value projections have biases."""
+
     def has_qkv_bias(self) -> bool:
+        """Return whether these projections have a bias."""
         return True
 
 
@@ -138,6 +152,7 @@ class Qwen3Config(LlamaLikeConfig, kw_only=True):
     attention_bias: Literal[False] = False
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         return replace(super().shape(name), qk_norm=True)
 
 
@@ -147,10 +162,11 @@ class ExpertsConfig(LlamaLikeConfig, kw_only=True):
     num_experts_per_tok: Size
 
     def experts(self) -> Experts:
-        """The experts of one block."""
+        """Return the experts of one block."""
         raise NotImplementedError
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         shape = replace(super().shape(name), family="moe", experts=self.experts())
         if shape.experts is not None and shape.experts.dense_layers >= shape.layers:
             raise ValueError("all blocks have one feed-forward network, and none has experts")
@@ -158,14 +174,19 @@ class ExpertsConfig(LlamaLikeConfig, kw_only=True):
 
 
 class MixtralConfig(ExpertsConfig, kw_only=True):
+    """A configuration of Mixtral."""
+
     num_local_experts: Size
     router_jitter_noise: Literal[0] = 0
 
     def experts(self) -> Experts:
+        """Return the experts of one block."""
         return Experts(self.num_local_experts, self.num_experts_per_tok, weighs_in_fp32=True)
 
 
 class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
+    """A configuration of Qwen3 with experts."""
+
     num_experts: Size
     moe_intermediate_size: Size
     decoder_sparse_step: Literal[1] = 1
@@ -173,6 +194,7 @@ class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
     attention_bias: Literal[False] = False
 
     def experts(self) -> Experts:
+        """Return the experts of one block."""
         dense = sorted(self.mlp_only_layers or ())
         _require(dense == list(range(len(dense))), "mlp_only_layers must be the first blocks")
         return Experts(
@@ -183,6 +205,7 @@ class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
         )
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         return replace(super().shape(name), ffn=self.moe_intermediate_size, qk_norm=True)
 
 
@@ -201,6 +224,7 @@ class DeepseekV3Config(ExpertsConfig, kw_only=True):
     attention_bias: Literal[False] = False
 
     def experts(self) -> Experts:
+        """Return the experts of one block."""
         return Experts(
             self.n_routed_experts,
             self.num_experts_per_tok,
@@ -212,6 +236,7 @@ class DeepseekV3Config(ExpertsConfig, kw_only=True):
         )
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         latent = LatentAttention(self.q_lora_rank or 0, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim)
         head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
         return replace(
@@ -231,9 +256,11 @@ class GptOssConfig(ExpertsConfig, kw_only=True):
     attention_bias: Literal[True] = True
 
     def experts(self) -> Experts:
+        """Return the experts of one block."""
         return Experts(self.num_local_experts, self.num_experts_per_tok, "softmax-of-active", has_bias=True)
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         return replace(super().shape(name), qkv_bias=True, out_bias=True, sinks=True)
 
 
@@ -246,10 +273,13 @@ class ClassifierConfig(TransformerConfig, kw_only=True):
 
     @property
     def classes(self) -> int:
+        """The outputs of the classifier."""
         return self.num_labels or len(self.id2label or ()) or 2
 
 
 class BertConfig(ClassifierConfig, kw_only=True):
+    """A configuration of BERT."""
+
     vocab_size: Size
     max_position_embeddings: Size
     type_vocab_size: Literal[2] = 2
@@ -258,14 +288,10 @@ class BertConfig(ClassifierConfig, kw_only=True):
     hidden_dropout_prob: Dropout = 0.1
 
     def shape(self, name: str) -> ModelShape:
-        return ModelShape(
-            name=name,
-            family="bert",
-            layers=self.num_hidden_layers,
-            hidden=self.hidden_size,
-            heads=self.num_attention_heads,
-            kv_heads=self.num_attention_heads,
-            ffn=self.intermediate_size,
+        """Return the shape, as `HfConfig.shape` does."""
+        return self._shape_of(
+            name,
+            "bert",
             vocab=self.vocab_size,
             seq_len=min(FAMILIES["bert"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
@@ -278,6 +304,8 @@ class BertConfig(ClassifierConfig, kw_only=True):
 
 
 class VitConfig(ClassifierConfig, kw_only=True):
+    """A configuration of ViT."""
+
     image_size: Size
     patch_size: Size
     num_channels: Literal[3] = 3
@@ -286,15 +314,11 @@ class VitConfig(ClassifierConfig, kw_only=True):
     hidden_dropout_prob: Dropout = 0.0
 
     def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `HfConfig.shape` does."""
         _require(self.qkv_bias, "qkv_bias must be true: a ViT without these biases is not supported")
-        return ModelShape(
-            name=name,
-            family="vit",
-            layers=self.num_hidden_layers,
-            hidden=self.hidden_size,
-            heads=self.num_attention_heads,
-            kv_heads=self.num_attention_heads,
-            ffn=self.intermediate_size,
+        return self._shape_of(
+            name,
+            "vit",
             image_size=self.image_size,
             patch_size=self.patch_size,
             classes=self.classes,
@@ -324,7 +348,7 @@ CONFIGS: Mapping[str, type[HfConfig]] = MappingProxyType(
 
 
 def _one_dropout(**rates: float) -> float:
-    """The one probability of a `ModelShape`. Its value costs no memory, but whether there is a mask does."""
+    """Return the one probability of a `ModelShape`. Its value costs no memory, but a mask does."""
     _require(
         len({rate > 0 for rate in rates.values()}) == 1,
         f"{' and '.join(rates)} must be all 0 or all above 0",

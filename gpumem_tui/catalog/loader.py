@@ -17,10 +17,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gpumem_tui.catalog.config_file import read_config_file
-from gpumem_tui.catalog.families import FAMILIES
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
-from gpumem_tui.catalog.shapes import CatalogError, Gpu, ModelShape, ShapeError
-from gpumem_tui.catalog.speeds import GpuSpeed
+from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
 from gpumem_tui.memory import MIB
 
 if sys.version_info >= (3, 11):
@@ -46,26 +44,26 @@ class NoClosedFormError(CatalogError):
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """Every GPU of the catalog by name, in the file's order.
+    """Return every GPU of the catalog by name, in the file's order.
 
     Raises:
         CatalogError: gpus.toml is damaged.
     """
-    return MappingProxyType({name: _gpu(name, table) for name, table in _tables("gpus.toml").items()})
+    return MappingProxyType({name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()})
 
 
 @cache
 def models() -> Mapping[str, ModelShape]:
-    """Every model of the catalog by name, in the file's order.
+    """Return every model of the catalog by name, in the file's order.
 
     Raises:
         CatalogError: models.toml is damaged.
     """
-    return MappingProxyType({name: _model(name, table) for name, table in _tables("models.toml").items()})
+    return MappingProxyType({name: _model(name, table) for name, table in toml_tables("models.toml").items()})
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name.
+    """Return the GPU of that name.
 
     Raises:
         CatalogError: there is none; the message suggests the nearest names.
@@ -74,7 +72,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) -> int | None:
-    """What the catalog's GPUs of this architecture and size agree on; None if there is none, or they differ."""
+    """Return what the catalog's GPUs of this architecture and size agree on; None if there is none, or they differ."""
     alike = {
         gpu.multiprocessors
         for gpu in gpus().values()
@@ -84,7 +82,7 @@ def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) ->
 
 
 def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
-    """The rates of the catalog's GPU that the driver calls `title`; None for one that is not clearly one of them.
+    """Return the rates of the GPU that the driver calls `title`; None for one that is not clearly in the catalog.
 
     Names that differ in the memory or the board (``NVIDIA A100-SXM4-80GB``) are the same GPU where its size is; a PCIe
     card is slower than the module of that name, and not taken for it.
@@ -101,7 +99,7 @@ def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
 
 
 def _model_words(title: str) -> frozenset[str]:
-    """The words of a GPU's name that distinguish it: without its maker, memory and board."""
+    """Return the words of a GPU's name that distinguish it: without its maker, memory and board."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\d+ ?GB", "", title).lower())
     return frozenset(words) - {"nvidia", "geforce", "tesla", "pcie", "sxm", "sxm2", "sxm3", "sxm4", "hbm3", "hbm3e"}
 
@@ -111,7 +109,7 @@ def _about(size_bytes: int, other_bytes: int) -> bool:
 
 
 def find_model(name: str) -> ModelShape:
-    """The model of that name.
+    """Return the model of that name.
 
     Raises:
         CatalogError: there is none; the message suggests the nearest names.
@@ -120,7 +118,7 @@ def find_model(name: str) -> ModelShape:
 
 
 def load_hf_config(path: str | Path) -> ModelShape:
-    """The shape that a Hugging Face config.json describes, named after the directory it lies in.
+    """Return the shape that a Hugging Face config.json describes, named after the directory it lies in.
 
     Args:
         path: as `config_file.read_config_file` takes it.
@@ -133,7 +131,7 @@ def load_hf_config(path: str | Path) -> ModelShape:
 
 
 def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:
-    """The shape that the contents of a Hugging Face config.json describe.
+    """Return the shape that the contents of a Hugging Face config.json describe.
 
     Raises:
         NoClosedFormError: a model_type or kind of network that a `ModelShape` cannot describe, or a missing key.
@@ -185,7 +183,7 @@ def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 
 
 def _near_misses(name: str, names: Iterable[str]) -> list[str]:
-    """The names that `name` may be a misspelling of, likeliest first.
+    """Return the names that `name` may be a misspelling of, likeliest first.
 
     Only letters and digits count; `name` may be the whole, the beginning or a part of one, or resemble it.
     """
@@ -213,9 +211,15 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     reserves_mib: dict[str, int] = {}
     speed: GpuSpeed | None = None
+    no_speed: str = ""
 
 
-def _tables(file_name: str) -> dict[str, dict[str, object]]:
+def toml_tables(file_name: str) -> dict[str, dict[str, object]]:
+    """Read a file of the catalog that only a viewer reads: its tables by name, in the file's order.
+
+    Raises:
+        CatalogError: it is damaged.
+    """
     text = files("gpumem_tui.catalog").joinpath(file_name).read_text(encoding="utf-8")
     try:
         return msgspec.convert(tomllib.loads(text), dict[str, dict[str, object]])
@@ -239,6 +243,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         multiprocessors=entry.multiprocessors,
         reserves=tuple((int(driver), mib * MIB) for driver, mib in sorted(entry.reserves_mib.items())),
         speed=entry.speed,
+        no_speed=entry.no_speed,
     )
 
 

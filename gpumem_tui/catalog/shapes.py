@@ -6,13 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpumem_tui.catalog.families import FAMILIES, Family, FamilyRecord
-from gpumem_tui.catalog.speeds import GpuSpeed
+from gpumem_tui.catalog.tables import records
+from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Range
+
+Family = Literal["gpt2", "llama", "moe", "bert", "vit", "resnet", "mlp"]
+
+MULTIPROCESSORS_OF_OTHERS = 108
+"""Multiprocessors assumed for a GPU whose number is not known: an A100's."""
 
 
 class CatalogError(ValueError):
     """A name that the catalog does not have, or a description that cannot be read: one line for the user."""
+
+
+class LackingFamily(OptionError):
+    """A family of networks without one of the pieces that the program needs of each: one line that names both."""
+
+    def __init__(self, family: str, piece: str, file: str) -> None:
+        super().__init__(f"--model: the family {family!r} of networks has no {piece}: add it to gpumem_tui/{file}")
 
 
 class ShapeError(ValueError):
@@ -24,13 +36,76 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class FamilyRecord:
+    """One family of networks with a closed form and a network of ours.
+
+    Attributes:
+        inputs: what a sample is.
+        fields: of a shape, those that a user may set.
+        predicts_tokens: has a head over the vocabulary, and predicts every next token; else it is a classifier.
+        has_attention: is made of transformer blocks.
+        positions: how blocks know the order of tokens: from a table that ends, by rotation, or not at all.
+        is_gated: feed-forward networks are SwiGLU, three matrices instead of two.
+        projects_apart: queries, keys and values come from a projection each, instead of one for all three.
+        has_batch_norm: is made of convolutions that are normalized over the batch.
+        normalizes_sums: its blocks normalize after each residual sum, so the lone normalization comes before them.
+        is_cut: PyTorch's tensor parallel cuts its plain networks here.
+        head: what our network calls its last layer.
+        training_seq_len: tokens per sample that it is trained at unless told otherwise, or as many as it takes at most;
+            0 for none.
+        remark: what the closed form takes for granted of its blocks; empty where they are those of its source.
+    """
+
+    inputs: Literal["tokens", "images", "features"]
+    fields: tuple[str, ...]
+    predicts_tokens: bool = False
+    has_attention: bool = False
+    positions: Literal["learned", "rotary", "none"] = "none"
+    is_gated: bool = False
+    projects_apart: bool = False
+    has_batch_norm: bool = False
+    normalizes_sums: bool = False
+    is_cut: bool = False
+    head: str = "head"
+    training_seq_len: int = 0
+    remark: str = ""
+
+
+FAMILIES: Mapping[Family, FamilyRecord] = records("families.toml", FamilyRecord)
+"""Every family that a shape can name."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpeed:
+    """Highest rates that the vendor publishes, without sparsity; None where a GPU has none or none was found.
+
+    Attributes:
+        fp32: TFLOP/s of the CUDA cores in fp32.
+        tf32: of the tensor cores on fp32 values rounded to 19 bits.
+        half: of the tensor cores on fp16 with fp32 accumulation, and on bf16 where the architecture has that.
+        memory: GB/s of the GPU's memory.
+        pcie: GB/s of its PCIe link in one direction.
+        nvlink: GB/s of all its NVLinks together in one direction.
+        source: of the figures.
+    """
+
+    fp32: float
+    memory: float
+    pcie: float
+    source: str
+    tf32: float | None = None
+    half: float | None = None
+    nvlink: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One kind of GPU.
 
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
-    `speed` is None where no rates are known.
+    `speed` is None where no rates are known; `no_speed` says why.
     """
 
     name: str
@@ -43,6 +118,7 @@ class Gpu:
     multiprocessors: int | None = None
     reserves: tuple[tuple[int, int], ...] = ()
     speed: GpuSpeed | None = None
+    no_speed: str = ""
 
     @property
     def reserve_bytes(self) -> int:
@@ -166,8 +242,15 @@ class ModelShape:
 
     @property
     def record(self) -> FamilyRecord:
-        """What its family is like."""
-        return FAMILIES[self.family]
+        """What its family is like.
+
+        Raises:
+            LackingFamily: there is no record of it.
+        """
+        try:
+            return FAMILIES[self.family]
+        except KeyError:
+            raise LackingFamily(self.family, "record", "catalog/families.toml") from None
 
     @property
     def has_embedding(self) -> bool:
@@ -202,7 +285,7 @@ class ModelShape:
         return self.seq_len
 
     def overridden(self, **changes: int | None) -> ModelShape:
-        """This shape with the given fields changed; those that are None stay.
+        """Return this shape with the given fields changed; those that are None stay.
 
         Key/value heads that are not grouped follow a change of `heads`, and the feed-forward width keeps its proportion
         to `hidden`, unless they are given too.
@@ -263,7 +346,7 @@ class ModelShape:
 
 
 def shape_from_wire(values: Mapping[str, Any]) -> ModelShape:
-    """The inverse of `dataclasses.asdict` after a trip through JSON."""
+    """Return the inverse of `dataclasses.asdict` after a trip through JSON."""
     experts, latent = values["experts"], values["latent"]
     return ModelShape(
         **{

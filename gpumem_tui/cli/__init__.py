@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from io import TextIOWrapper
 
-from gpumem_tui.cli.common import complain, is_terminal
-from gpumem_tui.errors import OptionError
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, OptionError
+from gpumem_tui.report.output import complain, is_terminal, replace_unencodable
 
 _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 """With this a shell asks click for what could be typed next (click's documentation, "Shell Completion")."""
@@ -16,9 +14,7 @@ _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 
 def main() -> None:
     """Entry point: every error a user can cause is one line on stderr and an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None where whoever started the program closed it
-            stream.reconfigure(errors="replace")  # an encoding that lacks a character is no reason to end
+    replace_unencodable()
     try:
         code = _run_command() if sys.argv[1:] or _COMPLETION in os.environ else _open()
     except OptionError as error:

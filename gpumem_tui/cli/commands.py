@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import sys
 from importlib import import_module
-from pathlib import Path
+from typing import Any
 
 import click
 
 from gpumem_tui import __version__
-from gpumem_tui.cli.common import complain, drop_output
-from gpumem_tui.cli.groups import with_options
-from gpumem_tui.cli.hosts import HOSTS_OPTIONS
-from gpumem_tui.cli.metrics import metrics_option
-from gpumem_tui.cli.numbers import Finite
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, metrics_option, watch_hosts
+from gpumem_tui.cli.types import Finite, with_options
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from gpumem_tui.report.output import complain, drop_output
 
 _COMMANDS = {
     "search": "gpumem_tui.cli.search:search",
@@ -26,13 +24,14 @@ _COMMANDS = {
     "serve": "gpumem_tui.cli.serve:serve",
     "models": "gpumem_tui.cli.catalog:models",
     "gpus": "gpumem_tui.cli.catalog:gpus",
-    "doctor": "gpumem_tui.cli.monitor:doctor",
-    "settings": "gpumem_tui.cli.monitor:settings_file",
-    "grafana": "gpumem_tui.cli.monitor:grafana",
+    "doctor": "gpumem_tui.cli.catalog:doctor",
+    "settings": "gpumem_tui.cli.catalog:settings_file",
+    "grafana": "gpumem_tui.cli.catalog:grafana",
     "run": "gpumem_tui.cli.watch:run",
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",
     "look": "gpumem_tui.cli.look:look",
+    "manual": "gpumem_tui.cli.manual:manual",
 }
 """Where each command is, in the order of the help."""
 _FOR_PROGRAMS = {
@@ -45,10 +44,12 @@ _FOR_PROGRAMS = {
 class _Commands(click.Group):
     """Knows its commands by name only."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's protocol
+        """Return the commands in the order of the help."""
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's protocol
+        """Import a command; None for one that there is not."""
         where = {**_COMMANDS, **_FOR_PROGRAMS}.get(cmd_name)
         if where is None:
             return None
@@ -57,7 +58,7 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Who reads the output may have enough of it (``| head -1``): not an error, though click would make it one."""
+        """Run a command. A reader that has enough of its output (``| head -1``) is no error, other than to click."""
         try:
             result: object = super().invoke(ctx)
             if sys.stdout is not None:
@@ -84,41 +85,28 @@ class _Commands(click.Group):
 @click.option("--allow-signals", is_flag=True, help="Offer to end processes on hosts, by kill over ssh; asks first.")
 @metrics_option
 @click.pass_context
-def cli(
-    context: click.Context,
-    hosts: tuple[str, ...],
-    hosts_file: Path | None,
-    slurm_job: str | None,
-    remote_command: str | None,
-    interval_s: float | None,
-    allow_signals: bool,
-    address: tuple[str, int] | None,
-) -> int:
+def cli(context: click.Context, /, **values: Any) -> int:
     """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
 
     Without a command the program opens: on the Monitor where there is a GPU, else on a search on a simulated one; with
     --host, --hosts or --slurm on the Monitors of other machines.
     """
-    names_hosts = bool(hosts or hosts_file or slurm_job)
+    asked = AskedHosts.of(values)
     of_hosts = {
-        "--remote-command": remote_command,
-        "--interval": interval_s,
-        "--allow-signals": allow_signals or None,
-        "--metrics": address,
+        "--remote-command": asked.remote_command,
+        "--interval": asked.interval_s,
+        "--allow-signals": asked.allow_signals or None,
+        "--metrics": asked.address,
     }
-    alone = next((name for name, value in of_hosts.items() if value is not None and not names_hosts), "")
+    alone = next((name for name, value in of_hosts.items() if value is not None and not asked.are_named), "")
     if context.invoked_subcommand is not None:
-        if names_hosts or alone:
+        if asked.are_named or alone:
             raise click.UsageError(f"hosts are watched without a command: leave out {context.invoked_subcommand}")
         return 0
     if alone:
-        here = "; of this machine: `gpumem-tui monitor --metrics`" if address is not None else ""
+        here = "; of this machine: `gpumem-tui monitor --metrics`" if asked.address is not None else ""
         raise click.UsageError(f"{alone} is for other hosts: name them with --host, --hosts or --slurm{here}")
-    from gpumem_tui.cli.hosts import watch_hosts
-
-    return watch_hosts(
-        hosts, hosts_file, slurm_job or "", remote_command, interval_s, address, allow_signals=allow_signals
-    )
+    return watch_hosts(asked)
 
 
 def run() -> int:

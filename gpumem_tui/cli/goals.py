@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.numbers import Finite
-from gpumem_tui.cli.workload import AT_LEAST_ONE
+from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
 from gpumem_tui.options.typed import norm_from, tokens_from
+from gpumem_tui.report.output import Printer
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.goals import Goals
 
 
-class TokenCount(click.ParamType[int]):
-    """A number of tokens: 2000000000, 2B, 1.5T."""
-
-    name = "tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return tokens_from(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Norm(click.ParamType[MeasuredNorm]):
-    """BATCH=NORM."""
-
-    name = "norm"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MeasuredNorm:
-        if isinstance(value, MeasuredNorm):
-            return value
-        try:
-            return norm_from(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
+_NORM = Typed("norm", norm_from)
 
 GOAL_OPTIONS = [
-    click.option("--tokens", type=TokenCount(), help="To train on, e.g. 2B: says hours, and with --price the cost."),
+    click.option(
+        "--tokens", type=Typed("tokens", tokens_from),
+        help="To train on, e.g. 2B: says hours, and with --price the cost.",
+    ),
     click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in any currency."),
     click.option(
         "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
@@ -54,21 +30,21 @@ GOAL_OPTIONS = [
     click.option("--reference-batch", type=AT_LEAST_ONE, help="A global batch whose learning rate you know."),
     click.option("--reference-rate", type=Finite(min=0, min_open=True), help="That learning rate."),
     click.option(
-        "--gradient-norm", "norms", type=Norm(), multiple=True, metavar="BATCH=NORM",
+        "--gradient-norm", "norms", type=_NORM, multiple=True, metavar="BATCH=NORM",
         help="The gradient's norm at two batch sizes, in samples: says the critical batch.",
     ),
 ]  # fmt: skip
 
 
 def goals_from(values: dict[str, Any]) -> Goals:
-    """What was typed of `GOAL_OPTIONS`, taken out of `values`; `Goals.check` says whether it can be."""
+    """Take what was typed of `GOAL_OPTIONS` out of `values`; `Goals.check` says whether it can be."""
     from gpumem_tui.plan.goals import Goals
 
     return Goals(**{field.name: values.pop(field.name) for field in fields(Goals)})
 
 
 def refuse_goals(goals: Goals) -> None:
-    """Of what only a trace knows no speed is known, and no batch advice is given.
+    """Refuse goals of what only a trace knows: no speed is known of it, and no advice on the batch is given.
 
     Raises:
         UsageError: one was given.
@@ -82,7 +58,7 @@ def refuse_goals(goals: Goals) -> None:
 
 
 @click.command("noise-scale", short_help="The critical batch size, from gradient norms at two batch sizes.")
-@click.argument("norms", type=Norm(), nargs=-1, required=True, metavar="BATCH=NORM BATCH=NORM...")
+@click.argument("norms", type=_NORM, nargs=-1, required=True, metavar="BATCH=NORM BATCH=NORM...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def noise_scale_command(norms: tuple[MeasuredNorm, ...], as_json: bool) -> int:
     """The gradient noise scale, an estimate of the critical batch size (McCandlish et al. 2018, arXiv:1812.06162).
@@ -96,25 +72,20 @@ def noise_scale_command(norms: tuple[MeasuredNorm, ...], as_json: bool) -> int:
     except NoiseScaleError as error:
         raise click.UsageError(str(error)) from error
     sizes = [found.batch_size * factor for factor in (0.25, 0.5, 1, 2, 4)]
-    if as_json:
-        rows = [{"batch_size": size, "steps": found.steps(size), "examples": found.examples(size)} for size in sizes]
-        click.echo(
-            json.dumps(
-                {
-                    "schema": 1,
-                    "noise_scale": found.batch_size,
-                    "squared_gradient": found.squared_gradient,
-                    "noise": found.noise,
-                    "batches": rows,
-                }
-            )
-        )
-        return 0
-    click.echo(
-        f"gradient noise scale: {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) ", nl=False
+    rows = [{"batch_size": size, "steps": found.steps(size), "examples": found.examples(size)} for size in sizes]
+    Printer(as_json=as_json).show(
+        body=lambda: {
+            "schema": 1,
+            "noise_scale": found.batch_size,
+            "squared_gradient": found.squared_gradient,
+            "noise": found.noise,
+            "batches": rows,
+        },
+        lines=lambda: [
+            f"gradient noise scale: {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) "
+            f"{found.noise:.4g}",
+            "batch     steps of the fewest   examples of the fewest",
+            *(f"{row['batch_size']:<10,.4g}{row['steps']:<22.2f}{row['examples']:.2f}" for row in rows),
+        ],
     )
-    click.echo(f"{found.noise:.4g}")
-    click.echo("batch     steps of the fewest   examples of the fewest")
-    for size in sizes:
-        click.echo(f"{size:<10,.4g}{found.steps(size):<22.2f}{found.examples(size):.2f}")
     return 0

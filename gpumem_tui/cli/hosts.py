@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.common import complain, is_terminal
-from gpumem_tui.cli.metrics import serve_metrics
-from gpumem_tui.errors import OptionError
-from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
+from gpumem_tui.cli.types import Typed
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
+from gpumem_tui.report.output import complain, is_terminal
+from gpumem_tui.report.tables import counted
 from gpumem_tui.text import shortened
 
 if TYPE_CHECKING:
-    from gpumem_tui.monitor.marks import Mark
-    from gpumem_tui.monitor.metrics import Machine
+    from gpumem_tui.monitor.alerts import AlertMark
+    from gpumem_tui.monitor.metrics import Machine, Machines
     from gpumem_tui.options.configuration import Options
-    from gpumem_tui.remote.fleet import Fleet
+    from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.remote.hosts import RemoteHost
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import Settings
 
+_METRICS = "127.0.0.1:9820"
 LAST_LINES = 24
 """Of a command's output that was on a screen of ours, these stay on the terminal."""
 HOST_OPTIONS: list[Callable[[Any], Any]] = [
@@ -42,7 +43,6 @@ HOST_OPTIONS: list[Callable[[Any], Any]] = [
         "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
     ),
 ]
-
 HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--host", "hosts", multiple=True, metavar="HOST",
@@ -60,53 +60,99 @@ HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-def watch_hosts(
-    written: tuple[str, ...],
-    file: Path | None,
-    slurm_job: str,
-    remote_command: str | None,
-    interval_s: float | None,
-    address: tuple[str, int] | None = None,
-    record: Path | None = None,
-    *,
-    allow_signals: bool = False,
-) -> int:
-    """Open on the hosts that were named and return the exit code; the command line goes before the settings.
+def _address(text: str) -> tuple[str, int]:
+    """Return HOST and PORT; PORT alone is on this machine only, an IPv6 host stands in brackets."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT such as {_METRICS}")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
-    Args:
-        record: also keep how they stand in this new file; without a terminal nothing else is done.
+
+metrics_option = click.option(
+    "--metrics", "address", type=Typed("address", _address), is_flag=False, flag_value=_METRICS,
+    metavar="[HOST:PORT]", help=f"Also serve Prometheus metrics (on {_METRICS} unless told otherwise).",
+)  # fmt: skip
+
+
+def serve_metrics(stack: ExitStack, machines: Machines, host: str, port: int) -> str:
+    """Serve metrics until the stack is left. Return where, for the screen to say."""
+    from gpumem_tui.addresses import is_loopback
+    from gpumem_tui.monitor.metrics import CannotServe, Server
+
+    try:
+        server = Server(machines, host, port)
+    except CannotServe as error:
+        raise click.UsageError(f"--metrics: {error}") from error
+    stack.callback(server.stop)
+    if not is_loopback(host):
+        complain(f"--metrics: everyone who can reach {server.address} can read users and process names", 0)
+    return f"metrics on {server.address}"
+
+
+@dataclass(frozen=True)
+class AskedHosts:
+    """The machines that the command line names, and how they are watched.
+
+    Attributes:
+        hosts: of `--host`; `hosts_file`: of `--hosts`; `slurm_job`: of `--slurm`.
+        interval_s: seconds between two readings; None for as the settings have it.
         address: where metrics of all of them are served; then no terminal is needed.
         allow_signals: offer to end processes there.
+        record: also keep how they stand in this new file; without a terminal nothing else is done.
+    """
+
+    hosts: tuple[str, ...]
+    hosts_file: Path | None
+    slurm_job: str | None
+    remote_command: str | None
+    interval_s: float | None
+    address: tuple[str, int] | None
+    allow_signals: bool = False
+    record: Path | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> AskedHosts:
+        """Return what was typed, by click's names of the options."""
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+    @property
+    def are_named(self) -> bool:
+        """Whether any machine is named."""
+        return bool(self.hosts or self.hosts_file or self.slurm_job)
+
+
+def watch_hosts(asked: AskedHosts) -> int:
+    """Open on the hosts that were named and return the exit code; the command line goes before the settings.
 
     Raises:
         OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
     """
-    from gpumem_tui.remote.fleet import Fleet
+    from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.remote.hosts import hosts_of
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
     from gpumem_tui.tui.start import open_hosts
 
     settings = load()
-    settings = dataclasses.replace(
+    settings = replace(
         settings,
-        interval_s=interval_s or settings.interval_s,
-        remote_command=remote_command or settings.remote_command,
+        interval_s=asked.interval_s or settings.interval_s,
+        remote_command=asked.remote_command or settings.remote_command,
     )
-    if allow_signals and settings.read_only:
+    if asked.allow_signals and settings.read_only:
         raise OptionError("--allow-signals: the settings file has read_only = true, by which no process is ended")
-    hosts = hosts_of(written, file=file, groups=dict(settings.hosts), slurm_job=slurm_job)
-    if not is_terminal() and address is None and record is None:
+    hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
+    if not is_terminal() and asked.address is None and asked.record is None:
         raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
     fleet = Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s))
     with ExitStack() as stack:
-        if address is not None:
-            notice = serve_metrics(stack, partial(_machines, fleet), *address)
-            complain(f"{notice}, of {len(hosts)} host{'s' * (len(hosts) > 1)}", 0)
-        if record is not None:
-            return _record_hosts(fleet, record, settings, allow_signals=allow_signals)
+        if asked.address is not None:
+            where = serve_metrics(stack, partial(_machines, fleet), *asked.address)
+            complain(f"{where}, of {counted(len(hosts), 'host')}", 0)
+        if asked.record is not None:
+            return _record_hosts(fleet, asked.record, settings, allow_signals=asked.allow_signals)
         if is_terminal():
-            return open_hosts(fleet, settings, allow_signals=allow_signals)
+            return open_hosts(fleet, settings, allow_signals=asked.allow_signals)
         stack.callback(fleet.stop)
         fleet.start()
         _say_who_is_away(fleet, settings.interval_s)
@@ -115,7 +161,7 @@ def watch_hosts(
 
 def _say_who_is_away(fleet: Fleet, interval_s: float) -> None:
     """Until a signal ends it."""
-    from gpumem_tui.remote.away import AwayMarks
+    from gpumem_tui.remote.status import AwayMarks
 
     stopped, away = threading.Event(), AwayMarks()
     for number in (signal.SIGTERM, signal.SIGHUP):  # ctrl+c ends it anyway
@@ -124,13 +170,13 @@ def _say_who_is_away(fleet: Fleet, interval_s: float) -> None:
         _complain_of(away.new(time.time(), fleet.statuses))
 
 
-def _complain_of(marks: Sequence[Mark]) -> None:
+def _complain_of(marks: Sequence[AlertMark]) -> None:
     for mark in marks:
         complain(f"{mark.who}: {mark.message}", 0)
 
 
 def _machines(fleet: Fleet) -> Iterator[Machine]:
-    """What each host said last."""
+    """Yield what each host reported last."""
     from gpumem_tui.monitor.metrics import Machine
     from gpumem_tui.monitor.probes import ProbeReport
 
@@ -145,24 +191,24 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
 
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
     """Record hosts, on the screen if there is one; else print the alerts that begin and who is away, a line each."""
-    from gpumem_tui.monitor.recording_file import RecordingError
-    from gpumem_tui.remote.recording import HostsRecorder, RecordedHosts
+    from gpumem_tui.recording.file import RecordingError
+    from gpumem_tui.recording.recording import GpuRecorder, record_hosts
     from gpumem_tui.tui.start import open_hosts
 
     try:
-        recorder = HostsRecorder(path)
+        recorder = GpuRecorder(path, of_one_machine=False)
     except RecordingError as error:
         raise OptionError(f"--record: {error}") from error
     on_screen, code = is_terminal(), 0
 
-    def tell(marks: Sequence[Mark]) -> None:
+    def tell(marks: Sequence[AlertMark]) -> None:
         for mark in () if on_screen else marks:
             click.echo(mark_line(mark))
 
-    def tell_away(marks: Sequence[Mark]) -> None:
+    def tell_away(marks: Sequence[AlertMark]) -> None:
         _complain_of(() if on_screen else marks)
 
-    recorded = RecordedHosts(lambda: fleet.statuses, recorder, settings.interval_s, tell, tell_away)
+    recorded = record_hosts(lambda: fleet.statuses, recorder, settings.interval_s, tell, tell_away)
     recorded.start()
     try:
         if on_screen:
@@ -180,105 +226,103 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals
     return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
 
 
-def mark_line(mark: Mark) -> str:
-    """An alert that began, with its time."""
-    from gpumem_tui.monitor.recording_file import when
+def mark_line(mark: AlertMark) -> str:
+    """Return an alert that began, with its time."""
+    from gpumem_tui.recording.file import when
 
     return f"{when(mark.time_s)}  {mark.severity.value:<8}  {f'{mark.who}: ' if mark.who else ''}{mark.message}"
 
 
-def single_host(
-    host: str | None, remote_directory: str | None, remote_command: str | None
-) -> tuple[RemoteHost, SshOptions, Settings] | None:
-    """The one host that `HOST_OPTIONS` name, and how it is reached; None for this machine.
+@dataclass(frozen=True)
+class There:
+    """Another machine on which one command runs.
 
-    Raises:
-        OptionError: it is none, or several, or the settings are invalid.
+    Attributes:
+        directory: to run in; empty for the login's home.
     """
-    if host is None:
-        of_hosts = {"--remote-directory": remote_directory, "--remote-command": remote_command}
-        if alone := next((name for name, value in of_hosts.items() if value is not None), ""):
-            raise click.UsageError(f"{alone} is for another machine: name it with --host")
-        return None
-    from gpumem_tui.remote.hosts import one_host
-    from gpumem_tui.remote.ssh import SshOptions
-    from gpumem_tui.settings import load
 
-    settings = load()
-    return (
-        one_host(host, dict(settings.hosts)),
-        SshOptions(remote_command or settings.remote_command, settings.interval_s),
-        settings,
-    )
+    host: RemoteHost
+    ssh: SshOptions
+    settings: Settings
+    directory: str
+
+    @classmethod
+    def taken_from(cls, values: dict[str, Any]) -> There | None:
+        """Return the machine that `HOST_OPTIONS` name, None for this one, and take those options out of `values`.
+
+        Raises:
+            OptionError: it is none, or several, or the settings are invalid.
+        """
+        host, directory, command = (values.pop(name) for name in ("host", "remote_directory", "remote_command"))
+        if host is None:
+            given = {"--remote-directory": directory, "--remote-command": command}
+            if alone := next((flag for flag, value in given.items() if value is not None), ""):
+                raise click.UsageError(f"{alone} is for another machine: name it with --host")
+            return None
+        from gpumem_tui.remote.hosts import one_host
+        from gpumem_tui.remote.ssh import SshOptions
+        from gpumem_tui.settings import load
+
+        settings = load()
+        ssh = SshOptions(command or settings.remote_command, settings.interval_s)
+        return cls(one_host(host, dict(settings.hosts)), ssh, settings, directory or "")
 
 
-def search_on_host(
-    host: RemoteHost,
-    ssh: SshOptions,
-    directory: str,
-    asked: Options,
-    settings: Settings,
-    *,
-    as_json: bool,
-    quiet: bool,
-    on_screen: bool,
-) -> int:
+def search_on_host(there: There, asked: Options, *, as_json: bool, quiet: bool, on_screen: bool) -> int:
     """Search there, show it here, and return the exit code.
 
     Raises:
         OptionError: the options are wrong there, or the program there is of another version.
     """
     from gpumem_tui.plan.advice import advice_lines
-    from gpumem_tui.remote.link import LinkLost
     from gpumem_tui.remote.searching import RemoteSearch
+    from gpumem_tui.remote.ssh import LinkLost
     from gpumem_tui.search.headless import run
 
-    there = RemoteSearch(host, ssh, directory, asked)
+    search, name = RemoteSearch(there.host, there.ssh, there.directory, asked), there.host.name
     try:
         if on_screen:
-            print(f"connecting to {host.name} …", end="\r", file=sys.stderr, flush=True)
-        found = there.configure()
+            print(f"connecting to {name} …", end="\r", file=sys.stderr, flush=True)
+        found = search.configure()
         if on_screen:
             from gpumem_tui.tui.start import open_search_on_host
 
-            return open_search_on_host(there, found, asked.trained, ssh, settings)
+            return open_search_on_host(search, found, asked.trained, there.ssh, there.settings)
         if not quiet:
-            print(f"gpumem-tui: on {host.name} in {found.directory}", file=sys.stderr)
-        return run(found.config, advice_lines, as_json=as_json, quiet=quiet, search_function=there.search)
+            complain(f"on {name} in {found.directory}", 0)
+        return run(found.config, advice_lines, as_json=as_json, quiet=quiet, search_function=search.search)
     except LinkLost as lost:
-        return complain(f"{host.name}: {lost}", EXIT_FAILED)
+        return complain(f"{name}: {lost}", EXIT_FAILED)
     finally:
-        there.end()
+        search.end()
 
 
-def run_on_host(
-    host: RemoteHost, ssh: SshOptions, settings: Settings, directory: str, command: tuple[str, ...], *, on_screen: bool
-) -> int:
+def run_on_host(there: There, command: tuple[str, ...], *, on_screen: bool) -> int:
     """Run a command there under the probe: its output, its terminal if there is one here, and its exit code.
 
     Args:
         on_screen: on a screen of ours, beside that machine's Monitor.
     """
     from gpumem_tui.remote import running
-    from gpumem_tui.remote.link import LinkLost
+    from gpumem_tui.remote.ssh import LinkLost
 
-    terminal = on_screen or is_terminal()
+    name, terminal = there.host.name, on_screen or is_terminal()
     try:
-        running.check_host(host, ssh)
-        words = running.remote_words(host, ssh, directory, command, terminal=terminal)
+        running.check_host(there.host, there.ssh)
+        words = running.remote_words(there.host, there.ssh, there.directory, command, terminal=terminal)
         if on_screen:
-            return _run_on_screen(host, ssh, settings, words, shlex.join(command))
+            return _run_on_screen(there, words, shlex.join(command))
         if terminal:
             running.become(words)
         code = running.follow(words)
     except LinkLost as lost:
-        return complain(f"{host.name}: {lost}", EXIT_FAILED)
+        return complain(f"{name}: {lost}", EXIT_FAILED)
     if code == running.LOST:
-        complain(f"{host.name}: the connection was lost, and the command there is ended", code)
+        complain(f"{name}: the connection was lost, and the command there is ended", code)
     return code
 
 
-def _run_on_screen(host: RemoteHost, ssh: SshOptions, settings: Settings, words: list[str], command: str) -> int:
+def _run_on_screen(there: There, words: list[str], command: str) -> int:
     from gpumem_tui.attach.launch import CannotRun, start_in_terminal
     from gpumem_tui.remote.connection import Connection
     from gpumem_tui.tui.start import open_run
@@ -287,7 +331,8 @@ def _run_on_screen(host: RemoteHost, ssh: SshOptions, settings: Settings, words:
         started = start_in_terminal(words)
     except CannotRun as error:
         return complain(str(error), EXIT_FAILED)
-    code, lines = open_run(started, f"{command} (on {host.name})", settings, Connection(host, ssh))
+    connection = Connection(there.host, there.ssh)
+    code, lines = open_run(started, f"{command} (on {there.host.name})", there.settings, connection)
     for line in lines[-LAST_LINES:]:
         click.echo(line)
     return code

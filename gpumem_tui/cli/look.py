@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from gpumem_tui.cli.against import OPTIONS, compare_with_trace, given_options
-from gpumem_tui.cli.common import complain, is_terminal
+from gpumem_tui.cli.parameters import DEVICE_OPTIONS, WORKLOAD_OPTIONS, TakesCommand, configured, trained_command
+from gpumem_tui.cli.search import predict_or_exit, predicted_size
+from gpumem_tui.cli.types import AT_LEAST_ONE, with_options
 from gpumem_tui.cli.watch import SECONDS, does_not_publish, find, following
-from gpumem_tui.cli.workload import AT_LEAST_ONE, TakesCommand, trained_command
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.report.output import Printer, Progress, complain, is_terminal
 
 if TYPE_CHECKING:
+    from gpumem_tui.snapshots.against import Comparison
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.watch.report import By
 
 _STEP_S = 60.0
+
+
+def _options() -> list[Any]:
+    """Return the options of what is traced and on what: a snapshot has its own batch size, and nothing is searched."""
+
+    @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
+    def holder() -> None:
+        """Hold the options."""
+
+    unused = {"timeout_s", "share", "headroom", "target_batch", "limit_bytes"}
+    return [option for option in reversed(holder.__click_params__) if option.name not in unused]  # type: ignore[attr-defined]
+
+
+_OPTIONS: list[click.Option] = _options()
+
+
+def _given_options(context: click.Context) -> list[str]:
+    """Return the options of `_OPTIONS` that were typed."""
+    return [
+        option.opts[0]
+        for option in _OPTIONS
+        if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    ]
 
 
 @click.command(cls=TakesCommand, short_help="One step's peak of a running process; or any PyTorch memory snapshot.")
@@ -42,16 +67,7 @@ _STEP_S = 60.0
     help="Of a file: hold it against the trace of the step that the following options, or a command, name.",
 )
 @click.option("--batch-size", type=AT_LEAST_ONE, help="Batch size of that step.")
-def look(
-    target: str,
-    by: By,
-    timeout_s: float | None,
-    as_json: bool,
-    plain: bool,
-    against: bool,
-    batch_size: int | None,
-    **values: Any,
-) -> int:
+def look(target: str, as_json: bool, plain: bool, against: bool, **values: Any) -> int:
     """One step's peak of a running process, or any PyTorch memory snapshot.
 
     Of a process (PID): its peak by bucket, by module or source line, and how memory went over the step.
@@ -61,10 +77,12 @@ def look(
     executed. With --against the first event that differs from a trace, and what every difference sums to:
     `gpumem-tui look snapshot.pickle --against -- python train.py`.
     """
+    by, timeout_s, batch_size = (values.pop(name) for name in ("by", "timeout_s", "batch_size"))
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
     command = trained_command()
-    typed = [*given_options(click.get_current_context()), *["--"] * bool(command), *["--batch-size"] * bool(batch_size)]
+    typed = _given_options(click.get_current_context())
+    typed += ["--"] * bool(command) + ["--batch-size"] * bool(batch_size)
     if typed and not against:
         raise click.UsageError(f"{typed[0]}: says what to trace; add --against")
     path = Path(target)
@@ -78,7 +96,7 @@ def look(
     return _look_at_file(path, as_json=as_json, on_screen=not as_json and not plain and is_terminal())
 
 
-look.params += OPTIONS
+look.params += _OPTIONS
 
 
 def _look_against(path: Path, values: dict[str, Any], batch_size: int | None, *, as_json: bool) -> int:
@@ -89,15 +107,44 @@ def _look_against(path: Path, values: dict[str, Any], batch_size: int | None, *,
         return opened
     snapshot, analyses = opened
     first = analyses[0]
-    comparison, traced_peak = compare_with_trace(snapshot, first, values, batch_size)
-    if as_json:
+    comparison, traced_peak = _compare_with_trace(snapshot, first, values, batch_size)
+
+    def body() -> dict[str, Any]:
         compared = {**comparison_json(comparison), "traced_peak_bytes": traced_peak, "device": first.device}
-        click.echo(json.dumps({**snapshot_json(snapshot, analyses), "against": compared}))
-        return 0
-    click.echo(next(snapshot_lines(snapshot, analyses)))
-    for line in comparison_lines(comparison, first.peak_allocated_bytes, traced_peak):
-        click.echo(line)
+        return {**snapshot_json(snapshot, analyses), "against": compared}
+
+    def lines() -> Iterator[str]:
+        yield next(snapshot_lines(snapshot, analyses))
+        yield from comparison_lines(comparison, first.peak_allocated_bytes, traced_peak)
+
+    Printer(as_json=as_json).show(body=body, lines=lines)
     return 0
+
+
+def _compare_with_trace(
+    snapshot: MemorySnapshot, analysis: Analysis, values: dict[str, Any], batch_size: int | None
+) -> tuple[Comparison, int]:
+    """Trace the step that the options name, and hold the snapshot against it; the trace's peak in bytes too.
+
+    Raises:
+        OptionError, click.UsageError: the options name no step.
+        SystemExit: it cannot be traced; the reason has been said.
+    """
+    from gpumem_tui.memory import Unknown
+    from gpumem_tui.snapshots import against
+
+    _, config = configured(values, share=True)
+    size = predicted_size(config, batch_size)
+    traced = predict_or_exit(config, size, quiet=True)[0].traced
+    if isinstance(traced, Unknown):
+        raise SystemExit(complain(f"--against: there is no trace: {traced.reason}", EXIT_FAILED))
+    recording = traced.recorded(size)
+    comparison = against.compare(
+        against.requests_of_snapshot(snapshot, analysis.device),
+        against.requests_of_recording(recording),
+        is_whole=not analysis.timeline[0].allocated_bytes,
+    )
+    return comparison, traced.at(size).peak_allocated_bytes
 
 
 def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
@@ -111,59 +158,30 @@ def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
         from gpumem_tui.tui.start import open_snapshot
 
         return open_snapshot(snapshot, analyses)
-    if as_json:
-        click.echo(json.dumps(snapshot_json(snapshot, analyses)))
-    else:
-        for line in snapshot_lines(snapshot, analyses):
-            click.echo(line)
+    Printer(as_json=as_json).show(
+        body=lambda: snapshot_json(snapshot, analyses), lines=lambda: snapshot_lines(snapshot, analyses)
+    )
     return 0
 
 
 def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]] | int:
-    """A snapshot and its devices, taken apart; or the exit code once it has been said why there is none."""
+    """Read a snapshot and take its devices apart; return the exit code after a complaint where that fails."""
     from gpumem_tui.snapshots.analysis import analyse
     from gpumem_tui.snapshots.model import SnapshotError
     from gpumem_tui.snapshots.read import read_snapshot
 
-    said = _Progress()
+    progress = Progress()
     try:
-        snapshot = read_snapshot(path, said.reading)
-        return snapshot, [analyse(snapshot, device, said.analysing) for device in snapshot.devices]
+        snapshot = read_snapshot(path, lambda share: progress.say(f"reading {share:.0%}"))
+        return snapshot, [
+            analyse(snapshot, device, lambda share: progress.say(f"analysing {share:.0%}"))
+            for device in snapshot.devices
+        ]
     except SnapshotError as error:
-        said.clear()
+        progress.clear()
         return complain(str(error), EXIT_BAD_INPUT)
     finally:
-        said.clear()
-
-
-class _Progress:
-    """Progress on stderr, where stderr is a terminal."""
-
-    def __init__(self) -> None:
-        self._is_watched = sys.stderr is not None and sys.stderr.isatty()
-        self._last = ""
-
-    def reading(self, share: float) -> None:
-        """A file is read."""
-        self._say(f"reading {share:.0%}")
-
-    def analysing(self, share: float) -> None:
-        """A device is taken apart."""
-        self._say(f"analysing {share:.0%}")
-
-    def doing(self, stage: str) -> None:
-        """A step is waited for, or recorded."""
-        self._say(stage)
-
-    def clear(self) -> None:
-        """Nothing is under way any more."""
-        if self._last:
-            self._say("")
-
-    def _say(self, line: str) -> None:
-        if self._is_watched and line != self._last:
-            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
-            self._last = line
+        progress.clear()
 
 
 def _look_at_process(pid: int, by: By, timeout_s: float, *, as_json: bool) -> int:
@@ -175,21 +193,18 @@ def _look_at_process(pid: int, by: By, timeout_s: float, *, as_json: bool) -> in
         return does_not_publish(pid)
     if not process.is_running:
         return complain(f"{process.title} has ended: `gpumem-tui watch {pid}` shows its last sample", EXIT_FAILED)
-    said = _Progress()
+    progress = Progress()
     started = time.monotonic()
     try:
-        answer = await_look(process, request_look(process), timeout_s, say=said.doing)
+        answer = await_look(process, request_look(process), timeout_s, say=progress.say)
         if answer.devices:
-            said.doing("following two more steps, to see what a step leaves behind")
+            progress.say("following two more steps, to see what a step leaves behind")
         answer = await_kept(process, answer, timeout_s - (time.monotonic() - started))
     except NoAnswer as error:
-        said.clear()
+        progress.clear()
         return complain(str(error), EXIT_FAILED)
-    said.clear()
-    if as_json:
-        body: dict[str, Any] = report.look_json(process, answer)
-        click.echo(json.dumps(body))
-    else:
-        for line in report.look_lines(process, answer, by):
-            click.echo(line)
+    progress.clear()
+    Printer(as_json=as_json).show(
+        body=lambda: report.look_json(process, answer), lines=lambda: report.look_lines(process, answer, by)
+    )
     return 0 if answer.devices else EXIT_FAILED

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.common import is_terminal, predict_or_exit
-from gpumem_tui.cli.groups import with_options
-from gpumem_tui.cli.hosts import HOST_OPTIONS, search_on_host, single_host
-from gpumem_tui.cli.numbers import Whole
-from gpumem_tui.cli.workload import (
-    AT_LEAST_ONE,
-    DEVICE_OPTIONS,
-    WORKLOAD_OPTIONS,
-    TakesCommand,
-    asked,
-    choice,
-    configured,
-)
-from gpumem_tui.search.strategy import MAX_BATCH_SIZE, NAMES
+from gpumem_tui.cli.hosts import HOST_OPTIONS, There, search_on_host
+from gpumem_tui.cli.parameters import DEVICE_OPTIONS, WORKLOAD_OPTIONS, TakesCommand, asked, configured, from_table
+from gpumem_tui.cli.types import Whole, with_options
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
+from gpumem_tui.memory import Unknown
+from gpumem_tui.options.table import SEARCH
+from gpumem_tui.report.output import complain, is_terminal
+from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 if TYPE_CHECKING:
+    from gpumem_tui.run.events import Ready
     from gpumem_tui.search.config import SearchConfig
+    from gpumem_tui.search.prediction import Prediction
+
+_SNAPSHOT = "--snapshot"
 
 
 @click.command(cls=TakesCommand, short_help="Find the largest batch: ramp a real step until out of memory.")
-@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@choice("--strategy", NAMES, "Next size: from the prediction, in even steps, doubled, or halving a range.")
-@click.option("--step", "ramp_step", type=AT_LEAST_ONE, help="Step of the ramp (default: suits the prediction).")
+@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS, from_table(SEARCH))
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
 @click.option("--plain", is_flag=True, help="Log lines instead of the screen.")
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
 @with_options(HOST_OPTIONS)
-def search(
-    as_json: bool,
-    plain: bool,
-    quiet: bool,
-    host: str | None,
-    remote_directory: str | None,
-    remote_command: str | None,
-    **values: Any,
-) -> int:
+def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     """Ramp a real training step until it is out of memory, with the prediction beside it.
 
     The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
@@ -53,12 +42,8 @@ def search(
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
     on_screen = not as_json and not plain and is_terminal()
-    if there := single_host(host, remote_directory, remote_command):
-        remote, ssh, settings = there
-        wanted = asked(values)
-        return search_on_host(
-            remote, ssh, remote_directory or "", wanted, settings, as_json=as_json, quiet=quiet, on_screen=on_screen
-        )
+    if there := There.taken_from(values):
+        return search_on_host(there, asked(values), as_json=as_json, quiet=quiet, on_screen=on_screen)
     from gpumem_tui.options.configuration import check_searchable
 
     options, config = configured(values)
@@ -93,22 +78,21 @@ def predict(
     The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
     `gpumem-tui predict -- python train.py --batch-size 32`.
     """
-    from gpumem_tui.cli.snapshot import check_target, write_prediction
     from gpumem_tui.options.configuration import check_gpus_are_used
     from gpumem_tui.search.headless import show_prediction
 
     if snapshot is not None:
-        check_target(snapshot)
+        _check_target(snapshot)
     _, config = configured(values, share=True)
     check_gpus_are_used(config.workload)
     size = predicted_size(config, batch_size)
     prediction, ready = predict_or_exit(config, size, quiet=quiet)
     show_prediction(config, prediction, ready, size, by, as_json=as_json)
-    return 0 if snapshot is None else write_prediction(prediction, size, snapshot)
+    return 0 if snapshot is None else _write_prediction(prediction, size, snapshot)
 
 
 def predicted_size(config: SearchConfig, given: int | None) -> int:
-    """The batch size that a prediction is about; of a command without ``{batch}``, the one that it has."""
+    """Return the batch size that a prediction is about; of a command without ``{batch}``, the one that it has."""
     command = config.workload.command
     if command is None or command.takes_batch:
         if given is None:
@@ -119,3 +103,72 @@ def predicted_size(config: SearchConfig, given: int | None) -> int:
         proposed = f": write {proposal.proposed}" if proposal is not None else ""
         raise click.UsageError(f"--batch-size: the command has no {{batch}} to put it in{proposed}")
     return 1 if proposal is None else proposal.batch_size
+
+
+def predict_or_exit(
+    config: SearchConfig, batch_size: int, *, quiet: bool = False, limit_s: float | None = None
+) -> tuple[Prediction, Ready | None]:
+    """Return both predictions, and what traced; where there can be none, end the program with one line that says why.
+
+    Without a torch that traces, the closed form answers where there is one: None for what traced.
+
+    Args:
+        quiet: do not show what a command prints.
+        limit_s: seconds that the trace may take; None for as long as it takes.
+
+    Raises:
+        Cancelled: the trace took longer.
+    """
+    from gpumem_tui.run.children import ChildDied
+    from gpumem_tui.run.control import Control, Unusable
+    from gpumem_tui.search.headless import CommandLog
+    from gpumem_tui.search.predicting import predict
+    from gpumem_tui.search.prediction import Prediction
+
+    control = Control()
+    try:
+        with control.within(limit_s):
+            predicted = predict(config, control, batch_size, watch=CommandLog(config, quiet=quiet).show)
+    except Unusable as error:
+        if error.kind == "torch" and config.workload.shape is not None:
+            return Prediction(config.formula, Unknown(str(error))), None
+        raise SystemExit(complain(str(error), error.exit_code)) from error
+    except ChildDied as error:
+        raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
+    traced, formula = predicted.prediction.traced, predicted.prediction.formula
+    if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
+        raise SystemExit(complain(traced.reason, EXIT_BAD_INPUT))
+    return predicted.prediction, predicted.ready
+
+
+def _check_target(path: Path) -> None:
+    """Check that a snapshot can be written there, before a trace that takes minutes.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise OptionError(f"{_SNAPSHOT} {path}: is a folder; give the name of a file in it")
+    if not folder.is_dir():
+        raise OptionError(f"{_SNAPSHOT} {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{_SNAPSHOT} {path}: no permission to write in {folder}")
+
+
+def _write_prediction(prediction: Prediction, batch_size: int, path: Path) -> int:
+    """Write the traced run at a batch size, and say so on stderr; the exit code."""
+    from gpumem_tui.memory import Unknown, format_bytes
+    from gpumem_tui.snapshots.recording import write_snapshot
+
+    traced = prediction.traced
+    if isinstance(traced, Unknown):
+        return complain(f"{_SNAPSHOT}: there is no trace to write: {traced.reason}", EXIT_FAILED)
+    recording = traced.recorded(batch_size)
+    try:
+        write_snapshot(recording, path)
+    except OSError as error:
+        return complain(f"{_SNAPSHOT} {path}: cannot be written: {error.strerror}", EXIT_FAILED)
+    last = recording.events[-1] if recording.events else None
+    end = "" if recording.fits or last is None else f", up to where {format_bytes(last.size_bytes)} no longer fit"
+    return complain(f"{path}: {len(recording.events):,} events of the simulated run{end}; `gpumem-tui look {path}`", 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from gpumem_tui.cli.numbers import Whole
+from gpumem_tui.cli.types import Whole
 from gpumem_tui.errors import OptionError
 
 _PORT = 9821
@@ -39,7 +39,7 @@ _MOST_VISITORS = 100
 )  # fmt: skip
 def serve(bind: str, port: int, visitors: int, read_only: bool, settings_path: Path | None) -> int:
     """The program in a browser, on this machine's loopback only. The URL that it prints has a token in it: whoever
-    knows it comes in. From another machine: ssh -L. Ctrl-C ends it, with everything that visitors have started."""
+    knows it comes in. From another machine: ssh -L. Ctrl-C ends it, with everything that visitors have started."""  # noqa: D205, D209
     from gpumem_tui.addresses import is_loopback
     from gpumem_tui.settings import load
 
@@ -66,7 +66,7 @@ def serve(bind: str, port: int, visitors: int, read_only: bool, settings_path: P
 
 
 def _announce(url: str, address: str, visitors: int, *, read_only: bool) -> None:
-    """Where it is, on stdout: the first line is the URL alone, for scripts."""
+    """Print where it is: the first line is the URL alone, for scripts."""
     click.echo(url)
     may = "read-only (--allow-actions permits more)" if read_only else "visitors may end processes and start searches"
     click.echo(f"{may}; {visitors} visitor{'s' * (visitors > 1)} at once; ctrl+c ends it")
@@ -79,7 +79,7 @@ def _announce(url: str, address: str, visitors: int, *, read_only: bool) -> None
 
 
 def _tunnel(address: str, port: int, host: str, ssh_port: int = 22) -> str:
-    """The command that has a port of another machine be this server's, so that the same URL holds there."""
+    """Return the command by which a port of another machine is this server's, so that the same URL holds there."""
     here = f"[{address}]" if ":" in address else address
     towards = f"-p {ssh_port} " if ssh_port != 22 else ""
     return f"ssh -N -L {here}:{port}:{here}:{port} {towards}{_user()}@{host}"

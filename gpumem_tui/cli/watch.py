@@ -8,21 +8,20 @@ import shlex
 import sys
 import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.common import complain, is_terminal
-from gpumem_tui.cli.groups import with_options
-from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, run_on_host, single_host
-from gpumem_tui.cli.numbers import Finite, Whole
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, There, run_on_host
+from gpumem_tui.cli.types import Finite, Whole, with_options
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.report.output import complain, is_terminal
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
-    from gpumem_tui.watch.lifeline import Lifeline
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
+    from gpumem_tui.watch.supervising import Lifeline
 
 PID = Whole(min=1)
 SECONDS = Finite(min=0.05)
@@ -34,13 +33,7 @@ _POLL_S = 0.1
 @click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
 @with_options(HOST_OPTIONS)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def run(
-    on_screen: bool,
-    host: str | None,
-    remote_directory: str | None,
-    remote_command: str | None,
-    command: tuple[str, ...],
-) -> int:
+def run(on_screen: bool, command: tuple[str, ...], **values: Any) -> int:
     """Train under the probe: any launcher, no change to the code.
 
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
@@ -50,8 +43,8 @@ def run(
     """
     if on_screen and not is_terminal():
         return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
-    if there := single_host(host, remote_directory, remote_command):
-        return run_on_host(*there, remote_directory or "", command, on_screen=on_screen)
+    if there := There.taken_from(values):
+        return run_on_host(there, command, on_screen=on_screen)
     return _run_here(command, on_screen=on_screen)
 
 
@@ -60,7 +53,7 @@ def run(
 def run_for_viewer(words: str) -> int:
     """Run a command for a gpumem-tui on another machine, which holds stdin; WORDS is what `remote.running` wrote."""
     from gpumem_tui.remote.running import read_command
-    from gpumem_tui.watch.lifeline import Lifeline
+    from gpumem_tui.watch.supervising import Lifeline
 
     directory, command = read_command(words)
     try:
@@ -72,10 +65,9 @@ def run_for_viewer(words: str) -> int:
 
 
 def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline | None = None) -> int:
-    from gpumem_tui.attach.launch import CannotRun, start, warnings
-    from gpumem_tui.attach.silence import RUN_AFTER_S, SilenceNote, silent_below
+    from gpumem_tui.attach.launch import RUN_AFTER_S, CannotRun, SilenceNote, silent_below, start, warnings
     from gpumem_tui.probe.files import default_directory
-    from gpumem_tui.watch.cleaning import clean
+    from gpumem_tui.watch.folders import clean
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.supervising import exit_code, leave_as
 
@@ -113,14 +105,14 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline |
 def attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into a Python process that is already running."""
     from gpumem_tui.attach.running import AttachFailed, StartsLater
-    from gpumem_tui.attach.target import Refused
+    from gpumem_tui.attach.target import AttachRefused
 
     try:
         return _attach(pid, yes, timeout_s)
     except StartsLater as later:
         click.echo(f"{later}; then: `gpumem-tui watch {pid}`")
         return 0
-    except (Refused, AttachFailed) as error:
+    except (AttachRefused, AttachFailed) as error:
         code = complain(str(error), EXIT_FAILED)
         pids = [host.pid for host in error.instead]
     if not pids or not (yes or _is_asked("Attach to that instead?" if len(pids) == 1 else "Attach to those instead?")):
@@ -130,16 +122,16 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
 
 def _attach_instead(pid: int, timeout_s: float) -> int:
     from gpumem_tui.attach.running import AttachFailed
-    from gpumem_tui.attach.target import Refused
+    from gpumem_tui.attach.target import AttachRefused
 
     try:
         return _attach(pid, True, timeout_s)
-    except (Refused, AttachFailed) as error:
+    except (AttachRefused, AttachFailed) as error:
         return complain(str(error), EXIT_FAILED)
 
 
 def _is_asked(question: str) -> bool:
-    """What is answered on the terminal; no, where there is none."""
+    """Return the answer given on the terminal; no, where there is none."""
     return sys.stdin is not None and sys.stdin.isatty() and click.confirm(question, err=True)
 
 
@@ -147,7 +139,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into one process and say how it went.
 
     Raises:
-        Refused, AttachFailed: as of `running.attach`.
+        AttachRefused, AttachFailed: as of `running.attach`.
     """
     from gpumem_tui.attach import running
     from gpumem_tui.attach.target import inspect
@@ -193,10 +185,10 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
 def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
-    from gpumem_tui.attach.silence import WATCH_AFTER_S, SilenceNote, silent_anywhere
+    from gpumem_tui.attach.launch import WATCH_AFTER_S, SilenceNote, silent_anywhere
     from gpumem_tui.probe.files import default_directory
-    from gpumem_tui.watch import headless
-    from gpumem_tui.watch.publishing import why_unusable
+    from gpumem_tui.watch import report
+    from gpumem_tui.watch.folders import why_unusable
     from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
@@ -214,9 +206,9 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
             WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
         )
         shown = None if process is None else process.known_pid
-        process = headless.watch(watcher, shown, interval_s, as_json=as_json, while_silent=note.tick)
+        process = report.watch(watcher, shown, interval_s, as_json=as_json, while_silent=note.tick)
     else:
-        headless.show_last(process, as_json=as_json)
+        report.show_last(process, as_json=as_json)
     if process is not None and process.state in FOR_MEMORY:
         return _post_mortem(watcher, process, as_json=as_json)
     return 0
@@ -224,7 +216,7 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) 
 
 def _first_step(watcher: Watcher, pid: int, interval_s: float) -> ProbedProcess | None:
     """Wait until a process that was attached to publishes; None if it was not, or has ended before."""
-    from gpumem_tui.attach.silence import was_attached_to, why_silent
+    from gpumem_tui.attach.launch import was_attached_to, why_silent
     from gpumem_tui.watch import hosts
 
     process, said = None, ""
@@ -238,7 +230,7 @@ def _first_step(watcher: Watcher, pid: int, interval_s: float) -> ProbedProcess 
 
 
 def following(pid: int | None) -> Watcher:
-    """Who reads what is published; also of a process that publishes elsewhere than usual."""
+    """Return a reader of what is published, also by a process that publishes elsewhere than usual."""
     from gpumem_tui.watch.reader import Watcher
 
     watcher = Watcher()
@@ -248,7 +240,7 @@ def following(pid: int | None) -> Watcher:
 
 
 def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | None:
-    """The process of that pid that publishes; with `ended`, else the last one that did."""
+    """Return the process of that pid that publishes; with `ended`, else the last one that did."""
     processes = watcher.processes()
     running = next((process for process in processes if process.pid == pid), None) or _only_below(processes, pid)
     if running is not None or not ended:
@@ -257,7 +249,7 @@ def find(watcher: Watcher, pid: int, *, ended: bool = False) -> ProbedProcess | 
 
 
 def _only_below(processes: Sequence[ProbedProcess], pid: int) -> ProbedProcess | None:
-    """The one running process that a process such as `gpumem-tui run` started and that publishes; None for several."""
+    """Return the one publishing process that a process such as `gpumem-tui run` started; None for several."""
     from gpumem_tui.watch.supervising import is_below
 
     below = [one for one in processes if one.is_running and one.pid is not None and is_below(one.pid, pid)]
@@ -265,19 +257,19 @@ def _only_below(processes: Sequence[ProbedProcess], pid: int) -> ProbedProcess |
 
 
 def _publishing(watcher: Watcher) -> set[int]:
-    """The pids of those that publish now."""
+    """Return the pids of the processes that publish now."""
     return {process.pid for process in watcher.processes() if process.pid is not None and process.is_running}
 
 
 def does_not_publish(pid: int) -> int:
     """Say why there is nothing to read of a process; the exit code."""
-    from gpumem_tui.attach.silence import why_silent
-    from gpumem_tui.watch import hosts, programs
+    from gpumem_tui.attach.launch import why_silent
+    from gpumem_tui.watch import hosts
 
     host = hosts.find(pid)
     if host is None:
         return complain(f"there is no process {pid}, and none that ended has left anything", EXIT_BAD_INPUT)
-    children = ", ".join(str(child.pid) for child in programs.trainers(pid))
+    children = ", ".join(str(child.pid) for child in hosts.trainers(pid))
     instead = f"; its children that may train: {children}" if children else ""
     return complain(f"{host.title} does not publish (yet): {why_silent(host)}{instead}", EXIT_FAILED)
 
@@ -302,12 +294,12 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
 
 
 def _report_ends(pids: Collection[int]) -> None:
-    """A line for each that trained and could not say itself how it ended: killed, crashed, or out of memory."""
+    """Print a line for each process that could not say itself how it ended: killed, crashed, or out of memory."""
     from gpumem_tui.watch.reader import Watcher
-    from gpumem_tui.watch.records import FOR_MEMORY, UNSAID
+    from gpumem_tui.watch.records import FOR_MEMORY, UNEXPLAINED
 
     for process in Watcher().processes():
-        if process.pid is None and process.files.pid in pids and process.state in UNSAID:
+        if process.pid is None and process.files.pid in pids and process.state in UNEXPLAINED:
             again = f"; `gpumem-tui watch {process.files.pid} --post-mortem` shows what it held"
             held = again if process.state in FOR_MEMORY else ""
             complain(f"{process.title}: {process.state_words}{held}", 0)
@@ -337,7 +329,7 @@ def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bo
 
 
 def _explain(target: Target) -> None:
-    """What will happen, before it is asked whether it should."""
+    """Print what will happen, before asking whether it should."""
     from gpumem_tui.attach.running import explanation
 
     version = "" if target.python is None else f", Python {target.python[0]}.{target.python[1]}"

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.nvml import NO_DRIVER, NO_DRIVER_LOADED
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
-from gpumem_tui.simulator.profile import too_old
+from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.simulator.allocator.profile import too_old
 
 _TORCH_TIMEOUT_S = 120.0
 _TORCH_CODE = """
@@ -37,7 +37,6 @@ else:
 print(json.dumps(facts))
 """
 _CAP_SYS_PTRACE = 19
-_DEVICE_FILE = re.compile(r"nvidia(\d+|ctl|-uvm)")
 
 
 class Status(Enum):
@@ -79,7 +78,7 @@ class System:
 
     @classmethod
     def here(cls) -> System:
-        """This machine, this terminal."""
+        """Describe this machine and this terminal."""
         streams = (sys.stdin, sys.stdout, sys.stderr)  # None where whoever started the program closed them
         try:
             size = os.get_terminal_size(2)
@@ -97,7 +96,7 @@ class System:
 
 
 def examine(system: System, snapshot: Snapshot | None, python: str | None) -> Iterator[Check]:
-    """Every check, the quick ones first.
+    """Yield every check, the quick ones first.
 
     Args:
         snapshot: what the monitor reads; None if the driver did not answer.
@@ -117,38 +116,39 @@ def examine(system: System, snapshot: Snapshot | None, python: str | None) -> It
 
 
 def driver_check(system: System, snapshot: Snapshot | None) -> Check:
-    """Whether NVML answers."""
+    """Check whether the vendor's library answers."""
+    asked = vendor()
     if snapshot is None:
-        remedy = "see `sudo dmesg | grep -i nvrm`; `nvidia-smi` hangs too then"
-        return Check("driver", Status.FAIL, "the NVIDIA driver does not answer", remedy)
+        remedy = f"see {asked.kernel_log}; `{asked.tool}` hangs too then"
+        return Check("driver", Status.FAIL, f"the {asked.driver} does not answer", remedy)
     if not snapshot.problem:
         driver, cuda = snapshot.driver_version, snapshot.cuda_version
         versions = [
             f"driver {driver.reason if isinstance(driver, Unknown) else driver}",
-            f"CUDA {cuda.reason if isinstance(cuda, Unknown) else cuda}",
+            f"{snapshot.runtime} {cuda.reason if isinstance(cuda, Unknown) else cuda}",
         ]
         return Check("driver", Status.OK, ", ".join(versions))
-    if _has_nvidia(system.root) or not snapshot.problem.startswith((NO_DRIVER, NO_DRIVER_LOADED)):
+    if asked.is_on_bus(system.root) or not snapshot.problem.startswith((asked.no_driver, asked.not_loaded)):
         found, _, remedy = snapshot.problem.partition(": ")
         return Check("driver", Status.FAIL, found, remedy)
-    return Check("driver", Status.SKIP, "no NVIDIA GPU here; --gpu sim:NAME simulates one")
+    return Check("driver", Status.SKIP, f"no {asked.brand} GPU here; --gpu sim:NAME simulates one")
 
 
 def gpus_check(gpus: Sequence[GpuReading]) -> Check:
-    """Whether there are GPUs and all of them answer."""
+    """Check whether there are GPUs and all of them answer."""
     if not gpus:
-        remedy = "in a container, start it with its GPUs (docker: --gpus all)"
+        remedy = f"in a container, {vendor().in_containers}"
         return Check("GPUs", Status.WARN, "the driver runs, but lists no GPU", remedy)
     models = ", ".join(f"{count} × {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
     silent = [gpu for gpu in gpus if gpu.state is not DeviceState.OK]
     if silent:
         reasons = "; ".join(f"GPU {gpu.index} is {gpu.state.value}: {gpu.state_reason}" for gpu in silent)
-        return Check("GPUs", Status.FAIL, f"{models}; {reasons}", "see `sudo dmesg | grep -i xid`; reset it, or reboot")
+        return Check("GPUs", Status.FAIL, f"{models}; {reasons}", f"see {vendor().faults_log}; reset it, or reboot")
     return Check("GPUs", Status.OK, models)
 
 
 def processes_check(gpus: Sequence[GpuReading]) -> Check:
-    """Whether the driver says how much of a GPU's memory each process holds."""
+    """Check whether the driver says how much of a GPU's memory each process holds."""
     lists = {gpu.index: gpu.processes for gpu in gpus if gpu.state is DeviceState.OK}
     if not lists:
         return Check("processes", Status.SKIP, "no GPU answers")
@@ -168,31 +168,31 @@ def processes_check(gpus: Sequence[GpuReading]) -> Check:
 
 
 def device_files_check(system: System) -> Check:
-    """Whether this user may open the GPUs' device files, as CUDA must."""
-    files = [path for path in sorted((system.root / "dev").glob("nvidia*")) if _DEVICE_FILE.fullmatch(path.name)]
+    """Check whether this user may open the GPUs' device files, as programs must."""
+    pattern = re.compile(vendor().device_files)
+    files = [path for path in sorted((system.root / "dev").glob("*")) if pattern.fullmatch(path.name)]
     if not files:
         return Check("device files", Status.SKIP, "there are none in /dev")
     closed = [str(path.name) for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
-        remedy = "join the group that `ls -l /dev/nvidia*` shows, or ask who administers this machine"
+        remedy = f"join the group that `ls -l {vendor().device_paths[0]}*` shows, or ask who administers this machine"
         return Check("device files", Status.FAIL, f"no permission to open /dev/{', /dev/'.join(closed)}", remedy)
     return Check("device files", Status.OK, f"{len(files)} can be opened")
 
 
 def container_check(system: System) -> Check:
-    """Whether a container hides what the monitor needs."""
+    """Check whether a container hides what the monitor needs."""
     marks = [name for name in (".dockerenv", "run/.containerenv") if (system.root / name).exists()]
     if not marks and "container" not in system.environ:
         return Check("container", Status.SKIP, "not in a container")
-    granted = system.environ.get("NVIDIA_DRIVER_CAPABILITIES")
-    if granted is not None and not {"utility", "all"} & set(granted.split(",")):
-        remedy = "start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        return Check("container", Status.FAIL, f"driver capabilities are {granted or 'none'}: no NVML", remedy)
+    withheld, remedy = vendor().withheld(system.environ)
+    if withheld:
+        return Check("container", Status.FAIL, withheld, remedy)
     return Check("container", Status.OK, "the driver's libraries are not withheld")
 
 
 def terminal_check(system: System) -> Check:
-    """Whether the screen can be drawn as it was meant."""
+    """Check whether the screen can be drawn as it was meant."""
     if not system.is_terminal:
         return Check("terminal", Status.SKIP, "none: the screen needs one, --json and --once do not")
     columns, lines = system.size
@@ -214,7 +214,7 @@ def terminal_check(system: System) -> Check:
 
 
 def attach_check(system: System) -> Check:
-    """Whether `gpumem-tui attach` may put a probe into a running process."""
+    """Check whether `gpumem-tui attach` may put a probe into a running process."""
     if system.machine != "x86_64":
         found = f"attaching works on x86-64 only, and this machine is {system.machine}"
         return Check("attach", Status.WARN, found, "`gpumem-tui run -- COMMAND` works everywhere")
@@ -233,9 +233,9 @@ def attach_check(system: System) -> Check:
 
 
 def probe_directory_check() -> Check:
-    """Whether probes can publish where this user's viewer looks."""
+    """Check whether probes can publish where this user's viewer looks."""
     from gpumem_tui.probe.files import default_directory
-    from gpumem_tui.watch.publishing import why_unusable
+    from gpumem_tui.watch.folders import why_unusable
 
     folder = default_directory()
     if reason := why_unusable(folder):
@@ -245,7 +245,7 @@ def probe_directory_check() -> Check:
 
 
 def settings_check() -> Check:
-    """Whether the settings file is valid."""
+    """Check whether the settings file is valid."""
     from gpumem_tui.settings import SettingsError, default_path, load
 
     path = default_path()
@@ -259,7 +259,7 @@ def settings_check() -> Check:
 
 
 def torch_check(python: str | None, *, has_gpu: bool) -> Check:
-    """Whether torch is in the interpreter that trains, and can use a GPU. Asked in a process of its own."""
+    """Check whether torch is in the interpreter that trains and can use a GPU, in a process of its own."""
     interpreter = sys.executable if python is None else python
     facts = _ask(interpreter)
     bad = Status.FAIL if python is not None else Status.WARN
@@ -276,7 +276,7 @@ def torch_check(python: str | None, *, has_gpu: bool) -> Check:
         return Check("torch", Status.OK, f"{found}, no GPU to use: steps run on the simulated one")
     if facts["cuda"] is None:
         return Check("torch", bad, f"{found}, built without CUDA", "install a CUDA build: https://pytorch.org")
-    remedy = "the driver may be too old for it: compare `nvidia-smi`'s CUDA version; see CUDA_VISIBLE_DEVICES too"
+    remedy = f"the driver may be too old for it: compare `{vendor().tool}`'s CUDA version; see CUDA_VISIBLE_DEVICES too"
     return Check("torch", bad, f"{found}, CUDA {facts['cuda']}: cannot use a GPU", remedy)
 
 
@@ -302,17 +302,6 @@ def _ask(interpreter: str) -> dict[str, Any]:
     return {"error": f"`import torch` fails: {last[0]}"}
 
 
-def _has_nvidia(root: Path) -> bool:
-    """Whether the PCI bus or /dev shows a GPU of NVIDIA, driver or not."""
-    if (root / "dev/nvidiactl").exists():
-        return True
-    for device in (root / "sys/bus/pci/devices").glob("*"):
-        vendor, kind = _text(device / "vendor"), _text(device / "class")
-        if vendor == "0x10de" and kind.startswith("0x03"):
-            return True
-    return False
-
-
 def _may_trace(root: Path) -> bool:
     for line in _text(root / "proc/self/status").splitlines():
         if line.startswith("CapEff:"):
@@ -321,7 +310,7 @@ def _may_trace(root: Path) -> bool:
 
 
 def _colours(environ: Mapping[str, str]) -> str:
-    """As Textual decides it."""
+    """Name the colours of a terminal as Textual decides them."""
     if "NO_COLOR" in environ:
         return "no colours (NO_COLOR)"
     if environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
@@ -339,7 +328,7 @@ def _number(path: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Read a file; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

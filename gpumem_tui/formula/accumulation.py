@@ -28,7 +28,7 @@ class Accumulation:
 
 
 def accumulation(target_batch: int, batch_size: int, gpus: int = 1) -> Accumulation:
-    """steps = target / (b·D), rounded up.
+    """Work out how many passes make a step: target / (b·D), rounded up.
 
     Args:
         target_batch: samples wanted per optimizer step, over all GPUs.
@@ -46,5 +46,5 @@ def accumulation(target_batch: int, batch_size: int, gpus: int = 1) -> Accumulat
 
 
 def tokens_per_global_batch(shape: ModelShape, steps: Accumulation) -> int:
-    """Tokens of one optimizer step: global batch · sequence length. 0 for a network without a sequence."""
+    """Return tokens of one optimizer step: global batch · sequence length. 0 for a network without a sequence."""
     return steps.global_batch_size * shape.seq_len

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gpumem_tui.catalog.shapes import Experts, Gpu, LatentAttention, ModelShape
-from gpumem_tui.formula.adapters import copies_inputs, kept_by_adapters, targets
-from gpumem_tui.formula.precision import MASK_BYTES, PRECISION_RECORDS
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
+from gpumem_tui.formula.records import FP32_BYTES, MASK_BYTES
+from gpumem_tui.formula.resolved import Resolved
+from gpumem_tui.formula.weights import copies_inputs, kept_by_adapters
 
-FP32_BYTES = 4
 _LOGSUMEXP_BYTES = 4
 _INDEX_BYTES = 8
-_BF16_ATTENTION_SINCE = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,41 +47,21 @@ class BlockBytes:
     experts: int = 0
 
 
-def fused(shape: ModelShape, recipe: Recipe) -> bool:
-    """Whether attention never writes its scores to memory.
-
-    True for ``auto``: PyTorch's own choice is such a kernel but where `as_run_on` says otherwise. False with attention
-    sinks, whatever the recipe says.
-    """
-    return recipe.attention != "math" and not shape.sinks
-
-
-def as_run_on(recipe: Recipe, gpu: Gpu) -> Recipe:
-    """The recipe with the attention that PyTorch's own choice comes to on a GPU.
-
-    Before compute capability 8.0 no fused kernel takes bfloat16 (sdp_utils.cpp): the scores are written.
-    """
-    bf16 = recipe.precision in ("bf16", "amp-bf16")
-    if recipe.attention == "auto" and bf16 and gpu.compute_capability < _BF16_ATTENTION_SINCE:
-        return replace(recipe, attention="math")
-    return recipe
-
-
-def block_bytes(shape: ModelShape, recipe: Recipe, *, is_dense: bool = True) -> BlockBytes:
-    """What one block saves without recompute.
+def block_bytes(r: Resolved, *, is_dense: bool = True) -> BlockBytes:
+    """Return what one block saves without recompute.
 
     Args:
         is_dense: it has one feed-forward network, which every token goes through; else experts.
     """
-    width = PRECISION_RECORDS[recipe.precision].compute_bytes
+    shape, width = r.shape, r.width
     queries = shape.heads * shape.attention_width
     keys = shape.kv_heads * shape.attention_width
-    unkept = _frozen(shape, recipe)
+    unkept = _frozen(r)
     dropout = shape.dropout > 0
     llama = shape.record.is_gated
     # RMSNorm squares in fp32: it keeps that and the normalized values, where LayerNorm keeps its input only. With
     # sinks the weight is applied in fp32 as well.
-    normalized = FP32_BYTES if shape.sinks else residual_bytes(recipe)
+    normalized = FP32_BYTES if shape.sinks else r.residual
     norms = 2 * shape.hidden * (normalized + (FP32_BYTES if llama else 0))
     attention = shape.hidden + queries + 2 * keys + queries if shape.latent is None else _latent(shape, shape.latent)
     return BlockBytes(
@@ -91,48 +69,49 @@ def block_bytes(shape: ModelShape, recipe: Recipe, *, is_dense: bool = True) -> 
         feed_forward=_feed_forward(shape, unkept) * width if is_dense else 0,
         normalization=2 * shape.hidden * width,
         residual=norms - 2 * shape.hidden * width,
-        casts=_casts(shape, is_dense=is_dense) * shape.hidden * width if is_autocast(recipe) else 0,
+        casts=_casts(shape, is_dense=is_dense) * shape.hidden * width if r.is_autocast else 0,
         repeated=0 if shape.latent is not None else 2 * (queries - keys) * width,
         masks=2 * shape.hidden * MASK_BYTES if dropout else 0,
-        scores=0 if fused(shape, recipe) else _scores(shape, recipe),
-        logsumexp=_LOGSUMEXP_BYTES if fused(shape, recipe) else 0,
-        adapters=kept_by_adapters(shape, recipe) if recipe.has_adapters else 0,
-        narrow=_narrow(shape, recipe),
-        experts=0 if is_dense or shape.experts is None else _experts(shape, shape.experts, recipe),
+        scores=0 if r.fused else _scores(r),
+        logsumexp=_LOGSUMEXP_BYTES if r.fused else 0,
+        adapters=kept_by_adapters(shape, r.recipe) if r.recipe.has_adapters else 0,
+        narrow=_narrow(r),
+        experts=0 if is_dense or shape.experts is None else _experts(r, shape.experts),
     )
 
 
-def projection_inputs(shape: ModelShape, recipe: Recipe) -> int:
-    """How many tensors as wide as the residual stream a block's projections keep as their inputs: two halves', and
-    autocast's further copies."""
-    return 2 + (_casts(shape, is_dense=shape.experts is None) if is_autocast(recipe) else 0)
+def projection_inputs(r: Resolved) -> int:
+    """Count the tensors as wide as the residual stream that a block's projections keep as their inputs.
+
+    Those of two halves, and autocast's further copies.
+    """
+    return 2 + (_casts(r.shape, is_dense=r.shape.experts is None) if r.is_autocast else 0)
 
 
 def _feed_forward(shape: ModelShape, unkept: _Frozen) -> int:
-    """GELU: its input and output. SwiGLU: gate, SiLU of the gate, up, and their product, each an operand."""
+    """Count GELU's input and output, or SwiGLU's gate, SiLU of the gate, up and their product, each an operand."""
     ffn = shape.ffn if shape.experts is None else shape.experts.dense_ffn
     return shape.hidden + (4 if shape.record.is_gated else 2) * ffn - unkept.feed_forward
 
 
 def _casts(shape: ModelShape, *, is_dense: bool) -> int:
-    """Inputs that autocast copies for a second projection, and a third."""
+    """Return inputs that autocast copies for a second projection, and a third."""
     of_attention = 0 if not shape.record.projects_apart else 2 if shape.latent is None else 1
     return of_attention + (shape.record.is_gated and is_dense)
 
 
-def _scores(shape: ModelShape, recipe: Recipe) -> int:
-    """The softmax; dropout turns it into three: softmax, mask and what attention multiplies.
+def _scores(r: Resolved) -> int:
+    """Return the softmax; dropout turns it into three: softmax, mask and what attention multiplies.
 
     With sinks, which autocast leaves in fp32, it is in fp32 and copied for the product.
     """
-    width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    if shape.sinks:
-        return FP32_BYTES + width if is_autocast(recipe) else width
-    return 2 * width + MASK_BYTES if shape.dropout > 0 else width
+    if r.shape.sinks:
+        return FP32_BYTES + r.width if r.is_autocast else r.width
+    return 2 * r.width + MASK_BYTES if r.shape.dropout > 0 else r.width
 
 
 def _latent(shape: ModelShape, latent: LatentAttention) -> int:
-    """Values: the input, what the queries and what keys and values are made of, these, and attention's output.
+    """Count the input, what the queries and what keys and values are made of, these, and attention's output.
 
     Values lie where the projection put them beside the first part of the keys, which are put together elsewhere.
     """
@@ -141,26 +120,25 @@ def _latent(shape: ModelShape, latent: LatentAttention) -> int:
     return shape.hidden + latent.q_rank + latent.kv_rank + shape.heads * of_heads
 
 
-def _narrow(shape: ModelShape, recipe: Recipe) -> int:
-    """An RMSNorm of narrow values: these in fp32, and normalized."""
-    width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    values = 0
+def _narrow(r: Resolved) -> int:
+    """Return an RMSNorm of narrow values: these in fp32, and normalized."""
+    shape, values = r.shape, 0
     if shape.qk_norm:
         values = (shape.heads + shape.kv_heads) * shape.attention_width
     elif shape.latent is not None:
         values = shape.latent.q_rank + shape.latent.kv_rank
-    return values * (FP32_BYTES + width)
+    return values * (FP32_BYTES + r.width)
 
 
-def _experts(shape: ModelShape, experts: Experts, recipe: Recipe) -> int:
-    """Of router, routed and shared experts. The routed ones run in the dtype of their weights, autocast or not.
+def _experts(r: Resolved, experts: Experts) -> int:
+    """Count router, routed and shared experts. The routed ones run in the dtype of their weights, autocast or not.
 
     Of a token and each of its experts: what goes in, gate, SiLU of the gate, up, their product, what comes out, and
     four numbers of rows. gpt-oss keeps the clamped gate and up and a sigmoid as well.
     """
-    width = PRECISION_RECORDS[recipe.precision].compute_bytes
-    wide = residual_bytes(recipe) if recipe.base_quantization == "none" else width
-    at = targets(shape, recipe) if recipe.has_adapters and not copies_inputs(recipe) else frozenset[str]()
+    shape, recipe, width = r.shape, r.recipe, r.width
+    wide = r.residual if recipe.base_quantization == "none" else width
+    at = frozenset[str]() if copies_inputs(recipe) else r.targets
     trained = not recipe.has_adapters
     inner = (7 if experts.has_bias else 4) - (not trained)
     values = (2 if trained else 1) * shape.hidden + inner * shape.ffn
@@ -169,21 +147,24 @@ def _experts(shape: ModelShape, experts: Experts, recipe: Recipe) -> int:
     scores = 0 if experts.scoring == "softmax-of-active" else experts.count * FP32_BYTES
     scored = 0
     if trained:
-        scored = shape.hidden * (FP32_BYTES if by_sigmoid and not is_autocast(recipe) else width)
+        scored = shape.hidden * (FP32_BYTES if by_sigmoid and not r.is_autocast else width)
     if not experts.shared:
         return routed + scores + scored
     # The input once for the shared expert's two products, but as often as autocast copies it.
-    read = (2 if is_autocast(recipe) else by_sigmoid) if trained else bool(at & {"gate_proj", "up_proj"})
+    read = (2 if r.is_autocast else by_sigmoid) if trained else bool(at & {"gate_proj", "up_proj"})
     inner = 4 if trained or "down_proj" in at else 3
     return routed + scores + scored + (read * shape.hidden + inner * experts.shared * shape.ffn) * width
 
 
-def expert_gradients(shape: ModelShape, experts: Experts, recipe: Recipe) -> int:
-    """Bytes a token beside what is kept, at most: three tensors as large as what the experts made, as backward begins
-    with them; or the gradients of gate and up and these together, when what they made is free."""
-    wide = FP32_BYTES if experts.weighs_in_fp32 else residual_bytes(recipe)
-    of_gates = (2 * shape.ffn - shape.hidden) * residual_bytes(recipe)
-    return experts.active * max(3 * shape.hidden * wide, of_gates)
+def expert_gradients(r: Resolved, experts: Experts) -> int:
+    """Return bytes a token beside what is kept, at most.
+
+    Three tensors as large as what the experts made, as backward begins with them; or the gradients of gate and up and
+    these together, when what they made is free.
+    """
+    wide = FP32_BYTES if experts.weighs_in_fp32 else r.residual
+    of_gates = (2 * r.shape.ffn - r.shape.hidden) * r.residual
+    return experts.active * max(3 * r.shape.hidden * wide, of_gates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +179,17 @@ class _Frozen:
     feed_forward: int = 0
 
 
-def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
-    """A linear layer keeps its input for the gradient of its weight, or of the adapter beside it.
+def _frozen(r: Resolved) -> _Frozen:
+    """Count what is not kept: a linear layer keeps its input for the gradient of its weight, or of its adapter.
 
     The input of the attention's output projection stays all the same: fused attention keeps it as its output.
     """
-    if not recipe.has_adapters:
+    shape = r.shape
+    if not r.recipe.has_adapters:
         return _Frozen()
-    at = frozenset[str]() if copies_inputs(recipe) else targets(shape, recipe)
+    at = frozenset[str]() if copies_inputs(r.recipe) else r.targets
     into_attention = at & {"qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"}
-    out_of_attention = fused(shape, recipe) or at & {"proj", "o_proj"}
+    out_of_attention = r.fused or at & {"proj", "o_proj"}
     into_feed_forward, out_of_feed_forward = at & {"fc1", "gate_proj", "up_proj"}, at & {"fc2", "down_proj"}
     ffn, attended, narrow = shape.ffn, shape.heads * shape.attention_width, 0
     if shape.experts is not None:
@@ -220,13 +202,3 @@ def _frozen(shape: ModelShape, recipe: Recipe) -> _Frozen:
         attention=(0 if into_attention else shape.hidden) + (0 if out_of_attention else attended) + narrow,
         feed_forward=(0 if into_feed_forward else shape.hidden) + (0 if out_of_feed_forward else ffn),
     )
-
-
-def residual_bytes(recipe: Recipe) -> int:
-    """Bytes per value of the residual stream: it adds up in the dtype of the embedding's weights."""
-    return PRECISION_RECORDS[recipe.precision].parameter_bytes
-
-
-def is_autocast(recipe: Recipe) -> bool:
-    """Whether weights are in another format than matrix products."""
-    return residual_bytes(recipe) != PRECISION_RECORDS[recipe.precision].compute_bytes

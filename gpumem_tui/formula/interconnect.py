@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.catalog.speeds import GpuSpeed
-from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
-from gpumem_tui.formula.precision import PRECISION_RECORDS
+from gpumem_tui.catalog.shapes import Gpu, GpuSpeed, ModelShape
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.sharding import stage_of
+from gpumem_tui.formula.records import PRECISION_RECORDS, stage_of
+from gpumem_tui.formula.weights import kept_bytes, trained_parameters
 from gpumem_tui.memory import Unknown
 
 GPUS_OF_A_NODE = 8
@@ -44,7 +42,7 @@ class Link:
 
 
 def links(gpu: Gpu) -> tuple[Link, ...] | Unknown:
-    """The links that a GPU can have, within a node and between nodes of eight, the slowest first.
+    """Return the links that a GPU can have, within a node and between nodes of eight, the slowest first.
 
     A node has one 100 Gb/s Ethernet port, or a 400 Gb/s InfiniBand port for each GPU.
     """
@@ -67,7 +65,7 @@ def _between_nodes(speed: GpuSpeed, inside: Link) -> tuple[Link, ...]:
 
 
 def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
-    """What each of so many GPUs that hold the same part of the network sends for one optimizer step of one pass.
+    """Return what each of so many GPUs that hold the same part of the network sends for one optimizer step of one pass.
 
     Gradients exist of what is trained; what ZeRO-3 gathers is the network as it is kept, adapters and all.
     """
@@ -80,7 +78,7 @@ def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
 
 
 def tensor_parallel_seconds(shape: ModelShape, recipe: Recipe, batch_size: int, link: Link) -> float:
-    """What the GPUs that hold one block together send each other in a pass of so many samples.
+    """Return what the GPUs that hold one block together send each other in a pass of so many samples.
 
     Two sums of the residual stream a block in forward and two in backward (Shoeybi et al. 2019, figure 4), and two more
     where it is recomputed, in a ring; sequence parallel sends as much in other pieces (Korthikanti et al. 2022).
@@ -93,8 +91,10 @@ def tensor_parallel_seconds(shape: ModelShape, recipe: Recipe, batch_size: int, 
 
 
 def bubble(recipe: Recipe, passes: int) -> float:
-    """The time that a pipeline's GPUs wait, over the time that they work: (p − 1)/m, interleaved over v (Narayanan et
-    al. 2021, section 2.2), for at least as many micro-batches as the step has passes."""
+    """Return the time that a pipeline's GPUs wait, over the time that they work: (p − 1)/m, interleaved over v.
+
+    Narayanan et al. 2021, section 2.2, for at least as many micro-batches as the step has passes.
+    """
     stages = recipe.pipeline_parallel
     micro_batches = max(passes, recipe.micro_batches or stages)
     pieces = recipe.virtual_stages if recipe.schedule == "interleaved" else 1
@@ -102,7 +102,7 @@ def bubble(recipe: Recipe, passes: int) -> float:
 
 
 def fastest_link(joined: Sequence[Link], gpus: int) -> Link:
-    """Within a node its own links, beyond it those between nodes."""
+    """Return the fastest link: within a node of its own, beyond it of those between nodes."""
     inside = gpus <= GPUS_OF_A_NODE
     able = [link for link in joined if link.most >= gpus and (link.most <= GPUS_OF_A_NODE) == inside]
     return max(able, key=lambda link: link.gigabytes_per_s)
@@ -111,7 +111,7 @@ def fastest_link(joined: Sequence[Link], gpus: int) -> Link:
 def efficiency(
     shape: ModelShape, recipe: Recipe, gpus: int, link: Link, step_s: float, passes: int
 ) -> tuple[float, float]:
-    """Share of each GPU's speed that is left: with nothing hidden, and with all that backward can hide.
+    """Return the share of each GPU's speed that is left: with nothing hidden, and with all that backward can hide.
 
     Args:
         gpus: those that hold the same part of the network.

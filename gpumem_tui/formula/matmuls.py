@@ -13,10 +13,9 @@ from itertools import pairwise
 
 from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
 from gpumem_tui.formula import convnet
-from gpumem_tui.formula.adapters import targets
-from gpumem_tui.formula.freezing import frozen_blocks, only_head, tail, trains_head
 from gpumem_tui.formula.parameters import parameter_tensors
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.weights import frozen_blocks, only_head, tail, targets, trains_head
 from gpumem_tui.memory import Unknown
 
 _COLOURS = 3
@@ -49,13 +48,13 @@ class Matmul:
 
     @property
     def flops(self) -> int:
-        """Of one sample's forward pass: a multiplication and an addition for each of rows · columns · depth."""
+        """Operations of a sample's forward pass: one multiplication and addition for each of rows · columns · depth."""
         return 2 * self.rows * self.columns * self.depth * self.times * max(1, self.heads)
 
 
 @lru_cache(maxsize=256)
 def matmuls(shape: ModelShape, recipe: Recipe) -> tuple[Matmul, ...] | Unknown:
-    """The products of one forward pass, adapters' included, or why they are not known."""
+    """Return the products of one forward pass, adapters' included, or why they are not known."""
     products = _of_network(shape)
     if isinstance(products, Unknown):
         return products
@@ -68,7 +67,7 @@ def matmuls(shape: ModelShape, recipe: Recipe) -> tuple[Matmul, ...] | Unknown:
 
 
 def _partly_frozen(shape: ModelShape, recipe: Recipe, products: tuple[Matmul, ...]) -> Iterator[Matmul]:
-    """Forward as ever; backward of what comes after the frozen blocks."""
+    """Yield the products with backward for what comes after the frozen blocks only."""
     *_, head = products
     head = replace(head, backward=1 if only_head(recipe) or not trains_head(shape, recipe) else 2)
     if shape.record.has_batch_norm:
@@ -90,7 +89,7 @@ def _partly_frozen(shape: ModelShape, recipe: Recipe, products: tuple[Matmul, ..
 
 
 def _frozen_part(shape: ModelShape, recipe: Recipe) -> ModelShape:
-    """The frozen blocks as a network of their own."""
+    """Return the frozen blocks as a network of their own."""
     frozen, experts = frozen_blocks(shape, recipe), shape.experts
     if experts is not None:
         experts = replace(experts, dense_layers=min(experts.dense_layers, frozen))
@@ -98,7 +97,7 @@ def _frozen_part(shape: ModelShape, recipe: Recipe) -> ModelShape:
 
 
 def _adapters(shape: ModelShape, recipe: Recipe) -> Iterator[Matmul]:
-    """Each adapter's two products."""
+    """Yield each adapter's two products."""
     at = targets(shape, recipe)
     for tensor in parameter_tensors(shape):
         if tensor.linear in at:
@@ -161,7 +160,10 @@ def _feed_forward(shape: ModelShape, ffn: int, layers: int) -> Iterator[Matmul]:
 
 
 def _experts(shape: ModelShape, experts: Experts) -> Iterator[Matmul]:
-    """Each token's active experts; however many GPUs they are spread over, each computes as much as one with all."""
+    """Yield each token's active experts.
+
+    However many GPUs they are spread over, each computes as much as one with all.
+    """
     layers, rows = shape.layers - shape.dense_layers, shape.tokens * experts.active
     if shape.dense_layers:
         yield from _feed_forward(shape, experts.dense_ffn, shape.dense_layers)

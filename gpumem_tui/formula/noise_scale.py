@@ -49,20 +49,23 @@ class NoiseScale:
         return self.noise / self.squared_gradient
 
     def steps(self, batch_size: float) -> float:
-        """Optimizer steps to the same loss, of those that the largest batches need: 1 + B_noise/B (equation 2.7)."""
+        """Return steps to the same loss, of those that the largest batches need: 1 + B_noise/B (equation 2.7)."""
         return 1 + self.batch_size / batch_size
 
     def examples(self, batch_size: float) -> float:
-        """Examples to the same loss, of those that the smallest batches need: 1 + B/B_noise (equation 2.7)."""
+        """Return examples to the same loss, of those that the smallest batches need: 1 + B/B_noise (equation 2.7)."""
         return 1 + batch_size / self.batch_size
 
     def rate_factor(self, reference_batch: float, batch_size: float) -> float:
-        """What to multiply a learning rate with between two batches: ε(B) = ε_max/(1 + B_noise/B) (equation 2.6)."""
+        """Return what to multiply a learning rate with between two batches.
+
+        Ε(B) = ε_max/(1 + B_noise/B) (equation 2.6).
+        """
         return self.steps(reference_batch) / self.steps(batch_size)
 
 
 def noise_scale(measured: Sequence[MeasuredNorm]) -> NoiseScale:
-    """From norms at exactly two batch sizes; several of one batch size are averaged as squares.
+    """Return from norms at exactly two batch sizes; several of one batch size are averaged as squares.
 
     One pair is very noisy: the paper averages over many steps.
 

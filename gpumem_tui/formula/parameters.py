@@ -9,15 +9,12 @@ from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 
-from gpumem_tui.catalog.families import Family
-from gpumem_tui.catalog.shapes import Experts, LatentAttention, ModelShape
+from gpumem_tui.catalog.shapes import Experts, Family, LackingFamily, LatentAttention, ModelShape
 from gpumem_tui.formula import convnet
 
 _TOKEN_TYPES = 2
 """Segment embeddings of BERT: sentence A, sentence B."""
 _COLOURS = 3
-GATHERED_BLOCKS = 2
-"""Held whole under ZeRO-3 beside what lies outside the blocks: the one that runs and the one fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +39,24 @@ class ParameterTensor:
 
 @lru_cache(1024)
 def count_parameters(shape: ModelShape) -> int:
-    """The parameters of the network: trainable values, a tied head counted once, buffers left out."""
+    """Return the parameters of the network: trainable values, a tied head counted once, buffers left out."""
     return sum(tensor.values for tensor in parameter_tensors(shape))
 
 
 @lru_cache(256)
 def parameter_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
-    """Every weight tensor of the network, equal ones grouped."""
-    return tuple(_TENSORS[shape.family](shape))
+    """Return every weight tensor of the network, equal ones grouped.
 
-
-def gathered_parameters(shape: ModelShape) -> int:
-    """The most parameters that a GPU holds whole at once under ZeRO-3, as FSDP2 shards by block.
-
-    What lies outside the blocks stays gathered while the blocks run; of those there are the one that runs and the one
-    fetched ahead.
+    Raises:
+        LackingFamily: nothing says which weights its family has.
     """
-    if shape.record.has_batch_norm:
-        blocks = sorted((_block_parameters(block) for block in convnet.resnet(shape).blocks), reverse=True)
-        return count_parameters(shape) - sum(blocks[2:])
-    return count_parameters(with_largest_blocks(shape, GATHERED_BLOCKS))
-
-
-def with_largest_blocks(shape: ModelShape, blocks: int) -> ModelShape:
-    """The network with no more than so many of its blocks, the largest: those that have experts, where some do."""
-    blocks = min(blocks, shape.layers)
-    if shape.experts is None:
-        return replace(shape, layers=blocks)
-    dense = max(0, blocks - (shape.layers - shape.dense_layers))
-    return replace(shape, layers=blocks, experts=replace(shape.experts, dense_layers=dense))
-
-
-def block_parameters(shape: ModelShape) -> int:
-    """The parameters of one block, the largest where they differ."""
-    if shape.record.has_batch_norm:
-        return max(_block_parameters(block) for block in convnet.resnet(shape).blocks)
-    if shape.experts is not None:
-        return count_parameters(with_largest_blocks(shape, 1)) - count_parameters(with_largest_blocks(shape, 0))
-    return count_parameters(shape) - count_parameters(replace(shape, layers=shape.layers - 1))
+    if shape.family not in TENSORS:
+        raise LackingFamily(shape.family, "weights", "formula/parameters.py")
+    return tuple(TENSORS[shape.family](shape))
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """Those that one token goes through: of a block's experts the active ones. All of them without experts."""
+    """Return those that one token goes through: of a block's experts the active ones. All of them without experts."""
     experts = shape.experts
     if experts is None:
         return count_parameters(shape)
@@ -92,13 +65,8 @@ def active_parameters(shape: ModelShape) -> int:
     )
 
 
-def head_parameters(shape: ModelShape) -> int:
-    """The weight of a language model's vocabulary projection, tied or not; 0 for a classifier, whose own is small."""
-    return shape.vocab * shape.hidden if shape.record.predicts_tokens and shape.has_head else 0
-
-
 def head_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
-    """The last layer's: of a language model its vocabulary projection, tied or not, else the classifier."""
+    """Return the last layer's: of a language model its vocabulary projection, tied or not, else the classifier."""
     if shape.record.predicts_tokens:
         return (ParameterTensor((shape.vocab, shape.hidden)),)
     width = convnet.resnet(shape).features if shape.record.has_batch_norm else shape.hidden
@@ -106,30 +74,13 @@ def head_tensors(shape: ModelShape) -> tuple[ParameterTensor, ...]:
 
 
 def residual_tensors(shape: ModelShape, after: int) -> tuple[ParameterTensor, ...]:
-    """Those of a ResNet that come after the first so many blocks."""
+    """Return those of a ResNet that come after the first so many blocks."""
     blocks = convnet.resnet(shape).blocks[after:]
     return (*_convolutions(conv for block in blocks for conv in block.convolutions), *head_tensors(shape))
 
 
-def embedding_parameters(shape: ModelShape) -> int:
-    """The tables that nothing multiplies with: of tokens unless the head is tied to them, and of positions."""
-    if not shape.has_embedding:
-        return 0
-    if shape.has_patches:
-        return shape.tokens * shape.hidden
-    if shape.record.inputs != "tokens":
-        return 0
-    tokens = 0 if shape.tied_head else shape.vocab
-    positions = shape.max_seq_len if shape.record.positions == "learned" else 0
-    return (tokens + positions) * shape.hidden
-
-
-def _block_parameters(block: convnet.ConvBlock) -> int:
-    return sum(conv.outputs * (conv.inputs * conv.kernel**2 + 2) for conv in block.convolutions)
-
-
 def textbook_parameters(layers: int, hidden: int, vocab: int) -> int:
-    """N = V·h + L·(12h² + 13h) + 2h: a GPT stack with ffn = 4h, without its learned positions.
+    """Return N = V·h + L·(12h² + 13h) + 2h: a GPT stack with ffn = 4h, without its learned positions.
 
     The terms are the embedding, the blocks and the final normalization; see Korthikanti et al. 2022 and the
     GPT-2 code for the same count.
@@ -146,7 +97,7 @@ def _linear(
 
 
 def _encoder_blocks(shape: ModelShape) -> Iterator[ParameterTensor]:
-    """The blocks that GPT-2, BERT and ViT share: 4h² + 4h of attention, the MLP, two LayerNorms."""
+    """Yield the blocks that GPT-2, BERT and ViT share: 4h² + 4h of attention, the MLP, two LayerNorms."""
     queries = shape.heads * shape.attention_width
     yield from _linear(3 * queries, shape.hidden, shape.layers, "qkv")
     yield from _linear(shape.hidden, queries, shape.layers, "proj")
@@ -160,7 +111,7 @@ def _layer_norm(shape: ModelShape, copies: int = 1) -> Iterator[ParameterTensor]
 
 
 def _vocabulary(shape: ModelShape) -> Iterator[ParameterTensor]:
-    """The head's own weight. Tied, it is the embedding's, of which the last stage of a pipeline has a copy."""
+    """Yield the head's own weight. Tied, it is the embedding's, of which the last stage of a pipeline has a copy."""
     if not shape.tied_head or not shape.has_embedding:
         yield from _linear(shape.vocab, shape.hidden, bias=False)
 
@@ -224,7 +175,7 @@ def _swiglu(shape: ModelShape, ffn: int, layers: int) -> Iterator[ParameterTenso
 
 
 def _experts(shape: ModelShape, experts: Experts) -> Iterator[ParameterTensor]:
-    """Router, experts and shared experts of every block that has some; of the others one feed-forward network."""
+    """Yield router, experts and shared experts of every block that has some; of the others one feed-forward network."""
     layers, held = shape.layers - shape.dense_layers, experts.held
     if shape.dense_layers:
         yield from _swiglu(shape, experts.dense_ffn, shape.dense_layers)
@@ -280,6 +231,6 @@ def _mlp(shape: ModelShape) -> Iterator[ParameterTensor]:
         yield from _linear(outputs, inputs, name="linear" if layer < shape.layers else "")
 
 
-_TENSORS: Mapping[Family, Callable[[ModelShape], Iterator[ParameterTensor]]] = MappingProxyType(
+TENSORS: Mapping[Family, Callable[[ModelShape], Iterator[ParameterTensor]]] = MappingProxyType(
     {"gpt2": _gpt2, "llama": _llama, "moe": _llama, "bert": _bert, "vit": _vit, "resnet": _resnet, "mlp": _mlp}
 )

@@ -7,33 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula import adapters, convnet, mlp, transformer
-from gpumem_tui.formula.assumptions import assumptions
-from gpumem_tui.formula.cache import left_copies_bytes, pieces_bytes, reserved_bytes
-from gpumem_tui.formula.engines import engine_rows
-from gpumem_tui.formula.extras import NO_EXTRAS, Extras
-from gpumem_tui.formula.freezing import frozen_blocks, only_head, tail, trains_head
-from gpumem_tui.formula.frozen_forward import frozen_block_rows
-from gpumem_tui.formula.head import head_rows, tied_gradients_row
-from gpumem_tui.formula.optimizers import offloaded_row, optimizer_row, scratch_row
-from gpumem_tui.formula.parallel import Stage, stages
-from gpumem_tui.formula.parameters import (
-    ParameterTensor,
-    gathered_parameters,
-    head_parameters,
-)
-from gpumem_tui.formula.precision import PRECISION_RECORDS
-from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.rows import FORWARD_ENDS, IN_A_BLOCK, TEXTBOOK, FormulaRow, Moment, batch_row, fixed_row, there
-from gpumem_tui.formula.sharding import as_run, has_own_precision, shard, shard_scratch, stage_of
+from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.formula import convnet
+from gpumem_tui.formula.parallel import rows_by_stage, stages
+from gpumem_tui.formula.parameters import active_parameters, count_parameters
+from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe, Setup
+from gpumem_tui.formula.records import LOSS_BYTES
+from gpumem_tui.formula.resolved import Resolved
+from gpumem_tui.formula.rows import IN_A_BLOCK, OF_THE_LOSS, FormulaRow, Moment
 from gpumem_tui.memory import Breakdown, Bucket, format_bytes
 
 DEFAULT_HEADROOM = 0.1
 """Share of the card kept free for the CUDA context, workspaces and fragmentation."""
-
-_ID_BYTES = 8
-_COLOURS = 3
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,7 @@ class FormulaPrediction:
 
 
 def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> FormulaPrediction:
-    """The peak of one training step on one of the recipe's GPUs, term by term.
+    """Return the peak of one training step on one of the recipe's GPUs, term by term.
 
     Args:
         extras: techniques beyond the recipe; those that mean nothing for this network change nothing.
@@ -96,17 +81,17 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     sums = {moment: sum(row.size_bytes for row in at_moment(rows, moment)) for moment in Moment}
     moment = max(Moment, key=lambda one: sums[one])
     needed = max(_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras))
-    assumed = tuple(assumptions(shape, recipe, extras))
+    assumed = tuple(_assumptions(shape, recipe, extras))
     return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumed)
 
 
 def at_moment(rows: Iterable[FormulaRow], moment: Moment) -> tuple[FormulaRow, ...]:
-    """Those that are there at a moment."""
+    """Return those that are there at a moment."""
     return tuple(row for row in rows if moment in row.moments)
 
 
 def terms(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> tuple[FormulaRow, ...]:
-    """Every term of a step, each with the moments at which it is there.
+    """Return every term of a step, each with the moments at which it is there.
 
     Raises:
         ValueError: as `predict`.
@@ -115,12 +100,12 @@ def terms(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = N
         raise ValueError(f"batch size must not be negative, it is {batch_size}")
     if recipe.gpus < 1:
         raise ValueError(f"there must be at least 1 GPU, not {recipe.gpus}")
-    order = list(Bucket)
     needed = [_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras)]
-    fullest = stages(shape, recipe)[needed.index(max(needed))]
-    rows = _stage_rows(fullest, recipe, batch_size, extras)
-    rows.sort(key=lambda row: order.index(row.bucket))
-    return tuple(rows)
+    rows = stages(shape, recipe, extras)[needed.index(max(needed))].rows(batch_size)
+    return tuple(sorted(rows, key=lambda one: _ORDER[one.bucket]))
+
+
+_ORDER = {bucket: place for place, bucket in enumerate(Bucket)}
 
 
 @dataclass(frozen=True)
@@ -133,12 +118,12 @@ class MomentBytes:
 
 @lru_cache(4096)
 def by_stage(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> tuple[dict[Moment, MomentBytes], ...]:
-    """The bytes of every moment, on a GPU of each stage that can need the most; one but for pipelines."""
-    return tuple(_moments(stage, recipe, extras) for stage in stages(shape, recipe))
+    """Return the bytes of every moment, on a GPU of each stage that can need the most; one but for pipelines."""
+    return tuple(_moments(stage.share, rows) for stage, rows in rows_by_stage(shape, recipe, extras))
 
 
 def by_moment(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> dict[Moment, MomentBytes]:
-    """The bytes of every moment; of a pipeline, on its stage that needs the most for one sample."""
+    """Return the bytes of every moment; of a pipeline, on its stage that needs the most for one sample."""
     return max(by_stage(shape, recipe, extras), key=lambda moments: _needed_bytes(moments, 1))
 
 
@@ -146,35 +131,26 @@ def _needed_bytes(moments: dict[Moment, MomentBytes], batch_size: int) -> int:
     return max(one.fixed_bytes + batch_size * one.sample_bytes for one in moments.values())
 
 
-def _moments(stage: Stage, recipe: Recipe, extras: Extras) -> dict[Moment, MomentBytes]:
-    rows, run = _stage_rows(stage, recipe, 1, extras), as_run(recipe)
+def _moments(r: Resolved, rows: list[FormulaRow]) -> dict[Moment, MomentBytes]:
+    """Return the bytes of every moment on one GPU, with the free pieces of segments that nothing fits into.
+
+    Args:
+        r: what that GPU runs. `rows`: its rows for one sample.
+    """
     found = {}
     for moment in Moment:
-        fixed = sum(row.size_bytes for row in rows if moment in row.moments and not row.grows_with_batch)
-        growing = sum(row.size_bytes for row in rows if moment in row.moments and row.grows_with_batch)
-        fixed += left_copies_bytes(stage.shape, run, moment)
-        if "chunked-loss" not in extras and stage.shape.has_head:
-            growing += pieces_bytes(stage.shape, run, 1, moment)
-        found[moment] = MomentBytes(reserved_bytes(fixed, run, moment), reserved_bytes(growing, run, moment))
+        there = [one for one in rows if moment in one.moments]
+        fixed = sum(one.size_bytes for one in there if not one.grows_with_batch)
+        growing = sum(one.size_bytes for one in there if one.grows_with_batch)
+        fixed += _left_copies_bytes(r, moment)
+        if "chunked-loss" not in r.extras and r.shape.has_head:
+            growing += _pieces_bytes(r, moment)
+        found[moment] = MomentBytes(*(_reserved_bytes(size, r, moment) for size in (fixed, growing)))
     return found
 
 
-def _stage_rows(stage: Stage, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
-    return stage.rows(batch_size, lambda part: _rows(part, recipe, batch_size, extras))
-
-
-def _rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
-    run = as_run(recipe)
-    return [
-        *_fixed_rows(shape, recipe, extras),
-        *_activation_rows(shape, run, batch_size, extras),
-        *(head_rows(shape, run, batch_size, chunked="chunked-loss" in extras) if shape.has_head else []),
-        *_batch_data_rows(shape, run, batch_size),
-    ]
-
-
 def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
-    """What a step may take of a card of `total_bytes`.
+    """Return what a step may take of a card of `total_bytes`.
 
     Raises:
         ValueError: a headroom that is no share of the card.
@@ -193,7 +169,7 @@ def max_batch_size(
     *,
     beside_bytes: int = 0,
 ) -> int:
-    """The least over the moments of a step of floor((M·(1 − headroom) − fixed) / bytes per sample); 0 for none.
+    """Return the least over the moments of a step of floor((M·(1 − headroom) − fixed) / bytes per sample); 0 for none.
 
     Args:
         total_bytes: M, the memory of one GPU.
@@ -209,8 +185,41 @@ def max_batch_size(
     return max(0, min((usable - one.fixed_bytes) // one.sample_bytes for one in moments))
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """The closed form's answer for one batch size on one GPU.
+
+    Attributes:
+        usable_bytes: what the allocator can take of the GPU.
+        max_batch_size: the largest that stays within these; 0 for none.
+        obstacle: what is too large, in one line; None if the step fits.
+    """
+
+    prediction: FormulaPrediction
+    usable_bytes: int
+    max_batch_size: int
+    obstacle: str | None
+
+
+def outlook(setup: Setup, batch_size: int, gpu: Gpu, headroom: float, beside_bytes: int) -> Outlook:
+    """Predict a step, and how large a batch fits.
+
+    Args:
+        setup: the recipe as it runs on that GPU.
+        headroom: share of the GPU to leave free. `beside_bytes`: what the allocator cannot have of it.
+
+    Raises:
+        ValueError: as `predict`, and for a headroom that is no share of the GPU.
+    """
+    shape, recipe, extras = setup.shape, setup.recipe, setup.extras
+    prediction = predict(shape, recipe, batch_size, extras)
+    usable = max(0, usable_bytes(gpu.total_bytes, headroom) - beside_bytes)
+    largest = max_batch_size(shape, recipe, gpu.total_bytes, headroom, extras, beside_bytes=beside_bytes)
+    return Outlook(prediction, usable, largest, largest_obstacle(prediction, usable, f"of the {gpu.title}'s usable"))
+
+
 def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's") -> str | None:
-    """Why `prediction` exceeds `capacity_bytes`, in one line; None if it fits.
+    """Return why `prediction` exceeds `capacity_bytes`, in one line; None if it fits.
 
     It names the largest bucket, if that alone is too much, else the fewest that are so together.
 
@@ -230,7 +239,7 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
 
 
 def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) -> list[tuple[Bucket, int]]:
-    """The largest buckets, as few as exceed the capacity together. `sizes` are in descending order."""
+    """Return the largest buckets, as few as exceed the capacity together. `sizes` are in descending order."""
     chosen: list[tuple[Bucket, int]] = []
     for item in sizes:
         chosen.append(item)
@@ -239,123 +248,132 @@ def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) 
     return chosen
 
 
-def _fixed_rows(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[FormulaRow]:
-    if has_own_precision(recipe):
-        return engine_rows(shape, recipe, offloaded="offload-optimizer" in extras)
-    weights = adapters.weights(shape, recipe)
-    trained = _values(weights.trained)
-    storage = PRECISION_RECORDS[recipe.precision]
-    updated = adapters.as_trained(recipe)
-    kept = PRECISION_RECORDS[updated.precision]
-    gradients = fixed_row(Bucket.GRADIENTS, "gradients", (trained, kept.gradient_bytes), kept.source, kept.note)
-    rows = [
-        *_parameter_rows(shape, recipe),
-        *there({Moment.FIRST_BLOCK, Moment.EMBEDDING, Moment.UPDATE}, [gradients]),
-        offloaded_row(recipe) if "offload-optimizer" in extras else optimizer_row(updated, weights.trained),
+# What the allocator holds beside the tensors: free pieces of its segments that nothing asked for fits into.
+#
+# PyTorch's allocator gives a request the smallest cached block that is large enough and splits it (`get_free_block` in
+# c10/cuda/CUDACachingAllocator.cpp). Where memory is short it gives whole free segments back, but a segment of which a
+# piece is in use stays. Which pieces those are only a replay tells; these are what the traced steps of the catalog's
+# models came to, on twelve GPUs: `python -m tests.published.formula_vs_trace`.
+
+_SHARE = 0.05
+"""Of what is reserved, that lies in such pieces at the largest batch."""
+
+_SHORT_PATH = 2
+"""Convolutions in a block of the shallower ResNets; deeper ones have three."""
+
+
+def _pieces_bytes(r: Resolved, moment: Moment) -> int:
+    """Return what lies in pieces because of a sample.
+
+    Of a language model one fp32 block of its logits: the next step's forward finds the blocks that the last loss had,
+    splits them for its small tensors, and when the loss asks for them again one of them is in pieces. (With full
+    recompute that ends at some batch size, about 40 for GPT-2 small: beyond it this says too much.) Of a recomputed
+    ResNet the maps of its largest block, which forward frees between the ones that it keeps. Of recomputed experts
+    what they made.
+    """
+    shape, full = r.shape, r.recipe.recompute == "full"
+    if moment is Moment.UPDATE:
+        return 0
+    if shape.record.has_batch_norm and full:
+        values = max(_freed_between(block) for block in convnet.resnet(shape).blocks)
+        return values * r.width
+    if shape.experts is not None and full and moment in IN_A_BLOCK:
+        return shape.seq_len * shape.experts.active * shape.hidden * r.residual
+    if shape.record.predicts_tokens and moment in OF_THE_LOSS:
+        return shape.seq_len * shape.vocab * LOSS_BYTES
+    return 0
+
+
+def _freed_between(block: convnet.ConvBlock) -> int:
+    """Return values of one image.
+
+    Where two convolutions are all, what ReLU makes of them is no smaller than what follows.
+    """
+    return block.convolution_values + (block.activated_values if len(block.path) == _SHORT_PATH else 0)
+
+
+def _left_copies_bytes(r: Resolved, moment: Moment) -> int:
+    """Return under autocast with full recompute.
+
+    Where the 16-bit weights lay that forward made, between the kept inputs.
+    """
+    if r.recipe.has_adapters or r.recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
+        return 0
+    if not r.precision.working_copy_bytes:
+        return 0
+    return r.counts.copied * r.precision.working_copy_bytes
+
+
+def _reserved_bytes(allocated_bytes: int, r: Resolved, moment: Moment) -> int:
+    """Return what the allocator holds for so much, at the largest batch.
+
+    A fully recomputed step has little in between when the weights are updated: its pieces are used for gradients.
+    """
+    if moment is Moment.UPDATE and r.recipe.recompute == "full":
+        return allocated_bytes
+    return round(allocated_bytes / (1 - _SHARE))
+
+
+def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]:
+    """Return what the closed form takes for granted, one sentence each."""
+    assumed = [
+        "The highest of six moments of a step; between them memory moves evenly.",
+        "Allocator cache, CUDA context and library workspaces are not counted.",
     ]
-    rows = [shard(row, recipe) for row in rows]
-    rows += _working_copies(shape, recipe)
-    head = head_parameters(shape) if trains_head(shape, recipe) else 0
-    if head:
-        gradient = fixed_row(
-            Bucket.GRADIENTS,
-            "gradient of the output head",
-            (head, storage.gradient_bytes),
-            storage.source,
-            "the first that backward makes, and often the largest",
-        )
-        rows += there({Moment.LAST_BLOCK}, [gradient])
-        if shape.tied_head and shape.has_embedding:  # then nothing is frozen
-            rows.append(tied_gradients_row(head, storage.gradient_bytes))
-    if "offload-optimizer" not in extras and (scratch := scratch_row(updated, weights.trained)) is not None:
-        rows.append(shard_scratch(scratch, recipe))
-    if stage_of(recipe) == 3 and recipe.sharded_over > 1:
-        rows.append(_gathered_row(shape, recipe))
-    if (unpacked := adapters.dequantization_row(shape, recipe)) is not None:
-        rows += there(IN_A_BLOCK, [unpacked])
-    if (norm := adapters.norm_row(shape, recipe)) is not None:
-        rows += there(IN_A_BLOCK if recipe.recompute == "full" else {Moment.LAST_BLOCK}, [norm])
-    return rows
-
-
-def _parameter_rows(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
-    if recipe.has_adapters or recipe.has_frozen_layers:
-        return adapters.parameter_rows(shape, recipe)
-    storage = PRECISION_RECORDS[recipe.precision]
-    factors = adapters.trained_parameters(shape, recipe), storage.parameter_bytes
-    return [fixed_row(Bucket.PARAMETERS, "parameters", factors, storage.source, "counted from the architecture")]
-
-
-def _gathered_row(shape: ModelShape, recipe: Recipe) -> FormulaRow:
-    width = PRECISION_RECORDS[recipe.precision].parameter_bytes
-    return fixed_row(
-        Bucket.TEMPORARY,
-        "gathered parameters",
-        (adapters.gathered_bytes(shape, recipe),) if recipe.has_adapters else (gathered_parameters(shape), width),
-        "PyTorch FSDP2",
-        "whole on every GPU while needed: all outside the blocks, the block that runs and the one fetched ahead",
-    )
-
-
-def _values(tensors: Sequence[ParameterTensor]) -> int:
-    return sum(tensor.values for tensor in tensors)
-
-
-def _working_copies(shape: ModelShape, recipe: Recipe) -> list[FormulaRow]:
-    """The 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads."""
-    storage = PRECISION_RECORDS[recipe.precision]
-    if not storage.working_copy_bytes:
-        return []
-    copied, in_block = adapters.copied_parameters(shape, recipe)
-    row = fixed_row(
-        Bucket.ACTIVATIONS,
-        "16-bit working copy of the parameters",
-        (copied, storage.working_copy_bytes),
-        storage.source,
-        "made by forward and kept for backward, so with the activations, though the batch does not change it, and "
-        "whole on every GPU however the weights are sharded; embeddings and experts are used in fp32 and not copied",
-    )
-    if only_head(recipe):  # nothing below asks for a gradient, which the weight would be read for
-        return there({Moment.LOSS}, [row])
-    if recipe.recompute != "full":
-        return there(FORWARD_ENDS, [row])
-    again = fixed_row(
-        Bucket.ACTIVATIONS,
-        "16-bit working copy, one block while recomputed",
-        (in_block, storage.working_copy_bytes),
-        storage.source,
-        "with full recompute the cache goes with the loss, and backward copies a block's weights once more",
-    )
-    if recipe.has_adapters:  # the cache is for weights that have a gradient
-        return there(IN_A_BLOCK, [again])
-    return [*there({Moment.LOSS}, [row]), *there(IN_A_BLOCK, [again])]
-
-
-def _activation_rows(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras) -> list[FormulaRow]:
-    after, frozen = tail(shape, recipe), frozen_blocks(shape, recipe)
     if shape.record.has_attention:
-        offloaded = "offload-activations" in extras
-        rows = transformer.activation_rows(after, recipe, batch_size, offloaded=offloaded)
-    elif shape.record.has_batch_norm:
-        rows = convnet.activation_rows(shape, recipe, batch_size, frozen)
-    else:
-        rows = mlp.activation_rows(after, recipe, batch_size)
-    return [*rows, *frozen_block_rows(shape, recipe, batch_size)] if frozen else rows
+        assumed += _attention_assumptions(shape, recipe)
+    if shape.record.has_batch_norm:
+        assumed.append("BatchNorm's running statistics are not counted: they are buffers of a few kilobytes.")
+    if recipe.recompute == "selective" and not shape.record.has_attention:
+        assumed.append("Selective recompute drops attention scores; this network has none.")
+    if recipe.precision == "fp32":
+        assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
+    if recipe.data_parallel > 1 and recipe.sharding == "none":
+        assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
+    elif recipe.sharded_over > 1 and recipe.sharding != "none":
+        assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    assumed += _parallel_assumptions(recipe)
+    if recipe.has_frozen_layers:
+        assumed.append("Frozen layers come first: nothing is kept in them, and backward ends before them.")
+    if recipe.has_adapters:
+        assumed.append("No dropout before the adapters; the network's own weights are frozen, and have no gradient.")
+    if extras:
+        assumed.append(f"Formula only, never traced: {', '.join(sorted(extras))}.")
+    return assumed
 
 
-def _batch_data_rows(shape: ModelShape, recipe: Recipe, batch_size: int) -> list[FormulaRow]:
-    """Inputs in the dtype of the weights that they meet, or int64 ids; and targets, int64."""
-    width = PRECISION_RECORDS[recipe.precision].parameter_bytes
-    inputs: tuple[int, ...]
-    targets: tuple[int, ...] = (batch_size, _ID_BYTES)
-    if shape.record.inputs == "tokens":
-        name, inputs = "token ids", (batch_size, shape.seq_len, _ID_BYTES)
-        targets = inputs if shape.record.predicts_tokens else targets
-    elif shape.record.inputs == "features":
-        name, inputs = "features", (batch_size, shape.inputs, width)
-    else:
-        name, inputs = "images", (batch_size, _COLOURS, shape.image_size, shape.image_size, width)
-    return [
-        batch_row(Bucket.BATCH_DATA, name, inputs, TEXTBOOK),
-        batch_row(Bucket.BATCH_DATA, "targets", targets, TEXTBOOK, "int64"),
-    ]
+def _attention_assumptions(shape: ModelShape, recipe: Recipe) -> list[str]:
+    assumed = []
+    if recipe.attention == "auto":
+        assumed.append(
+            "PyTorch chooses a fused attention kernel, which drops the textbook's 5·a·S/h term; "
+            "--attention math keeps it."
+        )
+    if recipe.attention == "flash" and recipe.precision == "fp32":
+        assumed.append("Flash kernels take 16-bit values only; in fp32 PyTorch's fused kernel is efficient.")
+    if shape.record.remark:
+        assumed.append(shape.record.remark)
+    if shape.experts is not None:
+        active, total = active_parameters(shape), count_parameters(shape)
+        assumed.append(f"{active / 1e9:.1f} of {total / 1e9:.1f} billion parameters work on one token.")
+    if not shape.dropout:
+        assumed.append("The model has no dropout, so the textbook's masks are not counted.")
+    if recipe.recompute == "selective":
+        assumed.append("Selective recompute drops the attention core and rebuilds one block's at a time.")
+    return assumed
+
+
+def _parallel_assumptions(recipe: Recipe) -> list[str]:
+    """Return what the answer takes for granted where the network is cut."""
+    assumed = []
+    if recipe.tensor_parallel > 1:
+        assumed.append("Tensor parallel cuts blocks and vocabulary (Shoeybi et al. 2019), as PyTorch's DTensor does.")
+    if recipe.pipeline_parallel > 1:
+        assumed.append(
+            "Of the pipeline, the fuller of the first and the last stage is shown; the batch is one micro-batch."
+        )
+    if recipe.expert_parallel > 1:
+        assumed.append("Expert parallel: each GPU holds a share of the experts and gets as many tokens as it sends.")
+    if recipe.context_parallel > 1:
+        assumed.append("Context parallel: keys and values go round in a ring, one layer's at a time.")
+    return assumed

@@ -8,6 +8,8 @@ from math import gcd
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from gpumem_tui.catalog.shapes import ModelShape
+
 Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16"]
 Optimizer = Literal[
     "adamw",
@@ -30,6 +32,9 @@ Schedule = Literal["1f1b", "gpipe", "interleaved"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterDtype = Literal["base", "fp32"]
 BaseQuantization = Literal["none", "nf4-dq", "nf4", "int8", "fp8"]
+Extra = Literal["chunked-loss", "offload-optimizer", "offload-activations"]
+"""Techniques that the closed form knows and the traced workloads do not."""
+Extras = frozenset[Extra]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -42,6 +47,14 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 ADAPTERS: tuple[Adapter, ...] = get_args(Adapter)
 ADAPTER_DTYPES: tuple[AdapterDtype, ...] = get_args(AdapterDtype)
 BASE_QUANTIZATIONS: tuple[BaseQuantization, ...] = get_args(BaseQuantization)
+EXTRAS: tuple[Extra, ...] = get_args(Extra)
+NO_EXTRAS: Extras = frozenset()
+
+LOSS_CHUNKS = 8
+"""Pieces into which a chunked loss cuts each sequence."""
+
+OFFLOADED_BLOCKS = 2
+"""Blocks whose activations are on the GPU under offloading: the one that runs and the one on its way."""
 
 ALL_LINEAR = "all-linear"
 """Adapters at every linear layer but the output head, as PEFT calls it."""
@@ -121,8 +134,10 @@ class Recipe:
 
     @property
     def sharded_over(self) -> int:
-        """GPUs that hold the same part of the network, over which sharding spreads it: with different samples, or
-        different parts of the same ones (torchtitan and Megatron-LM shard over both)."""
+        """GPUs that hold the same part of the network, over which sharding spreads it.
+
+        They see different samples, or different parts of the same ones (torchtitan and Megatron-LM shard over both).
+        """
         return self.data_parallel * self.context_parallel
 
     @property
@@ -153,3 +168,12 @@ class Recipe:
         kind = "DoRA" if self.adapter == "dora" else "LoRA"
         wide = " in fp32" if self.adapter_dtype == "fp32" else ""
         return f"{kind} rank {self.lora_rank}{wide} at {self.lora_targets}{base}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is trained and how, in all that a technique may change."""
+
+    shape: ModelShape
+    recipe: Recipe
+    extras: Extras = NO_EXTRAS

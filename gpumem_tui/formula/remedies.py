@@ -5,22 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, Change, Setup, changes
-from gpumem_tui.formula.optimizers import OPTIMIZER_TECHNIQUES
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, max_batch_size, predict
-from gpumem_tui.formula.recipe import Recipe
-
-_LEFT_TO_THE_PLAN = frozenset(
-    {
-        "zero1",
-        "zero2",
-        "lora",
-        "qlora",
-        "freeze-half",
-        *(key for key, technique in OPTIMIZER_TECHNIQUES.items() if not technique.is_remedy),
-    }
-)
-"""Sharding less than all, another training altogether, and optimizers that are rarely the first thought."""
+from gpumem_tui.formula.recipe import Recipe, Setup
+from gpumem_tui.formula.techniques import SHARED_BY_DEFAULT, Technique, changes
 
 _WORTHWHILE = 0.01
 """Share of the step that a remedy must save to be worth naming, unless it raises the batch size."""
@@ -58,7 +45,7 @@ def remedies(
     gpu: Gpu | None = None,
     beside_bytes: int = 0,
 ) -> list[Remedy]:
-    """Every single change of a search's options that helps, the largest resulting batch first, then the most bytes.
+    """Return every single change of a search's options that helps, the largest batch first, then the most bytes.
 
     Args:
         total_bytes: memory of one GPU.
@@ -74,7 +61,7 @@ def remedies(
     found = []
     setup = Setup(shape, recipe)
     for change in changes(setup, gpu):
-        if not isinstance(change, Change) or not _offered(change, recipe):
+        if not isinstance(change, Technique) or not _offered(change, recipe):
             continue
         new = change.applied(setup)
         saved_bytes = peak_bytes - predict(new.shape, new.recipe, 1).peak_bytes
@@ -87,7 +74,7 @@ def remedies(
     return sorted(found, key=lambda remedy: (-remedy.max_batch_size, -remedy.saved_bytes))
 
 
-def _offered(change: Change, recipe: Recipe) -> bool:
+def _offered(change: Technique, recipe: Recipe) -> bool:
     if change.key == "more-gpus":
         return recipe.gpus < SHARED_BY_DEFAULT
-    return change.extra is None and change.key not in _LEFT_TO_THE_PLAN
+    return change.is_remedy

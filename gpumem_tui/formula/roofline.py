@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
-from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.catalog.speeds import MULTIPROCESSORS_OF_OTHERS
-from gpumem_tui.formula.adapters import weights
-from gpumem_tui.formula.blocks import fused
-from gpumem_tui.formula.changes import BF16_SINCE
+from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Gpu, ModelShape
+from gpumem_tui.formula.fixed import state_factors
 from gpumem_tui.formula.matmuls import Matmul, matmuls
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS, optimizer_row
-from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.records import BF16_SINCE, OPTIMIZER_RECORDS, PRECISION_RECORDS
+from gpumem_tui.formula.resolved import fused
+from gpumem_tui.formula.weights import weights
 from gpumem_tui.memory import Unknown
 
 TERA, GIGA = 1e12, 1e9
@@ -75,9 +74,14 @@ class Engine:
     tflops: float
     share: AssumedShare
 
+    @property
+    def words(self) -> str:
+        """What computes, and its highest rate."""
+        return f"the {self.tflops:,.4g} TFLOP/s of its {self.name}"
+
 
 def engine(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> Engine | Unknown:
-    """What computes the products of a step by torch's defaults, or why its rate is not known.
+    """Return what computes the products of a step by torch's defaults, or why its rate is not known.
 
     By default torch multiplies fp32 matrices on the CUDA cores, and convolves in TF32 where there is one
     (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32).
@@ -100,7 +104,7 @@ def engine(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> Engine | Unknown:
 
 
 def training_flops(shape: ModelShape, recipe: Recipe) -> int | Unknown:
-    """Floating-point operations of forward and backward for one sample, with what is recomputed."""
+    """Return floating-point operations of forward and backward for one sample, with what is recomputed."""
     products = matmuls(shape, recipe)
     if isinstance(products, Unknown):
         return products
@@ -108,7 +112,7 @@ def training_flops(shape: ModelShape, recipe: Recipe) -> int | Unknown:
 
 
 def _times(product: Matmul, recipe: Recipe) -> int:
-    """Products made for one of forward: itself, those of backward, and once more where it is recomputed."""
+    """Return how many products are made for one of forward: itself, backward's, and once more if it is recomputed."""
     return 1 + _again(product, recipe) + product.backward
 
 
@@ -120,7 +124,7 @@ def _again(product: Matmul, recipe: Recipe) -> bool:
 
 @lru_cache(maxsize=4096)
 def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, share: float) -> float | Unknown:
-    """Seconds of one forward and backward of `batch_size` samples on one GPU at that share of the highest rate."""
+    """Return seconds of a forward and backward of `batch_size` samples on one GPU at that share of its highest rate."""
     products, found = matmuls(shape, recipe), engine(shape, recipe, gpu)
     if isinstance(products, Unknown):
         return products
@@ -139,7 +143,7 @@ def pass_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu, batch_size: int, s
 
 @lru_cache(maxsize=4096)
 def relative_pass(shape: ModelShape, recipe: Recipe, multiprocessors: int | None, batch_size: int) -> float:
-    """The time of one forward and backward by arithmetic alone, in a unit of no meaning: only ratios are of use.
+    """Return the time of one forward and backward by arithmetic alone, in a unit of no meaning: only ratios are of use.
 
     For a family whose products are not known it is proportional to the batch.
     """
@@ -147,7 +151,7 @@ def relative_pass(shape: ModelShape, recipe: Recipe, multiprocessors: int | None
     if isinstance(products, Unknown):
         return float(batch_size)
 
-    return _sum(shape, products, recipe, batch_size, lambda flops, parts, elements: flops / min(1.0, parts / units))
+    return _sum(shape, products, recipe, batch_size, lambda flops, parts, _elements: flops / min(1.0, parts / units))
 
 
 def _sum(
@@ -157,8 +161,11 @@ def _sum(
     batch_size: int,
     seconds: Callable[[float, int, float], float],
 ) -> float:
-    """Over the products of forward and backward, of each `seconds` of its operations, its parts that can run beside
-    each other, and the elements of its three matrices. Scores that a fused kernel keeps on the chip are not moved."""
+    """Sum over the products of forward and backward.
+
+    Of each, `seconds` of its operations, its parts that can run beside each other, and the elements of its three
+    matrices. Scores that a fused kernel keeps on the chip are not moved.
+    """
     total = 0.0
     for product in products:
         rows = product.rows if product.heads else product.rows * batch_size
@@ -181,16 +188,16 @@ def _flops(rows: int, columns: int, terms: int) -> float:
 
 
 def _parts(rows: int, columns: int, terms: int) -> int:
-    """Tiles of an output, and the pieces that the sum behind each is cut into."""
+    """Count tiles of an output, and the pieces that the sum behind each is cut into."""
     return -(-rows // _TILE) * -(-columns // _TILE) * max(1, terms // _PIECE)
 
 
 def update_seconds(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> float | Unknown:
-    """Seconds of one optimizer step on one GPU: parameters and state are read and written, gradients read."""
+    """Return seconds of one optimizer step on one GPU: parameters and state are read and written, gradients read."""
     if gpu.speed is None:
         return Unknown(f"the memory bandwidth of {gpu.title} is not in the catalog")
     tensors, storage = weights(shape, recipe).trained, PRECISION_RECORDS[recipe.precision]
-    state_bytes = optimizer_row(recipe, tensors).size_bytes if OPTIMIZER_RECORDS[recipe.optimizer].states != 0 else 0
+    state_bytes = prod(state_factors(OPTIMIZER_RECORDS[recipe.optimizer], tensors, storage.state_bytes))
     parameters = sum(tensor.values for tensor in tensors)
     moved = parameters * (2 * storage.parameter_bytes + storage.gradient_bytes) + 2 * state_bytes
     sharded = recipe.sharded_over if recipe.sharding != "none" else 1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 
-from gpumem_tui.memory import Bucket
+import msgspec
 
-TEXTBOOK = "textbook accounting"
-"""Source of the forms every text on training memory shares: bytes per parameter, bytes per input value."""
+from gpumem_tui.catalog.loader import toml_tables
+from gpumem_tui.memory import Bucket
 
 
 class Moment(Enum):
@@ -28,11 +27,25 @@ class Moment(Enum):
     UPDATE = "as the optimizer updates the weights"
 
 
-ALWAYS = frozenset(Moment)
-FORWARD_ENDS = frozenset({Moment.LOSS, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK})
+Moments = frozenset[Moment]
+ALWAYS: Moments = frozenset(Moment)
+FORWARD_ENDS: Moments = frozenset({Moment.LOSS, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK})
 """Everything that forward keeps is there: through the loss, until backward has run through the first block it meets."""
-AFTER_FORWARD = ALWAYS - {Moment.FORWARD}
-IN_A_BLOCK = frozenset({Moment.LAST_BLOCK, Moment.FIRST_BLOCK})
+AFTER_FORWARD: Moments = ALWAYS - {Moment.FORWARD}
+IN_A_BLOCK: Moments = frozenset({Moment.LAST_BLOCK, Moment.FIRST_BLOCK})
+LOSS: Moments = frozenset({Moment.LOSS})
+LOSS_BACKWARD: Moments = frozenset({Moment.LOSS_BACKWARD})
+OF_THE_LOSS: Moments = LOSS | LOSS_BACKWARD
+LAST_BLOCK: Moments = frozenset({Moment.LAST_BLOCK})
+FIRST_BLOCK: Moments = frozenset({Moment.FIRST_BLOCK})
+UPDATE: Moments = frozenset({Moment.UPDATE})
+
+ONE_BLOCK = ", one block while recomputed"
+"""Suffix of the rows that only one block at a time needs."""
+WITHOUT_EXPERTS = ", blocks without experts"
+"""Suffix of the rows of a network's dense blocks beside those that have experts."""
+THE_FIRST_BLOCK = ", the first block's"
+"""Suffix of the rows that are left as backward ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +68,58 @@ class FormulaRow:
     source: str
     note: str = ""
     grows_with_batch: bool = False
-    moments: frozenset[Moment] = ALWAYS
+    moments: Moments = ALWAYS
+
+    def over(self, gpus: int, source: str = "") -> FormulaRow:
+        """Return one GPU's share of the row, rounded up to a byte. `source`: of that share."""
+        return replace(
+            self,
+            size_bytes=-(-self.size_bytes // gpus),
+            expression=f"{self.expression} / {gpus}",
+            source=f"{self.source}; {source}" if source else self.source,
+        )
 
 
-def fixed_row(bucket: Bucket, name: str, factors: Sequence[int], source: str, note: str = "") -> FormulaRow:
-    """A row whose bytes are the product of `factors`, whatever the batch size."""
-    return FormulaRow(bucket, name, prod(factors), _product(factors), source, note)
+class RowWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is said of a row, whatever its numbers: a table of rows.toml.
+
+    Attributes:
+        bucket: of the ledger; `grows`: with the batch.
+        formula: in symbols. `limits`: where it stops being right.
+    """
+
+    bucket: Bucket
+    formula: str
+    grows: bool = False
+    source: str = ""
+    note: str = ""
+    limits: str = ""
 
 
-def batch_row(bucket: Bucket, name: str, factors: Sequence[int], source: str, note: str = "") -> FormulaRow:
-    """A row whose bytes are the product of `factors`, one of which is the batch size."""
-    return FormulaRow(bucket, name, prod(factors), _product(factors), source, note, grows_with_batch=True)
+ROW_WORDS = msgspec.convert(toml_tables("rows.toml"), dict[str, RowWords])
+"""By a row's name, without its suffix."""
 
 
-def there(moments: Iterable[Moment], rows: Iterable[FormulaRow]) -> list[FormulaRow]:
-    """The same rows, there at these moments only."""
-    at = frozenset(moments)
-    return [replace(row, moments=at) for row in rows]
+def row(
+    name: str, *factors: int, at: Moments = ALWAYS, suffix: str = "", source: str = "", note: str | None = None
+) -> FormulaRow:
+    """Return the row of that name, whose bytes are the product of its factors, of which one may be the batch size.
 
-
-def _product(factors: Sequence[int]) -> str:
-    """Separators only where a number is long: 1024 reads better as it is, a parameter count does not."""
-    return " · ".join(f"{factor:,}" if factor >= 10_000 else str(factor) for factor in factors)
+    Args:
+        name: of `ROW_WORDS`. `suffix`: what its name ends with.
+        factors: bytes, values and their counts.
+        at: when in a step it is there.
+        source: where the term is from, instead of the usual; `note`: likewise.
+    """
+    words = ROW_WORDS[name]
+    return FormulaRow(
+        words.bucket,
+        name + suffix,
+        prod(factors),
+        # Separators only where a number is long: 1024 reads better as it is, a parameter count does not.
+        " · ".join(f"{factor:,}" if factor >= 10_000 else str(factor) for factor in factors),
+        source or words.source,
+        words.note if note is None else note,
+        words.grows,
+        at,
+    )

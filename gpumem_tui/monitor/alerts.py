@@ -1,17 +1,19 @@
-"""The alerts of a snapshot, and since when each lasts. Reads no clock: time is the snapshots' own."""
+"""The alerts of a snapshot, since when each lasts, and which have just begun. Time is the snapshots' own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import combinations
+from typing import Any
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
-from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
 
 _NEAR_FULL_SLACK_PERCENT = 3.0
@@ -29,6 +31,13 @@ had what it needed: that it ends says nothing."""
 _LATELY_S = 30.0
 """An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
 _NOTABLE_PERCENT = 5.0  # a process that held less of the device than this did not fill it
+
+_TREND_S = 60.0
+_SHORTEST_TREND_S = 15.0
+"""Less than this has no trend yet: a model being loaded grows fast and stops."""
+_MOST_POINTS = 24
+_LONGEST_OUTLOOK_S = 3600.0
+"""Further ahead than this nothing is predicted."""
 
 
 class Severity(Enum):
@@ -97,7 +106,7 @@ class Alert:
 
     @property
     def key(self) -> Key:
-        """What makes it the same alert as before, though its message goes on changing."""
+        """Return what makes it the same alert as before, though its message changes."""
         return self.gpu_uuid, self.instance, self.kind
 
 
@@ -135,6 +144,46 @@ class _Scope:
     processes: Reading[tuple[GpuProcess, ...]]
 
 
+class Trend:
+    """The memory in use over the last minute."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, time_s: float, used_bytes: int) -> None:
+        """Take in a reading. A clock that was set back starts afresh."""
+        if self._points and time_s <= self._points[-1][0]:
+            if time_s == self._points[-1][0]:
+                return
+            self._points.clear()
+        self._points.append((time_s, used_bytes))
+        while self._points[0][0] < time_s - _TREND_S:
+            self._points.popleft()
+
+    def seconds_to(self, size_bytes: int) -> float | None:
+        """Return seconds until `size_bytes` are in use; None without steady growth, or if it takes over an hour.
+
+        The growth is the median of the slopes between all pairs of points (Theil 1950, Sen 1968), which a burst or a
+        dip of less than 29 % of the points does not move. Growth that stopped within the last quarter is none.
+        """
+        points = list(self._points)
+        if len(points) < 4 or points[-1][0] - points[0][0] < _SHORTEST_TREND_S:
+            return None
+        points = points[:: -max(1, -(-len(points) // _MOST_POINTS))][::-1]
+        slope = _slope(points)
+        if slope <= 0 or _slope(points[-max(2, len(points) // 4) :]) <= 0:
+            return None
+        left_s = max(0, size_bytes - points[-1][1]) / slope
+        return left_s if left_s <= _LONGEST_OUTLOOK_S else None
+
+
+def _slope(points: list[tuple[float, int]]) -> float:
+    """Return the growth in bytes a second."""
+    import statistics  # brings decimals and random numbers: not before the first frame
+
+    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
+
+
 @dataclass
 class _Past:
     """What earlier snapshots said of a scope.
@@ -152,7 +201,7 @@ class _Past:
     filled_s: dict[int, float] = field(default_factory=dict)
 
     def take(self, processes: tuple[GpuProcess, ...], now_s: float, *, full: bool) -> None:
-        """The next list of processes, and whether memory is at its limit now."""
+        """Remember the next list of processes, and whether memory is at its limit now."""
         since_s = -math.inf if self.processes is None else now_s
         known = {p.pid: self.filled_s.get(p.pid, since_s if full else None) for p in processes}
         self.filled_s = {pid: filled_s for pid, filled_s in known.items() if filled_s is not None}
@@ -171,7 +220,7 @@ class Alerts:
         self._time_s = 0.0
 
     def anew(self) -> Alerts:
-        """New alerts with the same settings and no past."""
+        """Make new alerts with the same settings and no past."""
         return Alerts(self._settings)
 
     def update(
@@ -181,7 +230,7 @@ class Alerts:
         ended: Sequence[RanOutOfMemory] = (),
         growing: Sequence[Growing] = (),
     ) -> tuple[Alert, ...]:
-        """The alerts after one more snapshot: the worst first, of those in the order of their kinds, then the oldest.
+        """Return the alerts after one more snapshot: the worst first, then by the order of kinds, then the oldest.
 
         Args:
             probes: what the probes of watched processes say, if any does.
@@ -239,7 +288,7 @@ class Alerts:
         return tuple(sorted(alerts, key=rank))
 
     def _set_back(self, now_s: float) -> None:
-        """The clock went back: nothing may have begun in the future."""
+        """Move what began in the future to now, as the clock went back."""
         for lasting in self._lasting.values():
             lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
         self._past.clear()
@@ -263,7 +312,7 @@ class Alerts:
         yield from self._retried(gpu, title, probes)
 
     def _memory(self, scope: _Scope, past: _Past, now_s: float) -> Iterator[_Finding]:
-        """Near its limit now, or a process that ended at the limit."""
+        """Find memory that is near its limit, and processes that ended at the limit."""
         if isinstance(scope.memory, Unknown):
             return
         size_bytes = scope.memory.used_bytes + scope.memory.free_bytes
@@ -279,8 +328,10 @@ class Alerts:
     def _ended_while_filling(
         self, processes: tuple[GpuProcess, ...], scope: _Scope, past: _Past, size_bytes: int, now_s: float
     ) -> Iterator[_Finding]:
-        """A process that held a notable share, and is gone right after it first met the limit: a guess, which is not
-        needed where a probe says how it ended."""
+        """Find processes that held a notable share and are gone right after they first met the limit.
+
+        It is a guess, which is not needed where a probe says how a process ended.
+        """
         if past.time_s - past.full_s > _AT_LIMIT_S:
             return
         left = {process.pid for process in processes} | self._watched
@@ -317,7 +368,7 @@ class Alerts:
             yield _Finding(AlertKind.HOT, Severity.WARNING, message, begins=above_c >= 0)
 
     def _retried(self, gpu: GpuReading, title: str, probes: Probes) -> Iterator[_Finding]:
-        """A watched process whose allocator ran into the limit since the last snapshot."""
+        """Find watched processes whose allocator ran into the limit since the last snapshot."""
         for key, figures in probes.items():
             before = self._probes.get(key)
             if key[0] != gpu.uuid or before is None:
@@ -332,7 +383,7 @@ class Alerts:
 
 
 def _ended(snapshot: Snapshot, ended: Sequence[RanOutOfMemory]) -> Iterator[tuple[str, _Finding]]:
-    """The watched processes that memory ran out under lately; of those of one GPU the last, with the GPU's uuid."""
+    """Yield the processes that lately ran out of memory, with their GPU's uuid; the last one of a GPU comes last."""
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     for end in sorted(ended, key=lambda end: end.time_s):
         if snapshot.time_s - end.time_s <= _LATELY_S:
@@ -342,7 +393,7 @@ def _ended(snapshot: Snapshot, ended: Sequence[RanOutOfMemory]) -> Iterator[tupl
 
 
 def _growing(snapshot: Snapshot, growing: Sequence[Growing]) -> Iterator[tuple[str, _Finding]]:
-    """Of those of one GPU the one that fills it first, which comes last; with the GPU's uuid."""
+    """Yield the processes that grow, with their GPU's uuid; the one that fills a GPU first comes last."""
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     for one in sorted(growing, key=lambda one: one.left_s, reverse=True):
         uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
@@ -373,7 +424,7 @@ def _scopes(gpu: GpuReading) -> list[_Scope]:
 
 
 def _unread(gpu: GpuReading) -> Iterator[Key]:
-    """Alerts whose figure this snapshot does not have: neither on nor over."""
+    """Yield the alerts whose figure this snapshot lacks: they are neither on nor over."""
     if gpu.state is DeviceState.LOST:
         return
     stale = gpu.state is DeviceState.STALE
@@ -398,3 +449,63 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min"
+
+
+# ---- what a recording is searched by
+
+
+@dataclass(frozen=True)
+class AlertMark:
+    """An alert that began.
+
+    Attributes:
+        host: by its name; empty in a recording of one machine.
+        ranks: of the processes with a probe on the GPU that it concerns.
+    """
+
+    time_s: float
+    severity: Severity
+    message: str
+    host: str = ""
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def who(self) -> str:
+        """Return the host and the ranks, as far as there are any."""
+        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        return " ".join(part for part in (self.host, ranks) if part)
+
+
+class NewAlerts:
+    """Picks out of the alerts of each moment those that have just begun."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[Key]] = {}
+
+    def begun(
+        self,
+        time_s: float,
+        alerts: Sequence[Alert],
+        probes: Mapping[tuple[str, int], Mapping[str, Any]],
+        host: str = "",
+    ) -> list[AlertMark]:
+        """Return the alerts of this moment that were not there in the one before.
+
+        Args:
+            probes: what probes say, by GPU or MIG instance and pid.
+        """
+        known = self._known.get(host, set())
+        self._known[host] = {alert.key for alert in alerts}
+        return [
+            AlertMark(time_s, alert.severity, alert.message, host, ranks_on(alert.instance or alert.gpu_uuid, probes))
+            for alert in alerts
+            if alert.key not in known
+        ]
+
+
+def ranks_on(uuid: str, probes: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the ranks of the processes on a GPU that are one of several."""
+    found = {
+        body.get("rank") for (place, _), body in probes.items() if place == uuid and (body.get("world_size") or 1) > 1
+    }
+    return tuple(sorted(rank for rank in found if type(rank) is int))

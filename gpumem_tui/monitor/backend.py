@@ -1,6 +1,8 @@
-"""What the Monitor asks of a vendor's library, whichever it is. A vendor is an implementation of `GpuBackend`.
+"""What the Monitor asks of a vendor's library. A vendor is an implementation of `GpuBackend` and a `Vendor`.
 
-Every value is one, or an `Unknown` with the reason in a user's words. What cannot be answered at all is a `Fault`.
+A plug-in offers its `Vendor` as an entry point of the group ``gpumem_tui.vendors``; every backend passes the tests of
+`tests/monitor/vendor_kit.py`. Each value is one, or an `Unknown` with the reason in a user's words. A `Fault` is for
+what cannot be answered at all.
 """
 
 from __future__ import annotations
@@ -8,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
-from gpumem_tui.memory import Value
-from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
+
+NOT_CUDA = Unknown("not a CUDA device")
 
 
 class Fault(Exception):
@@ -32,12 +36,17 @@ class NoSuchGpu(Fault):
 
 
 class StartFault(Exception):
-    """The library does not start: why in a few words, and how to fix it (empty where the reason says so)."""
+    """The library does not start: why in a few words, and how to fix it (empty where the reason says so).
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    Attributes:
+        no_driver: this machine has no driver of this vendor: another vendor's is looked for.
+    """
+
+    def __init__(self, reason: str, remedy: str = "", *, no_driver: bool = False) -> None:
         super().__init__(f"{reason}: {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
+        self.no_driver = no_driver
 
 
 @dataclass(frozen=True)
@@ -45,17 +54,17 @@ class Identity:
     """What names a GPU, and what never changes of it.
 
     Attributes:
-        compute_capability: (8, 0) for sm_80.
+        compute_capability: (8, 0) for sm_80; only CUDA devices have one.
         integrated: its memory is the host's, as far as the vendor's tables tell.
         holds_virtual_machines: memory that no process accounts for may be theirs.
     """
 
     uuid: str
     name: str
-    bus_id: str
-    compute_capability: Reading[tuple[int, int]]
-    integrated: bool
-    holds_virtual_machines: bool
+    bus_id: str = ""
+    compute_capability: Reading[tuple[int, int]] = NOT_CUDA
+    integrated: bool = False
+    holds_virtual_machines: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,10 +79,10 @@ class MemoryHolder(Protocol):
     """A GPU, or a part that a GPU is divided into. Each method raises `Gone` where the GPU or the driver is lost."""
 
     def memory(self) -> Reading[Memory]:
-        """Its memory as the driver counts it."""
+        """Read its memory as the driver counts it."""
 
     def compute_processes(self) -> Reading[tuple[ListedProcess, ...]]:
-        """Those that compute on it, clients of a sharing service included."""
+        """List the processes that compute on it, clients of a sharing service included."""
 
 
 class InstanceHandle(MemoryHolder, Protocol):
@@ -81,15 +90,15 @@ class InstanceHandle(MemoryHolder, Protocol):
 
     @property
     def index(self) -> int:
-        """Its number under the GPU, as the vendor's tool prints it."""
+        """Return its number under the GPU, as the vendor's tool prints it."""
 
     @property
     def uuid(self) -> str:
-        """Its unique name, which never changes."""
+        """Return its unique name, which never changes."""
 
     @property
     def name(self) -> str:
-        """As the vendor calls it."""
+        """Return what the vendor calls it."""
 
 
 class GpuHandle(MemoryHolder, Protocol):
@@ -97,22 +106,25 @@ class GpuHandle(MemoryHolder, Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Read once."""
+        """Return what was read of it once."""
 
     def graphics_processes(self) -> Reading[tuple[ListedProcess, ...]]:
-        """Those that draw on it."""
+        """List the processes that draw on it."""
 
-    def sm_percents(self) -> Reading[Mapping[int, int]]:
-        """Share of the multiprocessors by pid, since the last call; a pid that is missing computed nothing."""
+    def process_percents(self) -> Reading[Mapping[int, int]]:
+        """Read each process's share of the compute units since the last call; a pid that is missing computed nothing.
 
-    def read(self, names: Collection[str]) -> Mapping[str, Reading[Any]]:
-        """Those of the table's readings that are asked for, by name. What the vendor has not may be left out."""
+        A vendor that does not tell returns an `Unknown`.
+        """
+
+    def read(self, names: Collection[str]) -> Telemetry:
+        """Read those of the table's readings whose names are asked for; what is left out counts as not supported."""
 
     def divided(self) -> Reading[bool]:
-        """Whether it is divided into instances (MIG) now."""
+        """Read whether it is divided into instances (MIG) now."""
 
     def instances(self) -> tuple[InstanceHandle, ...]:
-        """Its instances."""
+        """List its instances."""
 
 
 class GpuBackend(Protocol):
@@ -120,10 +132,10 @@ class GpuBackend(Protocol):
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Calls made so far, by the library's function."""
+        """Count the calls made so far, by the library's function."""
 
     def in_progress(self) -> tuple[str, float] | None:
-        """The call that has not returned, and for how many seconds."""
+        """Return the call that has not returned, and for how many seconds."""
 
     def start(self) -> None:
         """Load the library and start it. Each success needs a `stop`.
@@ -136,20 +148,20 @@ class GpuBackend(Protocol):
         """Let go of the library; nothing happens if it was not started."""
 
     def driver_version(self) -> Reading[str]:
-        """As the vendor's tool prints it."""
+        """Read the driver's version as the vendor's tool prints it."""
 
-    def cuda_version(self) -> Reading[str]:
-        """The newest CUDA version that the driver runs, "12.4"."""
+    def runtime_version(self) -> Reading[str]:
+        """Read the newest version of the vendor's runtime (`Vendor.runtime`) that the driver runs, "12.4"."""
 
     def count(self) -> int:
-        """How many GPUs the driver lists.
+        """Count the GPUs that the driver lists.
 
         Raises:
             Fault: it does not say.
         """
 
     def gpu(self, index: int) -> GpuHandle:
-        """The GPU that the driver has at an index.
+        """Return the GPU that the driver has at an index.
 
         Raises:
             NoSuchGpu: there is none.
@@ -157,32 +169,66 @@ class GpuBackend(Protocol):
         """
 
     def begin_pass(self) -> None:
-        """From here on `check_answers` counts."""
+        """Begin to collect what `check_answers` judges."""
 
     def check_answers(self) -> None:
-        """Look at the calls since `begin_pass`.
+        """Judge the calls since `begin_pass`.
 
         Raises:
             Gone: the driver answered nothing but errors.
         """
 
     def bus(self) -> frozenset[str]:
-        """The GPUs that the kernel has bound to the driver; the library may find new ones only when it starts."""
+        """List the GPUs that the kernel has bound to the driver; the library may find new ones only when it starts."""
 
 
-@dataclass(frozen=True)
+Market = Literal["consumer", "workstation", "datacenter"]
+
+
+def _nothing_withheld(_environ: Mapping[str, str]) -> tuple[str, str]:
+    return "", ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """Whose GPUs, and how to reach them.
+    """Whose GPUs, how to reach them, and the words for them on every screen.
 
     Attributes:
-        driver: what a user calls the driver: "NVIDIA driver".
-        library: and its library: "NVML".
+        brand: "NVIDIA"; `product_words` are what its products' names begin with, which short names leave out.
+        driver: what a user calls the driver, "NVIDIA driver"; `library` its library, "NVML".
+        runtime: what programs are compiled for, "CUDA"; `tool` what prints the driver's state, "nvidia-smi".
+        open: makes a backend, for the thread that calls it; the argument is the folder of the kernel's own files,
+            ``/proc``. It loads the vendor's library: not at a program's start.
+        no_driver: how a snapshot's `problem` begins where this machine has no such driver, `not_loaded` where it is
+            not loaded: there may be no GPU at all.
         no_gpu: what is wrong, and how to fix it, where the driver runs and lists no GPU.
-        open: a backend, for the thread that calls it; the argument is the folder of the kernel's own files, ``/proc``.
-            It loads the vendor's library: not at a program's start.
+        kernel_log: how to see what the driver wrote to the kernel's log, `faults_log` what it wrote about its GPUs.
+        in_containers: how to give a container its GPUs.
+        device_files: a pattern of the names in ``/dev`` that a program opens to use a GPU; `device_paths` what the
+            paths of open files of such a program begin with, on every kind of machine.
+        sharing_server: what the name of a process begins with that holds memory for others, and what is to be known
+            of it.
+        is_on_bus: whether a file system's ``sys`` and ``dev`` show a GPU of this vendor, driver or not.
+        withheld: from a container's environment what it keeps back of the driver, and the remedy; empty for nothing.
+        market: whom a product, by its name, is sold to.
     """
 
+    brand: str
+    product_words: tuple[str, ...]
     driver: str
     library: str
-    no_gpu: str
+    runtime: str
+    tool: str
     open: Callable[[Path], GpuBackend]
+    no_driver: str
+    not_loaded: str
+    no_gpu: str
+    kernel_log: str = "`sudo dmesg`"
+    faults_log: str = "`sudo dmesg`"
+    in_containers: str = "start it with its GPUs"
+    device_files: str
+    device_paths: tuple[str, ...]
+    sharing_server: tuple[str, str] = ("", "")
+    is_on_bus: Callable[[Path], bool] = lambda _root: False
+    withheld: Callable[[Mapping[str, str]], tuple[str, str]] = _nothing_withheld
+    market: Callable[[str], Market] = lambda _name: "datacenter"

@@ -1,15 +1,16 @@
-"""The real GPUs of this machine, as their driver lists them."""
+"""The real GPUs of this machine, as their driver lists them, and which of them a process sees as cuda:0, cuda:1, ..."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Unknown
-from gpumem_tui.monitor.backend import Fault, GpuBackend, StartFault
-from gpumem_tui.monitor.vendors import VENDOR
+from gpumem_tui.monitor import vendors
+from gpumem_tui.monitor.backend import Fault, GpuBackend, StartFault, Vendor
+from gpumem_tui.monitor.readings import Reading
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
@@ -36,11 +37,11 @@ class RealGpu:
 
     @property
     def is_free(self) -> bool:
-        """Nobody trains here."""
+        """Return whether nobody trains here."""
         return not self.pids and self.used_bytes < IDLE_BYTES
 
     def describe(self, *, shared: bool = False) -> Gpu:
-        """As the simulator and the search know GPUs. `shared`: only what the others leave counts as the device's."""
+        """Describe it for the simulator and the search. `shared`: only what others leave counts as the device's."""
         from gpumem_tui.catalog.loader import (
             multiprocessors_of,
             speed_of,
@@ -50,23 +51,34 @@ class RealGpu:
         return Gpu(
             name=str(self.index),
             title=self.name,
-            kind=_kind(self.name),
+            kind=vendors.vendor().market(self.name),
             total_bytes=self.total_bytes,
             cuda_total_bytes=available,
             compute_capability=self.compute_capability,
-            source="NVML on this machine",
+            source=f"{vendors.vendor().library} on this machine",
             multiprocessors=multiprocessors_of(self.total_bytes, self.compute_capability),
             speed=speed_of(self.name, self.total_bytes),
         )
 
 
 def list_gpus() -> tuple[RealGpu, ...] | Unknown:
-    """Every NVIDIA GPU of this machine that answers, or why there is none to list. A lost GPU hides no other."""
-    backend = VENDOR.open(Path("/proc"))
-    try:
-        backend.start()
-    except StartFault as fault:
-        return Unknown(fault.reason)
+    """Return every GPU of this machine that answers, or why there is none to list. A lost GPU hides no other."""
+    reasons: list[str] = []
+    for vendor in vendors.candidates(vendors.vendor()):
+        backend = vendor.open(Path("/proc"))
+        try:
+            backend.start()
+        except StartFault as fault:
+            reasons.append(fault.reason)
+            if not fault.no_driver:
+                return Unknown(fault.reason)
+        else:
+            vendors.choose(vendor)
+            return _list(vendor, backend)
+    return Unknown(reasons[0])
+
+
+def _list(vendor: Vendor, backend: GpuBackend) -> tuple[RealGpu, ...] | Unknown:
     try:
         found, faults = [], []
         for index in range(backend.count()):
@@ -75,7 +87,7 @@ def list_gpus() -> tuple[RealGpu, ...] | Unknown:
             except (Fault, _Unreadable) as fault:
                 faults.append(f"GPU {index}: {fault}")
     except Fault as fault:
-        return Unknown(f"{VENDOR.library} cannot list the GPUs: {fault}")
+        return Unknown(f"{vendor.library} cannot list the GPUs: {fault}")
     finally:
         backend.stop()
     if faults and not found:
@@ -106,7 +118,66 @@ def _read(backend: GpuBackend, index: int) -> RealGpu:
     )
 
 
-def _kind(name: str) -> Literal["consumer", "workstation", "datacenter"]:
-    if "GeForce" in name or "TITAN" in name:
-        return "consumer"
-    return "workstation" if "RTX" in name or "Quadro" in name else "datacenter"
+# ---- what a process sees
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A GPU as CUDA could list it.
+
+    Attributes:
+        index: the driver's, which is the order on the PCI bus.
+        instances: UUIDs of its MIG instances; with any, CUDA sees one of them and never the whole GPU.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    instances: tuple[str, ...] = ()
+
+
+def visible_devices(gpus: Sequence[Candidate], environ: Mapping[str, str]) -> Reading[tuple[str, ...]]:
+    """Return the UUIDs of cuda:0, cuda:1, ... for a process with this environment.
+
+    ``CUDA_VISIBLE_DEVICES`` holds indices or UUIDs (or their beginnings). As CUDA does, the list ends at the first
+    entry that names no GPU or more than one, and is empty if an entry repeats. Indices follow the PCI bus if
+    ``CUDA_DEVICE_ORDER`` says PCI_BUS_ID; else the fastest GPU is first, which only tells the order where all GPUs
+    are alike (CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA_VISIBLE_DEVICES").
+    """
+    variable = environ.get("CUDA_VISIBLE_DEVICES")
+    entries = None if variable is None else [entry.strip() for entry in variable.split(",")]
+    by_index = entries is None or any(entry.isdigit() for entry in entries)
+    ordered = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) <= 1
+    if by_index and not ordered:
+        return Unknown(
+            "CUDA puts the fastest of different GPUs first; CUDA_DEVICE_ORDER=PCI_BUS_ID would tell the order"
+        )
+    if entries is None:
+        seen = [_whole(gpu) for gpu in gpus]
+    else:
+        seen = []
+        for entry in entries:
+            named = _named(entry, gpus)
+            if len(named) != 1:
+                break
+            if named[0] in seen:
+                return ()
+            seen.append(named[0])
+    instances = {uuid for gpu in gpus for uuid in gpu.instances}
+    partial = [uuid for uuid in seen if uuid in instances]
+    return (partial[0],) if partial else tuple(seen)  # CUDA lists a single MIG instance and nothing beside it
+
+
+def _whole(gpu: Candidate) -> str:
+    return gpu.instances[0] if gpu.instances else gpu.uuid
+
+
+def _named(entry: str, gpus: Sequence[Candidate]) -> list[str]:
+    """Return every device that an entry may mean."""
+    if entry.isdigit():
+        return [_whole(gpu) for gpu in gpus if gpu.index == int(entry)]
+    if entry.startswith("GPU-"):
+        return [_whole(gpu) for gpu in gpus if gpu.uuid.startswith(entry)]
+    if entry.startswith("MIG-"):
+        return [uuid for gpu in gpus for uuid in gpu.instances if uuid.startswith(entry)]
+    return []

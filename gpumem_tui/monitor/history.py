@@ -63,7 +63,7 @@ class History:
         self._gpus: dict[str, _Gpu] = {}
 
     def emptied(self) -> History:
-        """One of the same kind that remembers nothing."""
+        """Make a history of the same kind that remembers nothing."""
         return History(self.interval_s, self._hours)
 
     def add(self, snapshot: Snapshot, probes: Probes | None = None) -> None:
@@ -78,7 +78,7 @@ class History:
             del self._gpus[uuid]
 
     def series(self, uuid: str, columns: int, span_s: float, now_s: float) -> Series:
-        """The last `span_s` seconds in `columns` buckets (at least that long: widths are whole seconds or minutes).
+        """Return the last `span_s` seconds in `columns` buckets, or more: widths are whole seconds or minutes.
 
         A bucket covers the same seconds in every call with the same `columns` and `span_s`.
         """
@@ -98,17 +98,17 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """The memory the values take: constant once every GPU was seen."""
+        """Return the memory the values take: constant once every GPU was seen."""
         return sum(ring.size_bytes for gpu in self._gpus.values() for ring in gpu.rings)
 
 
 def _tiers(hours: float) -> tuple[tuple[int, int], ...]:
-    """(seconds a bucket, buckets): 15 minutes by the second, 2.5 hours by 10 seconds, the rest by the minute."""
+    """Return (seconds a bucket, buckets): 15 minutes by the second, 2.5 hours by 10 s, the rest by the minute."""
     return ((1, 900), (10, 900), (60, max(150, math.ceil(hours * 60)) + 30))
 
 
 def values_of(gpu: GpuReading, probes: Probes) -> dict[Column, float]:
-    """What is kept of a reading: the values that are known."""
+    """Return the known values of a reading that are kept."""
     values: dict[Column, float] = {}
     memory = gpu.visible_memory
     if not isinstance(memory, Unknown):
@@ -156,11 +156,11 @@ class _Ring:
         return sum(2 * values.itemsize * len(values) for values in self._peaks.values())
 
     def width(self, columns: int, span_s: float) -> int:
-        """Own buckets in each of `columns` that together are at least `span_s` wide."""
+        """Return how many own buckets each of `columns` needs to be at least `span_s` wide together."""
         return max(1, math.ceil(span_s / columns / self.step_s))
 
     def reaches(self, columns: int, span_s: float) -> bool:
-        """Whether all of them lie within the ring."""
+        """Return whether so many columns lie within the ring."""
         return columns * self.width(columns, span_s) <= self._length
 
     def put(self, bucket: int, values: Mapping[Column, float]) -> None:
@@ -179,7 +179,7 @@ class _Ring:
     def merged(
         self, column: Column, first: int, last: int, width: int
     ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
-        """Peaks and means of the wide buckets `first` to `last`, each of `width` own buckets."""
+        """Return peaks and means of the wide buckets `first` to `last`, each of `width` own buckets."""
         peaks = self._window(self._peaks[column], first * width, (last + 1) * width)
         means = self._window(self._means[column], first * width, (last + 1) * width)
         starts = range(0, len(peaks), width)
@@ -189,7 +189,7 @@ class _Ring:
         )
 
     def _window(self, ring: array[float], begin: int, end: int) -> array[float]:
-        """The values of the buckets [begin, end), in order."""
+        """Return the values of the buckets [begin, end), in order."""
         newest = begin - 1 if self._newest is None else self._newest
         low = min(max(begin, newest - self._length + 1), end)
         high = max(low, min(end, newest + 1))

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from gpumem_tui.memory import Bucket, Ledger, LedgerRow, Unknown, Value, format_bytes
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuProcess, Memory
+from gpumem_tui.monitor.vendors import vendor
 
 HOLDERS = "processes of other containers or users, a display, or the driver"
 """Who holds memory that no listed process accounts for, where nothing more is known."""
 DEVICE_BUCKETS = (Bucket.DRIVER_RESERVED, Bucket.PROCESS, Bucket.UNACCOUNTED, Bucket.FREE)
 """The kinds of rows of a device's ledger, which sum to it."""
-_MPS_SERVER = "nvidia-cuda-mps"
 
 
 def device_ledger(
     memory: Reading[Memory], processes: Reading[tuple[GpuProcess, ...]], *, holders: str = HOLDERS
 ) -> Reading[Ledger[GpuProcess]]:
-    """The ledger of a device, or of a MIG instance.
+    """Make the ledger of a device, or of a MIG instance.
 
     Args:
         memory: as the driver counts it. Where `reserved_bytes` is unknown, used includes it.
@@ -56,7 +56,7 @@ def device_ledger(
 
 
 def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -> list[LedgerRow[GpuProcess]]:
-    """Largest first, those of unknown size last, together at most `used_bytes`."""
+    """Return the rows of processes, largest first, unknown sizes last, together at most `used_bytes`."""
     if isinstance(processes, Unknown):
         return []
     known = [(p, p.used_bytes) for p in processes if isinstance(p.used_bytes, int)]
@@ -71,8 +71,10 @@ def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -
 
 
 def _fit(claims: Sequence[int], used_bytes: int) -> list[int]:
-    """The claims, scaled down where they exceed `used_bytes`: memory that processes share counts for each of them,
-    and the lists are read a moment after the device's figures."""
+    """Scale the claims down where they exceed `used_bytes`.
+
+    Memory that processes share counts for each of them, and the lists are read a moment after the device's figures.
+    """
     claimed_bytes = sum(claims)
     if claimed_bytes <= used_bytes:
         return list(claims)
@@ -82,9 +84,9 @@ def _fit(claims: Sequence[int], used_bytes: int) -> list[int]:
 
 
 def _process_note(process: GpuProcess, row_bytes: Value) -> str:
-    notes = []
-    if not isinstance(process.host, Unknown) and process.host.name.startswith(_MPS_SERVER):
-        notes.append("MPS server: before Volta it holds its clients' memory too")
+    server, note = vendor().sharing_server
+    shares = server and not isinstance(process.host, Unknown) and process.host.name.startswith(server)
+    notes = [note] if shares else []
     if row_bytes != process.used_bytes:
         notes.append(f"scaled down from {format_bytes(process.used_bytes)}: the processes' figures exceed what is used")
     return "; ".join(notes)

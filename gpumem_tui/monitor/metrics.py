@@ -7,26 +7,75 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpumem_tui.addresses import in_url
-from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.families import Family, Sheet
+from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance, Snapshot, Source
-from gpumem_tui.monitor.training_metrics import add_training
+from gpumem_tui.monitor.vendors import vendor
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_LONGEST_LABEL = 200
+
+
+@dataclass(frozen=True)
+class Family:
+    """A metric: every series of it has these labels, and ``host`` before them.
+
+    Attributes:
+        name: without ``gpumem_`` before it; a counter's without ``_total`` after it.
+        counter: it only grows.
+    """
+
+    name: str
+    words: str
+    labels: tuple[str, ...] = ()
+    counter: bool = False
+
+
+class Sheet:
+    """The series of all machines, by family."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+
+    def has(self, family: Family) -> None:
+        """Declare a family, even if no series of it follows."""
+        if family.name not in self._families:
+            kind = CounterMetricFamily if family.counter else GaugeMetricFamily
+            self._families[family.name] = kind(f"gpumem_{family.name}", family.words, labels=("host", *family.labels))
+
+    def add(
+        self,
+        family: Family,
+        host: str,
+        labels: Sequence[str],
+        reading: Reading[int] | Reading[float],
+        factor: float = 1,
+    ) -> None:
+        """Add one series, if the value is known."""
+        self.has(family)
+        if not isinstance(reading, Unknown):
+            self._families[family.name].add_metric(
+                [host, *(label[:_LONGEST_LABEL] for label in labels)], reading * factor
+            )
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield all families, in the order in which they were named."""
+        yield from self._families.values()
+
 
 _PATH = "/metrics"
 MOST_PROCESSES = 256
@@ -39,7 +88,6 @@ _PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process")
 _HOST_UP = Family("host_up", "1 if the host's readings are its newest, 0 if it is away")
 _TIME = Family("snapshot_timestamp_seconds", "When the newest readings were put together")
 _DRIVER = Family("driver", "1 if the driver answers", ("driver", "cuda"))
-_CALLS = Family("nvml_calls", "Calls of the NVML library", ("function",), counter=True)
 _UP = Family("gpu_up", "1 if the GPU answers, 0 if it is stale or lost", _GPU)
 _AGE = Family("gpu_age_seconds", "How old its readings are", _GPU)
 _TOTAL = Family("gpu_memory_total_bytes", "Memory of the device", _GPU)
@@ -76,7 +124,7 @@ Machines = Callable[[], Iterable[Machine]]
 
 
 def this_machine(source: Source, ask: Ask = no_probes) -> Machines:
-    """The machine of a source, and what its probes say, which is asked for at each scrape, one after another."""
+    """Make a reader of a source's machine; its probes are asked at each scrape, one scrape after another."""
     host, one_at_a_time = socket.gethostname(), threading.Lock()
 
     def read() -> Iterable[Machine]:
@@ -110,7 +158,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port it listens on; the one that was free if 0 was asked for."""
+        """Return the port it listens on; the one that was free if 0 was asked for."""
         return int(self._server.server_port)
 
     def stop(self) -> None:
@@ -121,7 +169,7 @@ class Server:
 
 
 def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
-    """prometheus_client's own answers whatever path it is asked for."""
+    """Answer at one path alone: prometheus_client's own application answers at any."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] in (_PATH, "/favicon.ico"):
@@ -140,12 +188,12 @@ class _MachinesCollector(Collector):
         return metrics(self._machines())
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not collect."""
+        """Return nothing, so that registering does not collect."""
         return []
 
 
 def metrics(machines: Iterable[Machine]) -> Iterator[Metric]:
-    """Machines' metrics, in base units (bytes, seconds, ratios): ``gpumem_`` and a name, with a label ``host``."""
+    """Yield machines' metrics in base units (bytes, seconds, ratios): ``gpumem_`` and a name, labelled ``host``."""
     sheet = Sheet()
     for machine in machines:
         sheet.add(_HOST_UP, machine.host, (), machine.is_up and machine.snapshot is not None)
@@ -155,14 +203,16 @@ def metrics(machines: Iterable[Machine]) -> Iterator[Metric]:
 
 
 def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeReport, *, is_up: bool) -> None:
-    """What a silent GPU, or a host that is away, last said is not what is."""
+    """Add one machine's series; stale GPUs and hosts that are away get none, as old values would look current."""
     sheet.add(_TIME, host, (), snapshot.time_s)
     if not is_up:
         return
     versions = [_label(snapshot.driver_version), _label(snapshot.cuda_version)]
     sheet.add(_DRIVER, host, versions, 0 if snapshot.problem else 1)
+    library = vendor().library
+    calls = Family(f"{library.lower()}_calls", f"Calls of the {library} library", ("function",), counter=True)
     for function, count in snapshot.calls.items():
-        sheet.add(_CALLS, host, [function], count)
+        sheet.add(calls, host, [function], count)
     for gpu in snapshot.gpus:
         sheet.add(_UP, host, _labels(gpu), gpu.state is DeviceState.OK)
         sheet.add(_AGE, host, _labels(gpu), gpu.age_s)
@@ -170,7 +220,7 @@ def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeRepor
     _add_readings(sheet, host, answering)
     _add_memory(sheet, host, answering)
     _add_processes(sheet, host, answering)
-    add_training(sheet, host, snapshot.gpus, probes)
+    _add_training(sheet, host, snapshot.gpus, probes)
 
 
 def _add_readings(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
@@ -187,7 +237,7 @@ def _add_readings(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
 
 
 def _series(metric: ReadingMetric, reading: Reading[Any]) -> Iterator[tuple[list[str], Reading[Any]]]:
-    """A reading's values, each with what it is further labelled by."""
+    """Yield a reading's values, each with its further labels."""
     if metric.label is None:
         yield [], reading
     elif metric.label[1]:
@@ -221,7 +271,7 @@ def _add_processes(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
 
 
 def _processes(gpu: GpuReading) -> Iterator[tuple[str, GpuProcess]]:
-    """Each process once, with the MIG instance it runs in."""
+    """Yield each process once, with the MIG instance it runs in."""
     for instance in gpu.instances:
         for process in () if isinstance(instance.processes, Unknown) else instance.processes:
             yield instance.uuid, process
@@ -240,3 +290,96 @@ def _labels(gpu: GpuReading, instance: Instance | None = None) -> list[str]:
 
 def _label(reading: Reading[str]) -> str:
     return "" if isinstance(reading, Unknown) else reading
+
+
+# ---- what the probes of watched training processes say, by rank and by bucket
+
+
+MOST_TRAINING_PROCESSES = 64
+"""As many devices of a machine's training processes have series: those that hold most. With 2 divisions into buckets a
+machine has at most this × (2 × 7 buckets + 13) series of them."""
+
+_RANK = ("gpu", "uuid", "device", "pid", "training_job", "rank")
+"""``device`` is the process's own name of it; ``gpu`` and ``uuid`` are empty for host memory, or where it is not known
+which GPU that is. ``training_job``: Prometheus has a label ``job`` of its own, for what it scrapes."""
+
+_BUCKETS = {
+    "buckets": Family(
+        "training_memory_bytes", "Memory of a training process between two steps, by bucket", (*_RANK, "bucket")
+    ),
+    "peak_buckets": Family(
+        "training_peak_memory_bytes", "Its memory at the peak, by bucket: the sum is what was allocated then",
+        (*_RANK, "bucket"),
+    ),
+}  # fmt: skip
+_FIGURES = {
+    "allocated_bytes": Family("training_allocated_bytes", "What its caching allocator has given out", _RANK),
+    "reserved_bytes": Family("training_reserved_bytes", "What its caching allocator holds of the device", _RANK),
+    "peak_allocated_bytes": Family("training_peak_allocated_bytes", "The most that was ever given out at once", _RANK),
+    "peak_reserved_bytes": Family("training_peak_reserved_bytes", "The most that was ever held of the device", _RANK),
+    "inactive_split_bytes": Family(
+        "training_fragmented_bytes", "Free parts of segments that are in use elsewhere", _RANK
+    ),
+    "step_s": Family("training_step_seconds", "Mean time of a step since the sample before", _RANK),
+    "age_s": Family("training_sample_age_seconds", "Since its probe last wrote a sample", _RANK),
+    "world_size": Family("training_world_size", "How many ranks its job has", _RANK),
+    "step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
+    "retries": Family(
+        "training_allocator_retries", "Times its allocator gave its cache back to satisfy a request", _RANK,
+        counter=True,
+    ),
+    "ooms": Family("training_allocator_failures", "Requests for memory that failed", _RANK, counter=True),
+}  # fmt: skip
+_WATCHED = Family("training_processes", "Devices of processes with a probe: the series of training metrics")
+_TRAINING_LEFT_OUT = Family(
+    "training_processes_left_out", f"More than {MOST_TRAINING_PROCESSES}: those that hold least have no series"
+)
+
+
+def _add_training(sheet: Sheet, host: str, gpus: tuple[GpuReading, ...], probes: ProbeReport) -> None:
+    """Add the series of one machine's training processes."""
+    for family in (*_BUCKETS.values(), *_FIGURES.values()):
+        sheet.has(family)
+    found = dict(_samples(gpus, probes))
+    chosen = sorted(found.items(), key=lambda item: (-_training_held(item[1]), item[0]))[:MOST_TRAINING_PROCESSES]
+    sheet.add(_WATCHED, host, (), len(chosen))
+    sheet.add(_TRAINING_LEFT_OUT, host, (), len(found) - len(chosen))
+    for labels, said in chosen:
+        for name, family in _BUCKETS.items():
+            for bucket in Bucket:
+                if (size_bytes := _number(said[name].get(bucket.value))) is not None:
+                    sheet.add(family, host, (*labels, bucket.value), size_bytes)
+        for name, family in _FIGURES.items():
+            if (value := _number(said.get(name))) is not None:
+                sheet.add(family, host, labels, value)
+
+
+def _samples(gpus: tuple[GpuReading, ...], probes: ProbeReport) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yield each sample (as `watch.report` writes it) with its labels."""
+    places = {gpu.uuid: str(gpu.index) for gpu in gpus}
+    places |= {instance.uuid: str(gpu.index) for gpu in gpus for instance in gpu.instances}
+    for (uuid, _), said in probes.listed.items():
+        yield _training_labels(places.get(uuid, ""), uuid, said), _with_buckets(said)
+    for said in probes.unlisted:
+        yield _training_labels("", "", said), _with_buckets(said)
+
+
+def _training_labels(gpu: str, uuid: str, said: Mapping[str, Any]) -> tuple[str, ...]:
+    named = ("" if said.get(name) is None else str(said[name]) for name in ("device", "pid", "job", "rank"))
+    return gpu, uuid, *named
+
+
+def _with_buckets(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a sample with both divisions into buckets, empty where it has none."""
+    return {**said, **{name: said[name] if isinstance(said.get(name), dict) else {} for name in _BUCKETS}}
+
+
+def _training_held(said: Mapping[str, Any]) -> float:
+    """Return what a process holds: what its allocator has reserved, or all that was found without one."""
+    reserved_bytes = _number(said.get("reserved_bytes"))
+    return sum(_number(size) or 0 for size in said["buckets"].values()) if reserved_bytes is None else reserved_bytes
+
+
+def _number(value: object) -> float | None:
+    """Return a figure; None where it is unknown, as what another host says may be anything."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,4 +1,4 @@
-"""What probes inside training processes add to what NVML tells: per process and GPU, not per device."""
+"""What probes inside training processes add to what a driver tells: per process and GPU, not per device."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ Ask = Callable[[Snapshot], ProbeReport]
 """What the probes on a snapshot's machine say now."""
 
 
-def no_probes(snapshot: Snapshot) -> ProbeReport:
-    """Nothing is watched from inside, as in a recording."""
+def no_probes(_snapshot: Snapshot) -> ProbeReport:
+    """Return an empty report: nothing is watched from inside, as in a recording."""
     return ProbeReport()

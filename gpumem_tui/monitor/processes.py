@@ -1,8 +1,8 @@
-"""The processes behind the pids that NVML reports: whose they are, what they cost the host, and how to end them.
+"""The processes behind the pids that the driver reports: whose they are, what they cost the host, and how to end them.
 
-NVML may report pids of another pid namespace than ours (a container's view, or a mix since driver 535). Such a pid may
-by chance name an unrelated process here, so within a namespace that is not the host's a process counts as the one that
-NVML means only if it has a GPU's device file open.
+A driver may report pids of another pid namespace than ours (a container's view, or a mix since version 535). Such a pid
+may by chance name an unrelated process here, so within a namespace that is not the host's a process counts as the one
+that the driver means only if it has a GPU's device file open.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import psutil
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import HostProcess
+from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.text import printable
 
 _HOST_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h: the first pid namespace has the same inode everywhere."""
-_GPU_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/nvhost", "/dev/nvmap")
-"""What a process that uses a GPU has open: on a discrete GPU, under WSL, on Tegra (the last two)."""
 _FRESH_S = 0.2
 """A process on several GPUs is read once for all of them."""
 _FORGET_S = 60.0
@@ -75,7 +74,7 @@ class HostProcesses:
         self._is_contained = not known_here and _link(proc / "self/ns/pid") not in ("", _HOST_NAMESPACE)
 
     def look(self, pids: Iterable[int]) -> dict[int, Reading[HostProcess]]:
-        """The process of each pid, or why it is not known."""
+        """Return the process of each pid, or why it is not known."""
         now_s = time.monotonic()
         with self._lock:
             found = {pid: self._look(pid, now_s) for pid in dict.fromkeys(pids)}
@@ -119,15 +118,16 @@ class HostProcesses:
             )
 
     def _uses_gpu(self, pid: int) -> bool:
-        """False only if its open files can be read and none is a GPU's."""
+        """Return False only if its open files can be read and none is a GPU's."""
         folder = self._proc / str(pid) / "fd"
         try:
             names = os.listdir(folder)
         except OSError as error:
             return isinstance(error, PermissionError)
+        devices = vendor().device_paths
         for name in names:
             try:
-                if os.readlink(folder / name).startswith(_GPU_DEVICES):
+                if os.readlink(folder / name).startswith(devices):
                     return True
             except PermissionError:  # without CAP_SYS_PTRACE, root in a container may list what it may not follow
                 return True
@@ -198,7 +198,7 @@ def _send(process: HostProcess, number: signal.Signals) -> None:
 
 
 def _read(known: _Known, now_s: float) -> HostProcess:
-    """What changes of a process. Linux counts CPU time in hundredths of a second."""
+    """Read what changes of a process. Linux counts CPU time in hundredths of a second."""
     process = known.process
     with process.oneshot():
         parent_pid = process.ppid()
@@ -235,7 +235,7 @@ def _container(cgroup: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Read a file; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -243,7 +243,7 @@ def _text(path: Path) -> str:
 
 
 def _link(path: Path) -> str:
-    """Where a link leads, empty where that cannot be read."""
+    """Return where a link leads; empty where that cannot be read."""
     try:
         return os.readlink(path)
     except OSError:

@@ -1,7 +1,7 @@
 """The table of readings: what is read of every GPU beside its memory and its processes, one entry each.
 
-An entry's name is the attribute of a `snapshot.GpuReading`, the key in JSON and in recordings, and what a backend is
-asked for (`backend.GpuHandle.read`). Its unit is the end of its name.
+An entry's name is the attribute of a `Telemetry` and of a `snapshot.GpuReading`, the key in JSON and in recordings, and
+what a backend is asked for (`backend.GpuHandle.read`). Its unit is the end of its name.
 """
 
 # ruff: noqa: RUF009  `_entry` makes a dataclass's field

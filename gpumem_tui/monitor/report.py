@@ -1,19 +1,21 @@
-"""A snapshot as JSON and as lines of text. The JSON's keys are a public contract."""
+"""The monitor without a screen: one reading, or a stream of them, as lines or as JSON, whose keys are a contract."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
-from gpumem_tui.monitor.alerts import Alert
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
-from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.monitor.readings import READINGS, Reading
+from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
+from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
+    NOT_LOOKED_UP_YET,
+    USUAL_RUNTIME,
     DeviceState,
     GpuProcess,
     GpuReading,
@@ -21,57 +23,163 @@ from gpumem_tui.monitor.snapshot import (
     Instance,
     Memory,
     Snapshot,
+    Source,
 )
-
-SCHEMA = 1
+from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.report.objects import SCHEMA, Body
+from gpumem_tui.report.output import Printer, columns
+from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
 
 _MEMORY = tuple(field.name for field in fields(Memory))
 _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
 _UNKNOWN = "–"
+_ANSWER_S = 30.0
+"""Seconds after which a driver counts as one that does not answer."""
+_COMPLETE_S = 3.0
+"""Seconds in which the values that are read slowly come, unless a call hangs."""
+_POLL_S = 0.5
+
+_GPUS = TextTable(
+    TextColumn("GPU", 3, ">"),
+    TextColumn("Name", 24, cut=True),
+    TextColumn("Memory used", 18),
+    TextColumn("Util", 5, ">"),
+    TextColumn("Temp", 6, ">"),
+    TextColumn("Power"),
+)
+_PROCESSES = TextTable(
+    TextColumn("GPU", 3, ">"),
+    TextColumn("PID", 7, ">"),
+    TextColumn("User", 8, cut=True),
+    TextColumn("Type", 4),
+    TextColumn("Memory", 10, ">"),
+    TextColumn("SM", 5, ">"),
+    TextColumn("Host", 10, ">"),
+    TextColumn("Command"),
+)
+_LEDGER_TITLES = {
+    Bucket.DRIVER_RESERVED: "driver",
+    Bucket.PROCESS: "processes",
+    Bucket.UNACCOUNTED: "unaccounted",
+    Bucket.FREE: "free",
+}
 
 
-class _Object:
-    """A JSON object whose unknown values are null, with their reasons under "unavailable"."""
+# Reading
 
-    def __init__(self, **values: Any) -> None:
-        self._values = values
-        self._unavailable: dict[str, str] = {}
 
-    def put(self, key: str, reading: Reading[Any]) -> None:
-        if isinstance(reading, float) and not math.isfinite(reading):
-            reading = Unknown("not a number")
-        if isinstance(reading, Unknown):
-            self._values[key] = None
-            self._unavailable[key] = reading.reason
-        else:
-            self._values[key] = list(reading) if isinstance(reading, tuple) else reading
+class SnapshotKeeper(Protocol):
+    """What keeps every reading, such as a recording."""
 
-    def put_parts(self, keys: Sequence[str], whole: Reading[Any]) -> None:
-        """The attributes `keys` of a value, or its reason for each of them."""
-        for key in keys:
-            self.put(key, whole if isinstance(whole, Unknown) else getattr(whole, key))
+    def add(self, snapshot: Snapshot, alerts: tuple[Alert, ...], probes: ProbeReport) -> None:
+        """Append one snapshot.
 
-    def put_ledger(self, device: GpuReading | Instance) -> None:
-        """The bytes by kind of row, which sum to the device's total, and what there is to say about a row."""
-        ledger = device.ledger
-        if isinstance(ledger, Unknown):
-            self._values["ledger_notes"] = {}
-            self.put("ledger", ledger)
-            return
-        rows: dict[str, int | None] = {}
-        for kind, size_bytes in ledger_sizes(device).items():
-            rows[kind.value] = None if isinstance(size_bytes, Unknown) else size_bytes
-            if isinstance(size_bytes, Unknown):
-                self._unavailable[f"ledger.{kind.value}"] = size_bytes.reason
-        self._values["ledger"] = rows
-        self._values["ledger_notes"] = {row.kind.value: row.note for row in ledger.rows if row.note}
+        Raises:
+            RecordingError: it cannot be kept.
+        """
 
-    def as_json(self) -> dict[str, Any]:
-        return {**self._values, "unavailable": self._unavailable}
+
+class NoDriverAnswer(Exception):
+    """The driver says nothing at all; one line."""
+
+
+def first(source: Source) -> Snapshot:
+    """Return the first snapshot of a source.
+
+    Raises:
+        NoDriverAnswer: there is none in time.
+    """
+    snapshot = source.wait(None, _ANSWER_S)
+    if snapshot is None:
+        raise NoDriverAnswer(f"the {vendor().driver} has not answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
+    return snapshot
+
+
+def complete(source: Source) -> Snapshot:
+    """Return the first snapshot of a source that has every value, or after a few seconds the newest.
+
+    Raises:
+        NoDriverAnswer: there is none in time.
+    """
+    snapshot = first(source)
+    deadline_s = time.monotonic() + _COMPLETE_S
+    while any(_is_unread(gpu) for gpu in snapshot.gpus) and time.monotonic() < deadline_s:
+        snapshot = source.wait(snapshot, deadline_s - time.monotonic()) or snapshot
+    return snapshot
+
+
+def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
+    """Yield snapshots of a source without end, at most one each `interval_s` seconds.
+
+    Raises:
+        NoDriverAnswer: there is none in time.
+    """
+    last = first(source)
+    due_s = time.monotonic()
+    while True:
+        yield last
+        due_s = max(due_s + interval_s, time.monotonic())
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        newer = None
+        while newer is None:
+            newer = source.wait(last, _POLL_S)
+        last = newer
+
+
+def _is_unread(gpu: GpuReading) -> bool:
+    """Return whether a value is still to come."""
+    hosts = [] if isinstance(gpu.processes, Unknown) else [process.host for process in gpu.processes]
+    readings = [*hosts, *(getattr(gpu, field.name) for field in fields(gpu))]
+    return any(reading in (NOT_READ_YET, NOT_LOOKED_UP_YET) for reading in readings)
+
+
+# Printing
+
+
+def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = no_probes) -> None:
+    """Print one reading: a JSON object, or a table, cut where a terminal ends."""
+    probes = ask(snapshot)
+    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+    Printer(as_json=as_json).show(
+        body=lambda: snapshot_json(snapshot, current, probes), lines=lambda: table(snapshot, current, columns())
+    )
+
+
+def stream(
+    snapshots: Iterable[Snapshot],
+    alerts: Alerts,
+    *,
+    as_json: bool,
+    recorder: SnapshotKeeper | None = None,
+    ask: Ask = no_probes,
+) -> None:
+    """Print every reading as it comes, and put it into the recording.
+
+    As JSON it is an object a line, otherwise a line a GPU and one for each alert that begins.
+
+    Raises:
+        RecordingError: the recording cannot go on.
+    """
+    output = Printer(as_json=as_json)
+    known: set[tuple[str, str, AlertKind]] = set()
+    for snapshot in snapshots:
+        probes = ask(snapshot)
+        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+        if recorder is not None:
+            recorder.add(snapshot, current, probes)
+        begun = [alert for alert in current if alert.key not in known]
+        output.show(body=partial(snapshot_json, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
+        known = {alert.key for alert in current}
+
+
+# JSON
 
 
 def ledger_sizes(device: GpuReading | Instance) -> dict[Bucket, Value]:
-    """The ledger's bytes by kind, empty if it is unknown. A list that could not be read is not a list of 0 bytes."""
+    """Return the ledger's bytes by kind, empty if it is unknown.
+
+    Processes whose list could not be read are unknown, not 0 bytes.
+    """
     if isinstance(device.ledger, Unknown):
         return {}
     sizes = {kind: device.ledger.size_bytes(kind) for kind in DEVICE_BUCKETS}
@@ -83,29 +191,28 @@ def ledger_sizes(device: GpuReading | Instance) -> dict[Bucket, Value]:
 def snapshot_json(
     snapshot: Snapshot, alerts: Sequence[Alert] = (), probes: ProbeReport | None = None
 ) -> dict[str, Any]:
-    """One object. What could not be read is null, with its reason under the nearest "unavailable".
+    """Return one object. What could not be read is null, with its reason under the nearest "unavailable".
 
     Args:
         probes: a process with a probe gets what that says under "probe"; one that no GPU lists, among
             "unlisted_probes".
     """
     probes = probes or ProbeReport()
-    host = _Object()
-    host.put_parts([field.name for field in fields(snapshot.host)], snapshot.host)
-    top = _Object(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem)
-    top.put("driver_version", snapshot.driver_version)
-    top.put("cuda_version", snapshot.cuda_version)
-    return {
-        **top.as_json(),
-        "host": host.as_json(),
-        "gpus": [_gpu_json(gpu, probes) for gpu in snapshot.gpus],
-        "unlisted_probes": [*_not_listed(snapshot, probes), *probes.unlisted],
-        "alerts": [_alert_json(alert) for alert in alerts],
-    }
+    host = Body()
+    host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
+    other = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    top = Body(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem, **other)
+    top.put_all(("driver_version", "cuda_version"), snapshot)
+    return top.done(
+        host=host.done(),
+        gpus=[_gpu_json(gpu, probes) for gpu in snapshot.gpus],
+        unlisted_probes=[*_not_listed(snapshot, probes), *probes.unlisted],
+        alerts=[_alert_json(alert) for alert in alerts],
+    )
 
 
 def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
-    """Of processes on a GPU whose list they are not on, as in a container with pids of its own."""
+    """Yield what probes say of processes that are not on their GPU's list, as in a container with pids of its own."""
     shown = {
         (process.instance or gpu.uuid, process.pid)
         for gpu in snapshot.gpus
@@ -116,7 +223,7 @@ def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, A
 
 
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
-    body = _Object(
+    body = Body(
         index=gpu.index,
         uuid=gpu.uuid,
         name=gpu.name,
@@ -127,19 +234,28 @@ def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
         unified=gpu.unified,
         mig=gpu.mig,
     )
-    body.put_parts(_MEMORY, gpu.memory)
-    body.put_ledger(gpu)
-    body.put_parts((*READINGS, "compute_capability"), gpu)
+    _put_memory(body, gpu)
+    body.put_all((*READINGS, "compute_capability"), gpu)
     body.put("processes", _processes_json(gpu.processes, gpu.uuid, probes))
-    return {**body.as_json(), "instances": [_instance_json(instance, probes) for instance in gpu.instances]}
+    return body.done(instances=[_instance_json(instance, probes) for instance in gpu.instances])
 
 
 def _instance_json(instance: Instance, probes: ProbeReport) -> dict[str, Any]:
-    body = _Object(index=instance.index, uuid=instance.uuid, name=instance.name)
-    body.put_parts(_MEMORY, instance.memory)
-    body.put_ledger(instance)
+    body = Body(index=instance.index, uuid=instance.uuid, name=instance.name)
+    _put_memory(body, instance)
     body.put("processes", _processes_json(instance.processes, instance.uuid, probes))
-    return body.as_json()
+    return body.done()
+
+
+def _put_memory(body: Body, device: GpuReading | Instance) -> None:
+    """Add a device's memory and its ledger: bytes by kind, which sum to the total, and notes on the rows."""
+    body.put_all(_MEMORY, device.memory)
+    if isinstance(device.ledger, Unknown):
+        body.put("ledger_notes", {})
+        body.put("ledger", device.ledger)
+        return
+    body.put_each("ledger", {kind.value: size_bytes for kind, size_bytes in ledger_sizes(device).items()})
+    body.put("ledger_notes", {row.kind.value: row.note for row in device.ledger.rows if row.note})
 
 
 def _processes_json(
@@ -149,12 +265,11 @@ def _processes_json(
         return processes
     listed = []
     for process in processes:
-        body = _Object(pid=process.pid, kind=process.kind.value, instance=process.instance)
-        body.put("used_bytes", process.used_bytes)
-        body.put("sm_percent", process.sm_percent)
-        body.put_parts(_HOST_PROCESS, process.host)
+        body = Body(pid=process.pid, kind=process.kind.value, instance=process.instance)
+        body.put_all(("used_bytes", "sm_percent"), process)
+        body.put_all(_HOST_PROCESS, process.host)
         probe = probes.listed.get((uuid, process.pid))
-        listed.append(body.as_json() if probe is None else {**body.as_json(), "probe": probe})
+        listed.append(body.done() if probe is None else body.done(probe=probe))
     return listed
 
 
@@ -169,22 +284,24 @@ def _alert_json(alert: Alert) -> dict[str, Any]:
     }
 
 
+# Lines
+
+
 def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80) -> Iterator[str]:
-    """A snapshot as aligned lines, none wider than `width`."""
-    for line in _table(snapshot, alerts):
-        yield line if len(line) <= width else line[: width - 1].rstrip() + "…"
+    """Return a snapshot as aligned lines, none wider than `width`."""
+    return cut_to(_table(snapshot, alerts), width)
 
 
 def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.time_s))
     driver, cuda = _known(snapshot.driver_version), _known(snapshot.cuda_version)
-    yield f"{snapshot.host.name}  {when}  driver {driver}  CUDA {cuda}"
+    yield f"{snapshot.host.name}  {when}  driver {driver}  {snapshot.runtime} {cuda}"
     for alert in alerts:
         yield f"{alert.severity.value}: {alert.message}"
     if not snapshot.gpus:
         return
     yield ""
-    yield f"{'GPU':>3}  {'Name':<24}  {'Memory used':<18}  {'Util':>5}  {'Temp':>6}  Power"
+    yield _GPUS.header
     for gpu in snapshot.gpus:
         yield _gpu_row(gpu)
         yield f"     {_ledger_line(gpu)}"
@@ -199,12 +316,15 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
 
 
 def _gpu_row(gpu: GpuReading) -> str:
-    power = f"{_number(gpu.power_w, '', 0)} / {_number(gpu.power_limit_w, ' W', 0)}"
-    row = (
-        f"{gpu.index:>3}  {gpu.name:<24.24}  {_used(gpu.memory):<18}  {_number(gpu.utilization_percent, ' %'):>5}  "
-        f"{_number(gpu.temperature_c, ' °C'):>6}  {power:<13}"
+    row = _GPUS.row(
+        str(gpu.index),
+        gpu.name,
+        _used(gpu.memory),
+        _number(gpu.utilization_percent, " %"),
+        _number(gpu.temperature_c, " °C"),
+        f"{_number(gpu.power_w, '', 0)} / {_number(gpu.power_limit_w, ' W', 0)}",
     )
-    return row.rstrip() if gpu.state is DeviceState.OK else f"{row.rstrip()}  {gpu.state.value}"
+    return row if gpu.state is DeviceState.OK else f"{row}  {gpu.state.value}"
 
 
 def _process_table(snapshot: Snapshot) -> Iterator[str]:
@@ -220,52 +340,47 @@ def _process_table(snapshot: Snapshot) -> Iterator[str]:
         unread = any(isinstance(gpu.processes, Unknown) for gpu in snapshot.gpus)
         yield "No process list could be read." if unread else "No processes on these GPUs."
         return
-    yield f"{'GPU':>3}  {'PID':>7}  {'User':<8}  {'Type':<4}  {'Memory':>10}  {'SM':>5}  {'Host':>10}  Command"
-    for place, process in rows:
-        size, share = _size(process.used_bytes), _number(process.sm_percent, " %")
-        start = f"{place:>3}  {process.pid:>7}"
-        if isinstance(process.host, Unknown):
-            host = f"{_UNKNOWN:>10}  ({process.host.reason})"
-            yield f"{start}  {_UNKNOWN:<8}  {process.kind.value:<4}  {size:>10}  {share:>5}  {host}"
-        else:
-            host = f"{_size(process.host.resident_bytes):>10}  {process.host.command}"
-            yield f"{start}  {process.host.user:<8.8}  {process.kind.value:<4}  {size:>10}  {share:>5}  {host}"
+    yield from _PROCESSES.lines(_process_row(place, process) for place, process in rows)
 
 
-def gpu_lines(snapshot: Snapshot) -> Iterator[str]:
-    """A line a GPU, for a log."""
+def _process_row(place: str, process: GpuProcess) -> tuple[str, ...]:
+    if isinstance(process.host, Unknown):
+        user, resident, command = _UNKNOWN, _UNKNOWN, f"({process.host.reason})"
+    else:
+        user, resident = process.host.user, _size(process.host.resident_bytes)
+        command = process.host.command
+    size, share = _size(process.used_bytes), _number(process.sm_percent, " %")
+    return place, str(process.pid), user, process.kind.value, size, share, resident, command
+
+
+def log_lines(snapshot: Snapshot, begun: Iterable[Alert] = ()) -> Iterator[str]:
+    """Yield a line for each GPU and each alert that has begun, for a log."""
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time_s))
     if snapshot.problem:
         yield f"{clock} {snapshot.problem}"
     for gpu in snapshot.gpus:
         state = "" if gpu.state is DeviceState.OK else f", {gpu.state.value}: {gpu.state_reason}"
-        count = "processes unknown" if isinstance(gpu.processes, Unknown) else _count(len(gpu.processes), "process")
+        processes = gpu.processes
+        count = (
+            "processes unknown" if isinstance(processes, Unknown) else counted(len(processes), "process", "processes")
+        )
         yield (
             f"{clock} GPU {gpu.index}: {_used(gpu.memory)}, util {_number(gpu.utilization_percent, ' %')}, "
             f"{_number(gpu.temperature_c, ' °C')}, {_number(gpu.power_w, ' W', 0)}, {count}{state}"
         )
-
-
-def alert_line(alert: Alert) -> str:
-    """One alert, for a log."""
-    clock = time.strftime("%H:%M:%S", time.localtime(alert.since_s))
-    return f"{clock} {alert.severity.value}: {alert.message}"
+    for alert in begun:
+        clock = time.strftime("%H:%M:%S", time.localtime(alert.since_s))
+        yield f"{clock} {alert.severity.value}: {alert.message}"
 
 
 def _ledger_line(device: GpuReading | Instance) -> str:
     if isinstance(device.ledger, Unknown):
         return f"memory unknown: {device.ledger.reason}"
-    titles = {
-        Bucket.DRIVER_RESERVED: "driver",
-        Bucket.PROCESS: "processes",
-        Bucket.UNACCOUNTED: "unaccounted",
-        Bucket.FREE: "free",
-    }
-    return ", ".join(f"{titles[kind]} {_size(size_bytes)}" for kind, size_bytes in ledger_sizes(device).items())
+    return ", ".join(f"{_LEDGER_TITLES[kind]} {_size(size)}" for kind, size in ledger_sizes(device).items())
 
 
 def _missing(gpu: GpuReading) -> str:
-    """Why what the table leaves blank is blank."""
+    """Return why what the table leaves blank is blank."""
     shown = {
         "state": Unknown(gpu.state_reason) if gpu.state_reason else None,
         "processes": gpu.processes,
@@ -296,7 +411,3 @@ def _number(reading: Reading[int] | Reading[float], unit: str, digits: int = 0) 
 
 def _known(reading: Reading[str]) -> str:
     return _UNKNOWN if isinstance(reading, Unknown) else reading
-
-
-def _count(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}es"

@@ -8,24 +8,23 @@ lock inside the library, calls about other GPUs hang too, and all are marked sta
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from gpumem_tui.errors import own_error
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.compose import pids_of
+from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.driver import Driver
-from gpumem_tui.monitor.host import HostReader, Look
-from gpumem_tui.monitor.latest import LatestSnapshot
-from gpumem_tui.monitor.poller import GpuPoller
-from gpumem_tui.monitor.roster import Roster, WatchedDevice, have_moved, not_returned
-from gpumem_tui.monitor.snapshot import HostReading, Snapshot
-from gpumem_tui.monitor.vendors import VENDOR
-from gpumem_tui.monitor.worker import Worker
+from gpumem_tui.monitor.gpu_reader import GpuReader, Roster, have_moved, not_returned
+from gpumem_tui.monitor.readings import NOT_READ_YET, Reading
+from gpumem_tui.monitor.snapshot import HostProcess, HostReading, Snapshot
+from gpumem_tui.monitor.threads import LatestSnapshot, Worker
 
 _PATIENCE_S = 0.1
 """How long a snapshot waits for GPUs that have not answered yet: they come with the next one."""
@@ -38,6 +37,50 @@ _START_PATIENCE_S = 1.0
 _HOST_STUCK_AFTER_S = 2.0
 _LONGEST_BACK_OFF_S = 10.0
 
+Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
+
+
+class HostReader:
+    """Reads what the operating system says of processes and load, for one thread.
+
+    Args:
+        look: finds the processes of pids; by default `processes.HostProcesses`.
+
+    Attributes:
+        pids: whom to look up at the next `read`.
+        processes, reading: of the last one.
+        looked_up: whom it looked for; None before the first.
+    """
+
+    def __init__(self, look: Look | None = None) -> None:
+        self.pids: frozenset[int] = frozenset()
+        self.processes: Mapping[int, Reading[HostProcess]] = {}
+        self.looked_up: frozenset[int] | None = None
+        self.reading = HostReading(socket.gethostname(), NOT_READ_YET, NOT_READ_YET, NOT_READ_YET)
+        self._look = look
+        self._reads = 0
+
+    def read(self) -> None:
+        """Look up the processes and read the machine's load."""
+        import psutil  # only here: a fifth of the time until the first frame
+
+        if self._look is None:
+            from gpumem_tui.monitor.processes import HostProcesses
+
+            self._look = HostProcesses().look
+        pids = self.pids
+        self.processes = self._look(pids)
+        self.looked_up = pids
+        cpu_percent = psutil.cpu_percent()  # since the last call; the first one has nothing to compare with
+        memory = psutil.virtual_memory()
+        self._reads += 1
+        self.reading = HostReading(
+            name=self.reading.name,
+            cpu_percent=cpu_percent if self._reads > 1 else Unknown("not measured yet"),
+            memory_used_bytes=memory.total - memory.available,
+            memory_total_bytes=memory.total,
+        )
+
 
 class Sampler(LatestSnapshot):
     """The live `snapshot.Source`.
@@ -48,6 +91,10 @@ class Sampler(LatestSnapshot):
         look: finds the processes of pids; by default `processes.HostProcesses().look`.
         clock: the time of snapshots, in seconds since the epoch.
         proc: the folder of the kernel's own files, ``/proc``.
+        vendor: whose driver is asked first; by default the built-in one.
+
+    Attributes:
+        notice: what else is to be said beside the snapshots, which say what is wrong with the GPUs.
     """
 
     def __init__(
@@ -57,27 +104,26 @@ class Sampler(LatestSnapshot):
         look: Look | None = None,
         clock: Callable[[], float] = time.time,
         proc: Path = Path("/proc"),
+        vendor: Vendor | None = None,
     ) -> None:
         super().__init__()
+        self.notice = ""
         self._interval_s = interval_s
         self._slow_every = max(1, round(slow_interval_s / interval_s))
         self._clock = clock
         self._proc = proc
-        self._driver = Driver(VENDOR, proc)
+        self._driver = Driver(vendor, proc)
         self._host = HostReader(look)
         self._roster = Roster()
-        self._watched: dict[int, WatchedDevice] = {}
+        self._readers: dict[int, GpuReader] = {}
         self._former_calls: Counter[str] = Counter()
-        self._adopted = (0, 0)
+        self._adopted: tuple[Vendor, int, int] | None = None
         self._retries = 0
         self._start_at = self._count_at = 0.0
         self._stopped = False
         self._progress = threading.Condition()
 
     # ---- what snapshot.Source promises
-
-    notice = ""
-    """What is wrong stands in the snapshots."""
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -98,18 +144,25 @@ class Sampler(LatestSnapshot):
         next_at = monotonic()
         first = True
         while not self._stopped:
-            self._tend_driver()
-            self._poll_gpus()
-            self._look_up_processes()
-            known = self._known()
-            self._publish()
-            if first and self._watched:
-                self._follow_up(known)
+            try:
+                self._round(first)
+            except Exception as error:  # noqa: BLE001  named on the screen; the next round may go well
+                self._publish_error(own_error(error))
             first = False
             next_at = max(next_at + self._interval_s, monotonic())
             self._wait_for(lambda: self._stopped, next_at - monotonic())
-        for worker in (self._driver_worker, self._host_worker, *(w.worker for w in self._watched.values())):
+        for worker in (self._driver_worker, self._host_worker, *(each.worker for each in self._readers.values())):
             worker.end()
+
+    def _round(self, first: bool) -> None:
+        """Have everything read that is due, and put it together."""
+        self._tend_driver()
+        self._poll_gpus()
+        self._look_up_processes()
+        known = self._known()
+        self._publish()
+        if first and self._readers:
+            self._follow_up(known)
 
     def _tell(self) -> None:
         with self._progress:
@@ -124,11 +177,11 @@ class Sampler(LatestSnapshot):
         if not self._driver_worker.is_idle:
             return
         now = monotonic()
-        healthy = any(not w.poller.raw.lost for w in self._watched.values())
+        healthy = any(not each.raw.lost for each in self._readers.values())
         self._retries = 0 if healthy else self._retries
         count_due = now >= self._count_at
         anew = not self._driver.runs or not healthy or (count_due and self._driver.sees_other_gpus)
-        if anew and now >= self._start_at and all(w.worker.is_idle for w in self._watched.values()):
+        if anew and now >= self._start_at and all(each.worker.is_idle for each in self._readers.values()):
             self._start_at = now + min(_LONGEST_BACK_OFF_S, self._interval_s * 2**self._retries)
             self._retries += 1
             self._driver.give_up()
@@ -143,34 +196,37 @@ class Sampler(LatestSnapshot):
         driver = self._driver.status
         if driver.gpu_count is None:
             return
-        self._adopt(driver.starts, driver.gpu_count)
-        for watched in self._watched.values():
-            watched.worker.ask()
+        self._adopt(self._driver.vendor, driver.starts, driver.gpu_count)
+        for reader in self._readers.values():
+            reader.worker.ask()
         patience_s = _PATIENCE_S if self.latest() else _FIRST_PATIENCE_S
-        self._wait_for(lambda: all(w.is_fresh or w.is_stuck for w in self._watched.values()), patience_s)
+        self._wait_for(lambda: all(each.is_fresh or each.is_stuck for each in self._readers.values()), patience_s)
         self._drop_absent()
-        if have_moved(self._watched.values()):
+        if have_moved(self._readers.values()):
             self._count_at = 0.0
-            for watched in self._watched.values():
-                watched.poller.look_again()
+            for reader in self._readers.values():
+                reader.look_again()
 
-    def _adopt(self, starts: int, count: int) -> None:
-        """One poller for each index that the driver has; those that are there find out whose index it is now."""
-        if (starts, count) != self._adopted:
-            self._adopted = (starts, count)
-            for watched in self._watched.values():
-                watched.poller.look_again()
+    def _adopt(self, vendor: Vendor, starts: int, count: int) -> None:
+        """Keep one reader for each index that the driver has; those that are there find out whose index it is now."""
+        if (vendor, starts, count) != self._adopted:
+            if self._adopted is not None and self._adopted[0] is not vendor:
+                self._drop(tuple(self._readers))
+            self._adopted = (vendor, starts, count)
+            for reader in self._readers.values():
+                reader.look_again()
         for index in range(count):
-            if index not in self._watched:
-                poller = GpuPoller(index, VENDOR.open(self._proc), self._slow_every, self._tell)
-                self._watched[index] = WatchedDevice(poller, Worker(f"gpu-{index}", poller.read, self._tell))
+            if index not in self._readers:
+                self._readers[index] = GpuReader(index, vendor.open(self._proc), self._slow_every, self._tell)
 
     def _drop_absent(self) -> None:
-        for index, watched in list(self._watched.items()):
-            if watched.poller.absent and watched.worker.is_idle:
-                watched.worker.end()
-                self._former_calls.update(watched.poller.backend.calls)
-                del self._watched[index]
+        self._drop([index for index, each in self._readers.items() if each.absent and each.worker.is_idle])
+
+    def _drop(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            reader = self._readers.pop(index)
+            reader.worker.end()
+            self._former_calls.update(reader.backend.calls)
 
     def _look_up_processes(self) -> None:
         if self._host_worker.is_idle:
@@ -179,19 +235,19 @@ class Sampler(LatestSnapshot):
             self._wait_for(lambda: self._host_worker.is_idle, _PATIENCE_S)
 
     def _pids(self) -> frozenset[int]:
-        return pids_of([w.poller.raw for w in self._watched.values()])
+        return frozenset().union(*(each.raw.pids for each in self._readers.values()))
 
     def _known(self) -> tuple[bool, bool, bool]:
-        """What is known: each GPU's memory and processes; who these processes are; what is slow to read."""
-        watched = self._watched.values()
+        """Return what is known: each GPU's memory and processes; who these processes are; what is slow to read."""
+        readers = self._readers.values()
         return (
-            all(w.is_fresh for w in watched),
+            all(each.is_fresh for each in readers),
             self._host_worker.is_idle and self._host.looked_up == self._pids(),
-            all(w.worker.is_idle for w in watched),
+            all(each.worker.is_idle for each in readers),
         )
 
     def _follow_up(self, known: tuple[bool, bool, bool]) -> None:
-        """After the first snapshot, which came early, others as soon as more is known, until all is."""
+        """Publish more snapshots after the first, which came early, as soon as more is known, until all is."""
         end_s = monotonic() + min(self._interval_s / 2, _SLOW_PATIENCE_S)
         while not all(known) and not self._stopped and monotonic() < end_s:
             if self._strangers_wait():
@@ -206,7 +262,7 @@ class Sampler(LatestSnapshot):
             self._publish()  # with what has not answered for so long
 
     def _strangers_wait(self) -> bool:
-        """Processes have been listed since the last ones were looked up."""
+        """Return whether processes have been listed since the last ones were looked up."""
         return self._host_worker.is_idle and self._host.looked_up != self._pids()
 
     # ---- the snapshot
@@ -214,37 +270,48 @@ class Sampler(LatestSnapshot):
     def _publish(self) -> None:
         if self._stopped:
             return
-        driver = self._driver.status
+        driver, vendor = self._driver.status, self._driver.vendor
         backend = self._driver.backend
         hung = backend.in_progress() if backend and not self._driver.runs else None
-        problem = f"the {VENDOR.driver} does not start: {not_returned(*hung)}" if hung else driver.problem
+        error = self._driver_worker.error
+        unread = f"the {vendor.driver} does not start: {not_returned(*hung)}" if hung else error
         host = self._host_reading()
-        snapshot = Snapshot(
-            time_s=self._clock(),
-            driver_version=Unknown(problem) if hung else driver.driver_version,
-            cuda_version=Unknown(problem) if hung else driver.cuda_version,
-            gpus=self._roster.readings(
-                self._watched.values(), self._host.processes, host, runs=driver.gpu_count is not None
-            ),
-            host=host,
-            problem=problem,
-            calls=self._calls(),
+        self._newest.put(
+            Snapshot(
+                time_s=self._clock(),
+                driver_version=Unknown(unread) if unread else driver.driver_version,
+                cuda_version=Unknown(unread) if unread else driver.runtime_version,
+                gpus=self._roster.readings(
+                    self._readers.values(), self._host.processes, host, runs=driver.gpu_count is not None
+                ),
+                host=host,
+                problem=unread or driver.problem,
+                calls=self._calls(),
+                runtime=vendor.runtime,
+            )
         )
-        self._newest.put(snapshot)
+
+    def _publish_error(self, error: str) -> None:
+        """Publish the last snapshot again with an error of the program as its problem."""
+        if self._stopped:
+            return
+        last = self.latest() or Snapshot(0.0, Unknown(error), Unknown(error), (), self._host.reading)
+        self._newest.put(replace(last, time_s=self._clock(), problem=error))
 
     def _host_reading(self) -> HostReading:
-        """Without figures that are old: the host's processes can hang too, in a file system that does not answer."""
-        busy_s = self._host_worker.busy_s()
-        if busy_s < _HOST_STUCK_AFTER_S:
+        """Return the host without figures that are old.
+
+        Its processes can hang too, in a file system that does not answer.
+        """
+        busy_s, error = self._host_worker.busy_s(), self._host_worker.error
+        if busy_s < _HOST_STUCK_AFTER_S and not error:
             return self._host.reading
-        stale = Unknown(f"stale {busy_s:.0f} s")
+        stale = Unknown(error or f"stale {busy_s:.0f} s")
         return replace(self._host.reading, cpu_percent=stale, memory_used_bytes=stale)
 
     def _calls(self) -> dict[str, int]:
-        backends = [w.poller.backend for w in self._watched.values()]
-        if self._driver.backend:
-            backends.append(self._driver.backend)
         total = Counter(self._former_calls)
-        for backend in backends:
-            total.update(backend.calls)
+        for backend in (*(each.backend for each in self._readers.values()), self._driver.backend):
+            if backend is not None:
+                total.update(backend.calls)
         return dict(total)

@@ -1,6 +1,6 @@
 """What the whole machine's GPUs hold at one moment: immutable values that the sampler makes and everyone else reads.
 
-Each reading is a value or an `Unknown` with its reason. Nothing here reads NVML, a clock or the file system.
+Each reading is a value or an `Unknown` with its reason. Nothing here reads a driver, a clock or the file system.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from gpumem_tui.monitor.readings import Reading, Telemetry
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
 """Still to come, of the operating system."""
 
+USUAL_RUNTIME = "CUDA"
+"""What a snapshot's `cuda_version` is of where nothing else is said."""
+
 
 class DeviceState(Enum):
     """Whether a device answers. The value is the key used in JSON."""
@@ -24,11 +27,11 @@ class DeviceState(Enum):
     STALE = "stale"
     """A call has not returned: the last readings are shown with their age."""
     LOST = "lost"
-    """It was there, or NVML counts it, but it does not answer."""
+    """It was there, or the driver counts it, but it does not answer."""
 
 
 class ProcessKind(Enum):
-    """What a process does on a GPU, as NVML lists it. The value is what the screen shows."""
+    """What a process does on a GPU, as the driver lists it. The value is what the screen shows."""
 
     COMPUTE = "C"
     GRAPHICS = "G"
@@ -61,7 +64,7 @@ class GpuProcess:
     """One process's share of one GPU (or of one MIG instance).
 
     Attributes:
-        pid: as NVML reports it.
+        pid: as the driver reports it.
         host: the process of that pid here, or why it cannot be told which one it is.
         used_bytes: the memory it holds on the device.
         sm_percent: share of the streaming multiprocessors over the last sample period.
@@ -78,7 +81,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Memory:
-    """A device's memory as NVML counts it.
+    """A device's memory as the driver counts it.
 
     Attributes:
         reserved_bytes: the driver's own; unknown before driver 510, which counts it as used.
@@ -108,9 +111,9 @@ class GpuReading(Telemetry):
     """One GPU at one moment: what it holds, and each entry of the table of readings.
 
     Attributes:
-        index: NVML's; a lost GPU keeps it, even if another has it by now.
+        index: the driver's; a lost GPU keeps it, even if another has it by now.
         uuid: names the GPU for ever; "unknown-1" for the one at index 1 that has not answered once.
-        state, state_reason: how the device stands, and why ("nvmlDeviceGetPowerUsage has not returned for 4 s").
+        state, state_reason: how the device stands, and why ("DeviceGetPowerUsage has not returned for 4 s").
         age_s: how old the readings are when the snapshot is made.
         unified: an integrated GPU whose memory is the host's.
         processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
@@ -137,7 +140,7 @@ class GpuReading(Telemetry):
 
     @property
     def visible_memory(self) -> Reading[Memory]:
-        """Its memory; of a divided GPU that this user may not read as a whole, that of its instances together."""
+        """Return its memory; of a divided GPU that this user may not read as a whole, its instances' together."""
         parts = [each.memory for each in self.instances if not isinstance(each.memory, Unknown)]
         if not isinstance(self.memory, Unknown) or not parts or len(parts) < len(self.instances):
             return self.memory
@@ -167,10 +170,11 @@ class Snapshot:
 
     Attributes:
         time_s: seconds since the epoch.
-        driver_version, cuda_version: as the driver says; unknown with the remedy while NVML does not start.
-        problem: one line when no GPU can be watched (no driver, library mismatch, ...), with how to fix it; empty
-            otherwise.
-        calls: NVML calls made so far, by function: what watching costs.
+        driver_version, cuda_version: as the driver says; unknown with the remedy while it does not run.
+        problem: one line when no GPU can be watched (no driver, library mismatch, ...) or the program itself failed,
+            with how to fix it; empty otherwise.
+        calls: calls of the vendor's library made so far, by function: what watching costs.
+        runtime: what `cuda_version` is a version of: what the vendor calls what programs are compiled for.
     """
 
     time_s: float
@@ -180,6 +184,7 @@ class Snapshot:
     host: HostReading
     problem: str = ""
     calls: Mapping[str, int] = field(default_factory=dict)
+    runtime: str = USUAL_RUNTIME
 
 
 class Source(Protocol):
@@ -187,19 +192,19 @@ class Source(Protocol):
 
     @property
     def notice(self) -> str:
-        """A few words on the source's state, to be shown; empty while there is nothing to say."""
+        """Return a few words on the source's state, to be shown; empty while there is nothing to say."""
 
     def start(self) -> None:
         """Begin; returns at once."""
 
     def latest(self) -> Snapshot | None:
-        """The newest snapshot, None before the first. Never waits; a new object each time something was read."""
+        """Return the newest snapshot, None before the first; a new object each time something was read. Never waits."""
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """The first snapshot that is not `after`, or None if there is none in time, or none ever again."""
+        """Return the first snapshot that is not `after`; None if there is none in time, or none ever again."""
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each new snapshot and at the end, from another thread; it must not wait."""
+        """Call `tell` after each new snapshot and at the end, from another thread; it must not wait."""
 
     def stop(self) -> None:
         """End; returns at once even if a driver call never comes back."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import msgspec
 
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.parallel import why_formula_only
-from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.options.typed import size_from
@@ -22,55 +25,58 @@ from gpumem_tui.options.workload import (
     visible_gpus,
     with_ranks,
 )
-from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.export import device_option
-from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search import strategy
-from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
+from gpumem_tui.plan.plan import Plan, draft_of
+from gpumem_tui.search.config import SearchConfig, SearchTerms
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
 @dataclass(frozen=True)
-class Options:
-    """All that a user may say of a search, a prediction or a plan, under the names of the command line's options.
+class Options(SearchTerms):
+    """All that a user may say of a search, a prediction or a plan, by the names of the table of options.
 
     Attributes:
         trained: what is trained, and how.
         gpu: an index, a UUID or ``sim:NAME``; None for the first free one.
         share: use a GPU that others use.
         python: the interpreter that has torch; None for this one.
-        limit_bytes, headroom, target_batch, timeout_s, steps, strategy, ramp_step: as `SearchConfig` has them.
     """
 
     trained: WorkloadOptions = field(default_factory=WorkloadOptions)
     gpu: str | None = None
     share: bool = False
     python: str | None = None
-    limit_bytes: int | None = None
-    headroom: float = DEFAULT_HEADROOM
-    target_batch: int | None = None
-    timeout_s: float = 300.0
-    steps: int = 3
-    strategy: strategy.Name = "guided"
-    ramp_step: int | None = None
+
+
+def asked_by(values: Mapping[str, object]) -> Options:
+    """Return what was asked for, by name of each option of the table; those that are left out take their defaults."""
+    left = dict(values)
+
+    def named(kind: type[Any]) -> dict[str, object]:
+        return {field.name: left.pop(field.name) for field in fields(kind) if field.name in left}
+
+    trained = {"changes": named(ModelChanges), **named(WorkloadOptions)}
+    options = msgspec.convert({"trained": trained, **named(Options)}, Options)
+    assert not left, f"no option takes {sorted(left)}"
+    return options
 
 
 def options_of(plan: Plan, python: str | None = None) -> Options:
-    """What to search with a plan's settings.
+    """Return what to search with a plan's settings.
 
     Raises:
         OptionError: a model or a GPU that only this plan has.
     """
     draft = draft_of(plan)
-    file = draft.model_file if draft.model_file is not None and draft.model_file.shape == draft.base else None
-    if file is None and models().get(draft.base.name) != draft.base:
+    file = draft.model_file if draft.model_file is not None and draft.model_file.shape == draft.shape else None
+    if file is None and models().get(draft.shape.name) != draft.shape:
         raise OptionError("the model is none of the catalog's: search it with --config")
     device = device_option(plan)
     if isinstance(device, Unknown):
         raise OptionError(device.reason)
     trained = WorkloadOptions(
-        model=draft.base.name if file is None else None,
+        model=draft.shape.name if file is None else None,
         config=None if file is None else file.path,
         dequantize=file is not None and file.dequantize,
         changes=ModelChanges(**draft.changes),
@@ -80,7 +86,7 @@ def options_of(plan: Plan, python: str | None = None) -> Options:
 
 
 def configure(options: Options) -> SearchConfig:
-    """What to search. Asks NVML which GPUs there are: this may take a while, or for ever where the driver hangs.
+    """Work out what to search. Asks the driver for the GPUs: that may take a while, or for ever where it hangs.
 
     Raises:
         OptionError: the options are wrong, or do not go together.
@@ -95,23 +101,12 @@ def configure(options: Options) -> SearchConfig:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
-    return SearchConfig(
-        workload=workload,
-        device=device,
-        strategy=options.strategy,
-        python=python,
-        steps=options.steps,
-        limit_bytes=limit_bytes,
-        headroom=options.headroom,
-        ramp_step=options.ramp_step,
-        timeout_s=options.timeout_s,
-        target_batch=options.target_batch,
-        allocator=allocator_settings(),
-    )
+    terms = {**options.search_terms, "limit_bytes": limit_bytes}
+    return SearchConfig(workload, device, python, allocator_settings(), **terms)
 
 
 def allocator_settings() -> AllocatorSettings:
-    """PyTorch's, as the environment of this machine has them.
+    """Return PyTorch's settings of its allocator, as the environment of this machine has them.
 
     Raises:
         OptionError: they cannot be read.
@@ -123,7 +118,7 @@ def allocator_settings() -> AllocatorSettings:
 
 
 def limit_from(text: str, total_bytes: int) -> int:
-    """A cap on the allocator as it is typed.
+    """Return a cap on the allocator as it is typed, in bytes.
 
     Raises:
         OptionError: no size, or more than the device has.
@@ -142,7 +137,7 @@ def _check_limit(limit_bytes: int | None, total_bytes: int) -> None:
 
 
 def check_searchable(config: SearchConfig) -> None:
-    """Whether a search can run the step.
+    """Check that a search can run the step.
 
     Raises:
         OptionError: a GPU of this machine would run one of several ranks alone, which only a simulated one can; only
@@ -168,7 +163,7 @@ def check_searchable(config: SearchConfig) -> None:
 
 
 def check_gpus_are_used(workload: WorkloadSpec) -> None:
-    """Whether several GPUs have something to divide among them.
+    """Check that several GPUs have something to divide among them.
 
     Raises:
         OptionError: they have not.
@@ -180,7 +175,7 @@ def check_gpus_are_used(workload: WorkloadSpec) -> None:
 
 
 def interpreter(path: str | None) -> str | None:
-    """The program behind ``--python``; None for none given.
+    """Return the program behind ``--python``; None for none given.
 
     Raises:
         OptionError: it cannot be run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError
 from gpumem_tui.memory import GIB, KIB, MIB
@@ -11,7 +12,7 @@ _TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def size_from(text: str) -> int:
-    """A memory size with its unit (20GiB, 512MiB; GB and G mean GiB), or a number of bytes, of a MiB at least.
+    """Return a memory size: with its unit (20GiB, 512MiB; GB and G mean GiB), or in bytes, of a MiB at least.
 
     Raises:
         ValueError: it is none; one line says what to type.
@@ -28,8 +29,25 @@ def size_from(text: str) -> int:
     return size_bytes
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size as it is typed.
+
+    >>> size_text(20 * GIB), size_text(512 * MIB)
+    ('20GiB', '512MiB')
+    """
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit}{name}"
+    return str(size_bytes)
+
+
+def rows_text(rows: Iterable[tuple[str, float]]) -> str:
+    """Return shares of rows as they are typed, with a space between two."""
+    return " ".join(f"{place}={share:g}" if place else f"{share:g}" for place, share in rows)
+
+
 def rows_from(text: str) -> tuple[str, float]:
-    """A share, or FILE:LINE=SHARE for one place, as (place, share).
+    """Return a share, or FILE:LINE=SHARE for one place, as (place, share).
 
     Raises:
         ValueError: it is neither; one line says what to type.
@@ -45,7 +63,7 @@ def rows_from(text: str) -> tuple[str, float]:
 
 
 def tokens_from(text: str) -> int:
-    """A number of tokens: 2000000000, 2,000,000,000, 2B or 1.5T.
+    """Return a number of tokens: 2000000000, 2,000,000,000, 2B or 1.5T.
 
     Raises:
         ValueError: it is none; one line says what to type.
@@ -57,7 +75,7 @@ def tokens_from(text: str) -> int:
 
 
 def norm_from(text: str) -> MeasuredNorm:
-    """BATCH=NORM.
+    """Return what BATCH=NORM says.
 
     Raises:
         ValueError: it is not; one line says what to type.

@@ -6,7 +6,14 @@ import os
 import sys
 from dataclasses import dataclass, fields, replace
 
-from gpumem_tui.catalog.config_file import ConfigFile, ModelFile, looks_like_path, read_config_file
+from gpumem_tui.catalog.config_file import (
+    ConfigFile,
+    ModelFile,
+    Quantization,
+    looks_like_path,
+    quantization_of,
+    read_config_file,
+)
 from gpumem_tui.catalog.huggingface import CONFIGS
 from gpumem_tui.catalog.loader import (
     DEFAULT_GPU,
@@ -16,32 +23,19 @@ from gpumem_tui.catalog.loader import (
     find_model,
     shape_from_hf_config,
 )
-from gpumem_tui.catalog.quantization import Quantization, quantization_of
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.adapters import AdapterError, check_adapters, check_recipe
-from gpumem_tui.formula.freezing import counts_blocks
-from gpumem_tui.formula.parallel import fault
+from gpumem_tui.formula.checks import check_adapters, check_recipe, counts_blocks, fault
 from gpumem_tui.formula.recipe import (
     ALL_BUT_HEAD,
-    ALL_LINEAR,
-    DEFAULT_LORA_RANK,
     NOTHING_FROZEN,
-    Adapter,
-    AdapterDtype,
-    Attention,
-    BaseQuantization,
-    Optimizer,
-    Precision,
     Recipe,
-    Recompute,
-    Schedule,
-    Sharding,
 )
+from gpumem_tui.formula.weights import AdapterError
 from gpumem_tui.memory import MIB, Unknown, format_bytes
-from gpumem_tui.monitor.devices import RealGpu
-from gpumem_tui.monitor.visible import Candidate, visible_devices
-from gpumem_tui.plan.draft import MOST_GPUS, SHAPE_LIMITS
+from gpumem_tui.monitor.devices import Candidate, RealGpu, visible_devices
+from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.plan.plan import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.config import Device
 from gpumem_tui.workload.command import BATCH, Command
 from gpumem_tui.workload.spec import HuggingFaceModel, WorkloadSpec, split_file
@@ -68,14 +62,14 @@ class ModelChanges:
     image_size: int | None = None
 
     def given(self) -> dict[str, int]:
-        """The fields that are changed."""
+        """Return the fields that are changed."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class WorkloadOptions:
-    """``--model`` (with changes), ``--config``, ``--workload`` or a command, and the recipe's options.
+class WorkloadOptions(Recipe):
+    """A recipe, and what it trains: ``--model`` (with changes), ``--config``, ``--workload`` or a command.
 
     Attributes:
         model: a name of the catalog, or the path of a configuration, as `config`.
@@ -88,26 +82,6 @@ class WorkloadOptions:
     workload: str | None = None
     command: tuple[str, ...] = ()
     changes: ModelChanges = ModelChanges()
-    precision: Precision = "fp32"
-    optimizer: Optimizer = "adamw"
-    recompute: Recompute = "none"
-    attention: Attention = "auto"
-    sharding: Sharding = "none"
-    gpus: int = 1
-    tensor_parallel: int = 1
-    sequence_parallel: bool = False
-    context_parallel: int = 1
-    expert_parallel: int = 1
-    pipeline_parallel: int = 1
-    schedule: Schedule = "1f1b"
-    micro_batches: int = 0
-    virtual_stages: int = 2
-    freeze: str = NOTHING_FROZEN
-    adapter: Adapter = "none"
-    lora_rank: int = DEFAULT_LORA_RANK
-    lora_targets: str = ALL_LINEAR
-    adapter_dtype: AdapterDtype = "base"
-    base_quantization: BaseQuantization = "none"
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
 
@@ -117,7 +91,7 @@ class WorkloadOptions:
             object.__setattr__(self, "model", None)
 
     def spec(self, python: str = sys.executable) -> WorkloadSpec:
-        """The workload these options describe.
+        """Work out the workload that these options describe.
 
         Args:
             python: the interpreter whose transformers builds what has no closed form.
@@ -158,7 +132,7 @@ class WorkloadOptions:
             raise OptionError(f"--model: {error}") from error
 
     def _recipe(self) -> Recipe:
-        """With as many GPUs as one copy of the network takes, where their number is not said."""
+        """Return the recipe, with as many GPUs as one copy of the network takes where their number is not given."""
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         return replace(recipe, gpus=recipe.least_gpus) if self.gpus == 1 else recipe
 
@@ -173,7 +147,7 @@ class WorkloadOptions:
         return WorkloadSpec(recipe, shape=shape)
 
     def _config_spec(self, path: str, recipe: Recipe, python: str) -> WorkloadSpec:
-        """By closed form where there is one, else as transformers builds it."""
+        """Describe a configuration: by closed form where there is one, else as transformers builds it."""
         try:
             file = read_config_file(path)
             quantized = quantization_of(file.values)
@@ -187,7 +161,11 @@ class WorkloadOptions:
             raise OptionError(f"--config: {error}") from error
 
     def _quantized_spec(self, file: ConfigFile, quantized: Quantization, recipe: Recipe, python: str) -> WorkloadSpec:
-        """Adapters over the base as it is; of formats that transformers' quantizer is not run for, none."""
+        """Describe adapters over a quantized base, which stays as it is.
+
+        Raises:
+            OptionError: all weights would be trained, or transformers' quantizer is not run for the format.
+        """
         base = quantized.base
         words = f"--config: the weights of {file.name} are quantized ({quantized.words})"
         if not base or not recipe.has_adapters:
@@ -271,7 +249,7 @@ class WorkloadOptions:
 
 
 def simulated_device(name: str, reason: str = "") -> Device:
-    """The device behind ``sim:NAME`` (given without the prefix).
+    """Return the device behind ``sim:NAME`` (given without the prefix).
 
     Raises:
         OptionError: no such GPU in the catalog.
@@ -283,7 +261,7 @@ def simulated_device(name: str, reason: str = "") -> Device:
 
 
 def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
-    """The device for ``--gpu WANTED`` (an index, a UUID, ``sim:NAME``; None for the first free one).
+    """Return the device for ``--gpu WANTED`` (an index, a UUID, ``sim:NAME``; None for the first free one).
 
     Raises:
         OptionError: no such device, or one that others use and `share` is False.
@@ -308,7 +286,7 @@ def _first_free(gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
     if isinstance(gpus, Unknown):
         return simulated_device(DEFAULT_GPU, reason=gpus.reason)
     if not gpus:
-        return simulated_device(DEFAULT_GPU, reason="no NVIDIA GPU on this machine")
+        return simulated_device(DEFAULT_GPU, reason=f"no {vendor().brand} GPU on this machine")
     free = [gpu for gpu in gpus if gpu.is_free]
     if free:
         return _real(free[0], share=False)
@@ -324,7 +302,7 @@ def _real(gpu: RealGpu, *, share: bool) -> Device:
 
 
 def with_ranks(device: Device, ranks: int, gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
-    """A device with as many GPUs beside it as a command starts ranks on this machine; a simulated one needs no more.
+    """Return a device with as many further GPUs as a command starts ranks on this machine; a simulated one needs none.
 
     Raises:
         OptionError: there are fewer here, or others use one of them and `share` is False.
@@ -343,14 +321,14 @@ def with_ranks(device: Device, ranks: int, gpus: tuple[RealGpu, ...] | Unknown, 
 
 
 def share_limit_bytes(device: Device) -> int | None:
-    """The cap that keeps a search beside other processes within what they leave; None for a device of one's own."""
+    """Return the cap that keeps a search within what other processes leave; None where there are none."""
     if not device.others_bytes:
         return None
     return max(1, device.gpu.cuda_total_bytes - _BESIDE_THE_ALLOCATOR_BYTES)
 
 
 def visible_gpus(gpus: tuple[RealGpu, ...], variable: str | None) -> tuple[RealGpu, ...]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` lets this user see, in its order; an index is NVML's."""
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` lets this user see, in its order; an index is NVML's."""
     if variable is None:
         return gpus
     environ = {"CUDA_VISIBLE_DEVICES": variable, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -10,7 +10,7 @@ from gpumem_tui.formula.predict import largest_obstacle, predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.simulator.profile import beside_allocator_bytes
+from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.plan import Plan
@@ -28,7 +28,7 @@ class Advice:
 
 
 def obstacle(config: SearchConfig) -> str:
-    """What of one sample exceeds the card, by the closed form; empty if nothing does or there is no formula."""
+    """Return what of one sample exceeds the card, by the closed form; empty if nothing does or there is no formula."""
     shape = config.workload.shape
     if shape is None:
         return ""
@@ -37,15 +37,16 @@ def obstacle(config: SearchConfig) -> str:
 
 
 def advice_lines(config: SearchConfig) -> list[str]:
-    """When nothing fits: which bucket alone exceeds the card, and what would help most, a line each."""
+    """Say which bucket alone exceeds the card where nothing fits, and what would help most, a line each."""
     lines = [f"{one.option}: {one.buys}; {one.cost}" for one in advise(config)]
     found = obstacle(config)
     return [found, *lines] if found else lines
 
 
 def advise(config: SearchConfig) -> tuple[Advice, ...]:
-    """The cheapest set of changes with which one sample fits, where no change alone is enough, and the best single
-    ones; none for a workload file, which has no formula.
+    """Return the cheapest set of changes with which one sample fits, and the best single ones.
+
+    The set is left out where one change alone is enough; a workload file, which has no formula, has none of either.
 
     By the closed form. Whatever `search` would not run says so.
     """
@@ -71,7 +72,7 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
 
 
 def _plan(config: SearchConfig) -> Plan | None:
-    """What is searched as a plan, on what of the GPU there is to search in; None without a closed form."""
+    """Return what is searched as a plan, on what of the GPU there is to search in; None without a closed form."""
     shape = config.workload.shape
     if shape is None:
         return None
@@ -97,7 +98,7 @@ def _together(plan: Plan) -> Iterator[Advice]:
 
 
 def _unsearchable(plan: Plan, was: Recipe) -> str:
-    """What `search` says of a plan that it does not run; empty for one that it does."""
+    """Return what `search` says of a plan that it does not run; empty for one that it does."""
     recipe = plan.recipe
     if plan.extras:
         return "; by the formula only: a search does not run it"

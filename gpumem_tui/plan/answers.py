@@ -1,31 +1,37 @@
-"""What a plan comes to: by the closed form at once, and by a trace where there is one."""
+"""What a plan comes to: by the closed form at once, by a trace where there is one, and on every GPU of the catalog."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
+from gpumem_tui.catalog.loader import gpus
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
-from gpumem_tui.formula.blocks import as_run_on
-from gpumem_tui.formula.changes import Setup
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
     MomentBytes,
     by_moment,
-    largest_obstacle,
     max_batch_size,
+    outlook,
     predict,
     terms,
     usable_bytes,
 )
+from gpumem_tui.formula.recipe import Setup
+from gpumem_tui.formula.records import BF16_SINCE, as_run_on
 from gpumem_tui.formula.rows import FormulaRow, Moment
 from gpumem_tui.memory import Breakdown, Ledger, Range, Unknown
-from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.plan import Plan, Subject
+from gpumem_tui.run.events import Ready
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import beside_allocator_bytes, profile_for
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes, profile_for
 from gpumem_tui.step import Phase
+
+# By the closed form
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Answer:
 
     @property
     def peak_bytes(self) -> int:
-        """On one GPU."""
+        """Allocated bytes at the peak, on one GPU."""
         return self.prediction.peak_bytes
 
     @property
@@ -71,42 +77,192 @@ class Answer:
         return self.spare_bytes >= 0
 
 
+def answer(plan: Plan) -> Answer:
+    """Ask the closed form; it takes well under a millisecond for a transformer.
+
+    Raises:
+        ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
+    """
+    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel)
+    tokens, beside_bytes = tokens_per_global_batch(plan.shape, steps), beside_allocator_bytes(plan.gpu)
+    setup = Setup(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
+    found = outlook(setup, plan.batch_size, plan.gpu, plan.headroom, beside_bytes)
+    return Answer(
+        plan=plan,
+        prediction=found.prediction,
+        usable_bytes=found.usable_bytes,
+        max_batch_size=found.max_batch_size,
+        accumulation=steps,
+        global_batch_tokens=tokens,
+        obstacle=found.obstacle,
+    )
+
+
+def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:
+    """Return the closed form at the plan's batch size, or at another."""
+    size = plan.batch_size if batch_size is None else batch_size
+    return predict(plan.shape, as_run_on(plan.recipe, plan.gpu), size, plan.extras)
+
+
+def terms_of(plan: Plan) -> tuple[FormulaRow, ...]:
+    """Return every term of the closed form at the plan's batch size, whenever in a step it is there."""
+    return terms(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.batch_size, plan.extras)
+
+
+def moments_of(plan: Plan) -> dict[Moment, MomentBytes]:
+    """Return what the closed form needs at each moment of a step."""
+    return by_moment(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
+
+
+def largest_batch(plan: Plan) -> int:
+    """Return the largest batch on one GPU by the closed form; 0 for none."""
+    beside_bytes = beside_allocator_bytes(plan.gpu)
+    shape, recipe, total_bytes = plan.shape, as_run_on(plan.recipe, plan.gpu), plan.gpu.total_bytes
+    return max_batch_size(shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes)
+
+
+def headroom_of(plan: Subject) -> int:
+    """Return the bytes of its GPU that the plan leaves free.
+
+    Raises:
+        ValueError: a headroom that is no share of the GPU.
+    """
+    return plan.gpu.total_bytes - usable_bytes(plan.gpu.total_bytes, plan.headroom)
+
+
+def usable_of(plan: Plan) -> int:
+    """Return what the allocator can take of the plan's GPU, with the headroom left free.
+
+    Raises:
+        ValueError: a headroom that is no share of the GPU.
+    """
+    return max(0, usable_bytes(plan.gpu.total_bytes, plan.headroom) - beside_allocator_bytes(plan.gpu))
+
+
+def target_of(plan: Plan) -> int:
+    """Return the samples per optimizer step over all GPUs: the wanted ones, else those of one pass."""
+    return plan.target_batch or plan.pass_samples
+
+
+def setup_of(plan: Plan) -> Setup:
+    """Return what is trained and how, without the batch and the GPU."""
+    return Setup(plan.shape, plan.recipe, plan.extras)
+
+
+def with_setup(plan: Plan, setup: Setup) -> Plan:
+    """Return `plan` with another setup; a target below one pass of more GPUs becomes that pass."""
+    target = plan.target_batch
+    if target is not None:
+        target = max(target, plan.batch_size * setup.recipe.data_parallel)
+    return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
+
+
+def samples(count: int) -> str:
+    """Return a count of samples in words.
+
+    >>> samples(1), samples(2048)
+    ('1 sample', '2,048 samples')
+    """
+    return f"{count:,} sample{'' if count == 1 else 's'}"
+
+
+# By trace
+
+
 @dataclass(frozen=True)
 class TracedAnswer:
     """The traced step's answer on the plan's GPU: the context is counted and the allocator run.
 
+    Figures are worked out when they are asked for, which takes a replay, and kept; `worked_out` asks for them all.
+
     Attributes:
-        breakdown: the buckets at the moment of the highest allocated bytes.
-        peak_phase: the phase of a step that this moment lies in; None for a trace without phases.
-        context_bytes: what the CUDA context takes, by assumption of the `profile`.
-        total_bytes: what CUDA says the GPU has.
-        device_used_range: reserved and context with the least and with the most of what is not known of them.
-        free_range: what that leaves of the GPU; below zero: what is missing.
-        fit: whether the whole run goes through without running out of memory, as far as is known.
-        max_batch_size: the largest that does with the plan's headroom left free, as by formula; or why that cannot be
-            told.
-        full_batch_size: the largest that does on the whole GPU, with the most that is possible.
-        may_fit_batch_size: the largest that does with the least.
-        unknowns: what is known as a range only.
-        assumed: operators whose kernels take scratch of unknown size, counted as none: (operator, times, why).
+        traced: the trace, on the whole of the plan's GPU.
     """
 
-    plan: Plan
-    breakdown: Breakdown
-    peak_phase: Phase | None
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    context_bytes: int
-    total_bytes: int
-    device_used_range: Range
-    free_range: Range
-    fit: Fit
-    max_batch_size: int | Unknown
-    full_batch_size: int | Unknown
-    may_fit_batch_size: int | Unknown
-    profile: str
-    assumed: tuple[tuple[str, int, str], ...]
-    unknowns: tuple[KnownUnknown, ...]
+    plan: Subject
+    traced: Traced
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The buckets at the moment of the highest allocated bytes."""
+        return self.traced.at(self.plan.batch_size).breakdown
+
+    @cached_property
+    def peak_allocated_bytes(self) -> int:
+        """The highest allocated bytes."""
+        return self.traced.at(self.plan.batch_size).peak_allocated_bytes
+
+    @cached_property
+    def peak_reserved_bytes(self) -> int:
+        """The highest reserved bytes."""
+        return self.traced.at(self.plan.batch_size).peak_reserved_bytes
+
+    @cached_property
+    def peak_phase(self) -> Phase | None:
+        """The phase of a step that the peak lies in; None for a trace without phases."""
+        moment = self.traced.at(self.plan.batch_size).peak_moment
+        return None if moment is None else moment[0].phase
+
+    @cached_property
+    def device_used_bytes(self) -> int:
+        """Reserved and context. More than `total_bytes` where the plan does not fit."""
+        return self.traced.device_used_bytes(self.plan.batch_size)
+
+    @cached_property
+    def device_used_range(self) -> Range:
+        """Reserved and context with the least and with the most of what is not known of them."""
+        return self.traced.device_used_range(self.plan.batch_size)
+
+    @cached_property
+    def free_range(self) -> Range:
+        """What `device_used_range` leaves of the GPU; below zero: what is missing."""
+        return self.traced.free_range(self.plan.batch_size)
+
+    @cached_property
+    def unknowns(self) -> tuple[KnownUnknown, ...]:
+        """What is known as a range only."""
+        return self.traced.unknowns(self.plan.batch_size)
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Whether the whole run goes through without running out of memory, as far as is known."""
+        return self.traced.fit(self.plan.batch_size)
+
+    @cached_property
+    def max_batch_size(self) -> int | Unknown:
+        """The largest batch that fits with the plan's headroom left free, as by formula; or why that is not known."""
+        headroom_bytes = headroom_of(self.plan)
+        return self.traced.max_batch_size_leaving(headroom_bytes) if headroom_bytes else self.full_batch_size
+
+    @property
+    def full_batch_size(self) -> int | Unknown:
+        """The largest batch that fits on the whole GPU with the most that is possible."""
+        return self.traced.max_batch_size
+
+    @property
+    def may_fit_batch_size(self) -> int | Unknown:
+        """The largest batch that fits with the least that is possible."""
+        return self.traced.may_fit_batch_size
+
+    @property
+    def context_bytes(self) -> int:
+        """What the CUDA context takes, by assumption of the `profile`."""
+        return self.traced.ready.context_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What CUDA says the GPU has."""
+        return self.plan.gpu.cuda_total_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
+        return self.total_bytes - self.device_used_bytes
+
+    @property
+    def profile(self) -> str:
+        """The simulator's assumptions, by name."""
+        return self.traced.ready.profile
 
     @property
     def fits(self) -> bool:
@@ -124,12 +280,7 @@ class TracedAnswer:
         known = isinstance(self.max_batch_size, int)
         return known and self.fits and self.free_range.low_bytes < headroom_of(self.plan)
 
-    @property
-    def device_used_bytes(self) -> int:
-        """Reserved and context. More than `total_bytes` where the plan does not fit."""
-        return self.peak_reserved_bytes + self.context_bytes
-
-    @property
+    @cached_property
     def ledger(self) -> Ledger[None]:
         """The device at the peak."""
         return Ledger.of_step(
@@ -141,11 +292,52 @@ class TracedAnswer:
             total_bytes=self.plan.gpu.total_bytes,
         )
 
-    @property
-    def spare_bytes(self) -> int:
-        """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
-        return self.total_bytes - self.device_used_bytes
+    def worked_out(self) -> tuple[object, ...]:
+        """Work every figure out, and return them.
 
+        Raises:
+            NotAffine: the trace cannot be carried over to the plan's batch size.
+        """
+        return (
+            self.breakdown, self.peak_allocated_bytes, self.peak_reserved_bytes, self.peak_phase,
+            self.device_used_bytes, self.device_used_range, self.free_range, self.unknowns, self.fit,
+            self.max_batch_size, self.full_batch_size, self.may_fit_batch_size,
+        )  # fmt: skip
+
+
+def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:
+    """Ask a trace about the plan's batch size and GPU.
+
+    `traced` must be of the plan's shape, recipe and architecture (`tracing.trace_key`), whatever GPU it was made on.
+    Takes tens of milliseconds for a large model, and a new largest batch ten times that: not for the screen's thread.
+
+    Args:
+        finder: of this very trace; what it found for one plan spares work on the next.
+
+    Raises:
+        NotAffine: the trace cannot be carried over to the plan's batch size.
+    """
+    found = TracedAnswer(plan, on_gpu(plan, traced, finder))
+    found.worked_out()
+    return found
+
+
+def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Traced:
+    """Return a trace made on any GPU, on the whole of the plan's GPU.
+
+    On another architecture it has that one's context; which kernels run there, the trace does not know.
+
+    Args:
+        finder: of that trace.
+    """
+    ready = traced.ready
+    if not ready.profile.endswith(f" {plan.gpu.sm}"):
+        there = Ready.of(ready.torch_version, profile_for(ready.profile.split()[1], plan.gpu))
+        ready = replace(there, profile=ready.profile)
+    return replace(traced.on(plan.gpu, ready), finder=finder or traced.finder)
+
+
+# Both
 
 _PHASES: Mapping[Moment, tuple[Phase, ...]] = MappingProxyType(
     {
@@ -161,13 +353,13 @@ _PHASES: Mapping[Moment, tuple[Phase, ...]] = MappingProxyType(
 
 
 def differing_phase(formula: Answer, traced: TracedAnswer) -> Phase | None:
-    """The phase of the traced peak where the closed form's peak is in another one; None where they agree."""
+    """Return the phase of the traced peak where the closed form's peak is in another one; None where they agree."""
     phase = traced.peak_phase
     return None if phase in _PHASES[formula.prediction.moment] else phase
 
 
 def cache_words(traced: TracedAnswer) -> str:
-    """Why less is left than the headroom of a plan that keeps it.
+    """Say why less is left than the headroom of a plan that keeps it.
 
     Args:
         traced: one that `frees_cache`.
@@ -178,144 +370,79 @@ def cache_words(traced: TracedAnswer) -> str:
     )
 
 
-def setup_of(plan: Plan) -> Setup:
-    """What is trained and how, without the batch and the GPU."""
-    return Setup(plan.shape, plan.recipe, plan.extras)
+# On every GPU
 
 
-def with_setup(plan: Plan, setup: Setup) -> Plan:
-    """`plan` with other things trained, or otherwise; a target below one pass of more GPUs becomes that pass."""
-    target = plan.target_batch
-    if target is not None:
-        target = max(target, plan.batch_size * setup.recipe.data_parallel)
-    return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
+@dataclass(frozen=True)
+class LargestOnGpu:
+    """The largest batches on one GPU with the plan's headroom left free; 0 for none.
 
-
-def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:
-    """The closed form at the plan's batch size, or at another."""
-    size = plan.batch_size if batch_size is None else batch_size
-    return predict(plan.shape, as_run_on(plan.recipe, plan.gpu), size, plan.extras)
-
-
-def terms_of(plan: Plan) -> tuple[FormulaRow, ...]:
-    """Every term of the closed form at the plan's batch size, whenever in a step it is there."""
-    return terms(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.batch_size, plan.extras)
-
-
-def moments_of(plan: Plan) -> dict[Moment, MomentBytes]:
-    """What the closed form needs at each moment of a step."""
-    return by_moment(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
-
-
-def largest_batch(plan: Plan) -> int:
-    """The largest batch on one GPU by the closed form; 0 for none."""
-    beside_bytes = beside_allocator_bytes(plan.gpu)
-    shape, recipe, total_bytes = plan.shape, as_run_on(plan.recipe, plan.gpu), plan.gpu.total_bytes
-    return max_batch_size(shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes)
-
-
-def headroom_of(plan: Plan) -> int:
-    """The bytes of its GPU that the plan leaves free.
-
-    Raises:
-        ValueError: a headroom that is no share of the GPU.
+    Attributes:
+        traced: None without a trace; or why it cannot tell.
+        same_architecture: of the GPU that the trace was made for.
+        lacks: what the plan asks for that this GPU has not, a sentence each.
     """
-    return plan.gpu.total_bytes - usable_bytes(plan.gpu.total_bytes, plan.headroom)
+
+    gpu: Gpu
+    formula: int
+    traced: int | Unknown | None
+    same_architecture: bool
+    lacks: tuple[str, ...]
+
+    @property
+    def largest(self) -> int:
+        """By the trace where it tells, else by formula."""
+        return self.traced if isinstance(self.traced, int) else self.formula
 
 
-def usable_of(plan: Plan) -> int:
-    """What the allocator can take of the plan's GPU, with the headroom left free.
-
-    Raises:
-        ValueError: a headroom that is no share of the GPU.
-    """
-    return max(0, usable_bytes(plan.gpu.total_bytes, plan.headroom) - beside_allocator_bytes(plan.gpu))
-
-
-def target_of(plan: Plan) -> int:
-    """Samples per optimizer step over all GPUs: the wanted ones, else those of one pass."""
-    return plan.target_batch or plan.batch_size * plan.recipe.data_parallel
-
-
-def samples(count: int) -> str:
-    """A count of samples in words.
-
-    >>> samples(1), samples(2048)
-    ('1 sample', '2,048 samples')
-    """
-    return f"{count:,} sample{'' if count == 1 else 's'}"
-
-
-def answer(plan: Plan) -> Answer:
-    """What the closed form says; well under a millisecond for a transformer.
-
-    Raises:
-        ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
-    """
-    prediction = predicted(plan)
-    usable = usable_of(plan)
-    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel)
-    return Answer(
-        plan=plan,
-        prediction=prediction,
-        usable_bytes=usable,
-        max_batch_size=largest_batch(plan),
-        accumulation=steps,
-        global_batch_tokens=tokens_per_global_batch(plan.shape, steps),
-        obstacle=largest_obstacle(prediction, usable, f"of the {plan.gpu.title}'s usable"),
-    )
-
-
-def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Traced:
-    """A trace made on any GPU, on the whole of the plan's GPU. `finder`: of that trace.
-
-    On another architecture with that one's context; which kernels run there, the trace does not know.
-    """
-    if not traced.profile.endswith(f" {plan.gpu.sm}"):
-        there = profile_for(traced.profile.split()[1], plan.gpu)
-        source, context_range = there.context_source, there.context_range
-        traced = replace(traced, context_bytes=there.context_bytes, context_source=source, context_range=context_range)
-    capacity_bytes = plan.gpu.cuda_total_bytes - traced.context_bytes
-    total_range = plan.gpu.cuda_total_range
-    return replace(
-        traced,
-        capacity_bytes=capacity_bytes,
-        total_range=total_range,
-        allowed_bytes=None,
-        finder=finder or traced.finder,
-        _runs={},
-    )
-
-
-def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:
-    """What the traced step says about the plan's batch size and GPU.
-
-    `traced` must be of the plan's shape, recipe and architecture (`tracing.trace_key`), whatever GPU it was made on.
-    Takes tens of milliseconds for a large model, and a new largest batch ten times that: not for the screen's thread.
+def largest_by_gpu(plan: Plan, traced: Traced | None, finder: BatchFinder | None = None) -> tuple[LargestOnGpu, ...]:
+    """Return every GPU of the catalog, the one with the least memory first. With a trace this takes seconds.
 
     Args:
-        finder: of this very trace; what it found for one plan spares work on the next.
-
-    Raises:
-        NotAffine: the trace cannot be carried over to the plan's batch size.
+        traced: of the plan, whatever GPU it was made on; None for the formula alone.
+        finder: of this very trace.
     """
-    here = on_gpu(plan, traced, finder)
-    replay = here.at(plan.batch_size)
-    return TracedAnswer(
-        plan=plan,
-        breakdown=replay.breakdown,
-        peak_phase=None if replay.peak_moment is None else replay.peak_moment[0].phase,
-        peak_allocated_bytes=replay.peak_allocated_bytes,
-        peak_reserved_bytes=replay.peak_reserved_bytes,
-        context_bytes=here.context_bytes,
-        total_bytes=plan.gpu.cuda_total_bytes,
-        device_used_range=here.device_used_range(plan.batch_size),
-        free_range=here.free_range(plan.batch_size),
-        fit=here.fit(plan.batch_size),
-        max_batch_size=here.max_batch_size_leaving(headroom_of(plan)),
-        full_batch_size=here.max_batch_size,
-        may_fit_batch_size=here.may_fit_batch_size,
-        profile=here.profile,
-        assumed=here.assumed,
-        unknowns=here.unknowns(plan.batch_size),
-    )
+    if traced is not None and finder is None and not traced.done.only_at:
+        finder = BatchFinder(traced.trace, traced.settings)
+    found = []
+    for gpu in sorted(gpus().values(), key=lambda one: (one.total_bytes, one.name)):
+        there = replace(plan, gpu=gpu)
+        by_trace: int | Unknown | None = None
+        if traced is not None and as_run_on(plan.recipe, gpu) != as_run_on(plan.recipe, plan.gpu):
+            by_trace = Unknown(f"attention takes another kernel on {gpu.sm}: choose this GPU to trace it")
+        elif traced is not None:
+            by_trace = on_gpu(there, traced, finder).max_batch_size_leaving(headroom_of(there))
+        same = traced is not None and traced.ready.profile.endswith(f" {gpu.sm}")
+        found.append(LargestOnGpu(gpu, largest_batch(there), by_trace, same, lacking(there)))
+    return tuple(found)
+
+
+_FLASH_SINCE = (8, 0)
+_TENSOR_CORES_SINCE = (7, 0)
+_CUDA_GUIDE = "CUDA C++ Programming Guide, arithmetic instructions by compute capability"
+_SDPA = "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
+
+
+def lacking(plan: Plan) -> tuple[str, ...]:
+    """Return what a plan asks of its GPU that the architecture does not have: a sentence each, with its source."""
+    capability, title = plan.gpu.compute_capability, plan.gpu.title
+    recipe = plan.recipe
+    found = []
+    if recipe.precision in ("bf16", "amp-bf16") and capability < BF16_SINCE:
+        found.append(
+            f"{title} ({plan.gpu.sm}) has no bfloat16 arithmetic: it is emulated, slowly; amp-fp16 is what it has "
+            f"({_CUDA_GUIDE}; bfloat16 since 8.0)"
+        )
+    if recipe.precision == "amp-fp16" and capability < _TENSOR_CORES_SINCE:
+        found.append(f"{title} ({plan.gpu.sm}) has no tensor cores: 16 bits save memory, not time ({_CUDA_GUIDE})")
+    if plan.shape.record.has_attention and capability < _FLASH_SINCE:
+        if recipe.attention == "flash":
+            found.append(f"{title} ({plan.gpu.sm}) has no flash attention: --attention auto takes another ({_SDPA})")
+        elif recipe.attention == "auto" and recipe.precision in ("bf16", "amp-bf16"):
+            found.append(
+                f"no fused attention kernel takes bfloat16 on {title} ({plan.gpu.sm}): attention writes its scores, "
+                f"S² of them ({_SDPA})"
+            )
+        elif recipe.attention == "auto":
+            found.append(f"no flash attention on {title} ({plan.gpu.sm}): PyTorch takes the efficient kernel ({_SDPA})")
+    return tuple(found)

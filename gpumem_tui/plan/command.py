@@ -1,58 +1,155 @@
-"""What a plan for a user's command comes to: any GPU, any batch size and every change, from traces that are made."""
+"""A plan for a user's command: any GPU, any batch size and every change, from the runs that are made for it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
-from gpumem_tui.formula.changes import SHARED_BY_DEFAULT, STAGES
 from gpumem_tui.formula.recipe import Sharding
-from gpumem_tui.memory import Breakdown, Bucket, Range, Unknown
-from gpumem_tui.plan.command_runs import WhatIf
-from gpumem_tui.plan.injected import OFFLOADED, CommandChange, sharded_over
+from gpumem_tui.formula.techniques import (
+    MORE_RANKS,
+    SHARED_BY_DEFAULT,
+    STAGES,
+    NotApplicable,
+    Technique,
+    catalog_techniques,
+    injected,
+    sharded,
+)
+from gpumem_tui.memory import Breakdown, Bucket, Unknown, format_bytes
+from gpumem_tui.plan.answers import TracedAnswer
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import PROPOSE, Ready
+from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import Predicted
-from gpumem_tui.search.prediction import Fit, Traced
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Timeline
 
-_SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
-    "zero1": (Bucket.OPTIMIZER,),
-    "zero2": (Bucket.OPTIMIZER, Bucket.GRADIENTS),
-    "zero3": (Bucket.OPTIMIZER, Bucket.GRADIENTS, Bucket.PARAMETERS),
-}
+# The runs
+
+Watch = Callable[[CommandOutput | TraceStarted], None]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A change and its trace, or why there is none."""
+
+    change: Technique
+    traced: Traced | Unknown
+
+
+@dataclass(frozen=True)
+class CommandRuns:
+    """The runs of one plan.
+
+    Attributes:
+        wanted: the changes to try, by key; empty for all that can be made.
+    """
+
+    config: SearchConfig
+    batch_size: int
+    wanted: tuple[str, ...] = ()
+
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        """Trace the command as it is; return that, the changes worth a run, and those that cannot be made.
+
+        Raises:
+            Unusable, ChildDied, Cancelled: as `predicting.predict`.
+        """
+        predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
+        base = _traced_in(predicted)
+        reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
+        changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
+        asked = [change for change in changes if not self.wanted or change.key in self.wanted]
+        runs = [change for change in asked if not reasons[change.key]]
+        refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
+        return predicted, runs, refused
+
+    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """Trace the command with a change made to it; what goes wrong then is the answer.
+
+        Args:
+            base: the trace of the command as it is: where it answers for every batch size, so will this one.
+
+        Raises:
+            Cancelled: the user ended it.
+        """
+        changed = self._changed(change)
+        try:
+            if base.done.only_at:
+                size, why = base.done.only_at, base.done.not_affine
+                found = predicting.predict(changed, control, size, why, watch).prediction.traced
+            else:
+                found = predicting.predict(changed, control, watch=watch).prediction.traced
+                if isinstance(found, Unknown):
+                    found = predicting.predict(changed, control, self.batch_size, found.reason, watch).prediction.traced
+        except Unusable as error:
+            return WhatIf(change, Unknown(f"its run failed: {error}"))
+        except ChildDied as error:
+            return WhatIf(change, Unknown(f"its run ended early: {error}"))
+        if isinstance(found, Traced) and (reason := dict(found.done.changes).get(change.key)):
+            return WhatIf(change, Unknown(reason))
+        return WhatIf(change, found)
+
+    def _changed(self, change: Technique) -> SearchConfig:
+        if change.key != MORE_RANKS:
+            return replace(self.config, change=change.key)
+        workload = self.config.workload
+        more = replace(workload.recipe, gpus=2 * workload.recipe.gpus)
+        return replace(self.config, workload=replace(workload, recipe=more))
+
+
+def _traced_in(predicted: Predicted) -> Traced:
+    traced = predicted.prediction.traced
+    assert isinstance(traced, Traced), "a command at a given batch size is traced or fails"
+    return traced
+
+
+# The plan
 
 
 @dataclass(frozen=True)
 class CommandPlan:
-    """A command's traces.
+    """A command, its traces and the GPU it is planned for: a `Subject` without a closed form.
 
     Attributes:
-        config: the GPU they were made for.
+        config: the GPU that the traces were made for.
         predicted: the command as it is.
         what_ifs: the changes tried so far, and those that cannot be made.
+        elsewhere: another GPU that it is planned for; None for the one that was traced, which answers exactly.
     """
 
     config: SearchConfig
     batch_size: int
     predicted: Predicted
     what_ifs: tuple[WhatIf, ...] = ()
+    elsewhere: Gpu | None = None
+
+    @property
+    def headroom(self) -> float:
+        """Nothing: a command's largest batch is that of the whole GPU."""
+        return 0.0
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that it is planned for."""
+        return self.elsewhere or self.config.device.gpu
 
     @property
     def base(self) -> Traced:
-        """The trace of the command as it is."""
-        traced = self.predicted.prediction.traced
-        assert isinstance(traced, Traced), "a command at a given batch size is traced or fails"
-        return traced
+        """The trace of the command as it is, on the GPU that was traced."""
+        return _traced_in(self.predicted)
 
     @property
     def says_batch(self) -> bool:
@@ -67,7 +164,7 @@ class CommandPlan:
 
     @property
     def ranks(self) -> int:
-        """Of the command; each has a GPU."""
+        """The command's processes; each has a GPU."""
         return self.config.workload.recipe.gpus
 
     @property
@@ -78,37 +175,25 @@ class CommandPlan:
         target = self.config.target_batch or self.batch_size * self.ranks
         return accumulation(target, self.batch_size, self.ranks)
 
-    def on(self, gpu: Gpu, traced: Traced | None = None) -> Traced:
-        """A trace (the command's own, if none is given) as another GPU would have it.
+    def there(self, traced: Traced) -> Traced:
+        """Return a trace of the command as the planned GPU would have it.
 
         The device's memory and the CUDA context are that GPU's, and so is cuBLAS's workspace; kernels are taken to be
-        the same, which `same_kernels` tells.
+        the same, which `is_exact` tells.
         """
-        traced = traced or self.base
         made_on = self.config.device.gpu
-        if gpu == made_on:
+        if self.gpu == made_on:
             return traced
         version = self.predicted.ready.torch_version
-        then, now = profile_for(version, made_on), profile_for(version, gpu)
+        then, now = profile_for(version, made_on), profile_for(version, self.gpu)
         trace = _with_workspace(traced.trace, then.cublas_workspace_bytes, now.cublas_workspace_bytes)
-        return replace(
-            traced,
-            trace=trace,
-            capacity_bytes=gpu.cuda_total_bytes - now.context_bytes,
-            allowed_bytes=None,
-            profile=now.name,
-            context_bytes=now.context_bytes,
-            context_source=now.context_source,
-            total_range=gpu.cuda_total_range,
-            context_range=now.context_range,
-            finder=None,
-            _runs={},
-        )
+        return traced.with_trace(trace).on(self.gpu, Ready.of(version, now))
 
-    def same_kernels(self, gpu: Gpu) -> bool:
-        """Whether kernels choose and split their work there as on the GPU that was traced."""
-        made_on = self.config.device.gpu
-        return (gpu.compute_capability, gpu.multiprocessors) == (made_on.compute_capability, made_on.multiprocessors)
+    @property
+    def is_exact(self) -> bool:
+        """Whether kernels choose and split their work on the planned GPU as on the one that was traced."""
+        here, made_on = self.gpu, self.config.device.gpu
+        return (here.compute_capability, here.multiprocessors) == (made_on.compute_capability, made_on.multiprocessors)
 
 
 def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> AffineTrace:
@@ -123,49 +208,64 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
     return replace(trace, constants=changed(trace.constants, trace), apart=apart)
 
 
-@dataclass(frozen=True)
-class GpuRow:
-    """One GPU of the catalog.
-
-    Attributes:
-        free: what is left there, with the most and with the least of what is not known; below zero: what is missing.
-        largest: the largest batch that fits, or why that is not known; `may_fit`: the largest that may.
-    """
-
-    gpu: Gpu
-    fit: Fit
-    free_bytes: int
-    free: Range
-    largest: int | Unknown
-    may_fit: int | Unknown
-    is_exact: bool
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits with the most that is possible."""
-        return self.fit == "fits"
+# What the traces say of it
 
 
 @dataclass(frozen=True)
-class BatchRow:
-    """One batch size on one GPU."""
+class CommandAnswer(TracedAnswer):
+    """A command's trace on the planned GPU."""
 
-    batch_size: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    device_used_bytes: int
-    device_used_range: Range
-    fit: Fit
+    plan: CommandPlan
 
-    @property
-    def fits(self) -> bool:
-        """Whether it fits with the most that is possible."""
-        return self.fit == "fits"
+    @classmethod
+    def of(cls, plan: CommandPlan, finder: BatchFinder | None = None) -> CommandAnswer:
+        """Carry the command's trace over to the planned GPU.
+
+        Args:
+            finder: of the command's trace as that GPU has it, where it is shared with others.
+        """
+        traced = plan.there(plan.base)
+        return cls(plan, traced if finder is None else replace(traced, finder=finder))
+
+    def at(self, batch_size: int) -> CommandAnswer:
+        """Return the answer at another batch size."""
+        return replace(self, plan=replace(self.plan, batch_size=batch_size))
+
+    def batches(self) -> list[CommandAnswer]:
+        """Return powers of two up to the largest batch that fits, it and the next one, and the planned one."""
+        sizes = {self.plan.batch_size}
+        largest = self.max_batch_size
+        if isinstance(largest, int):
+            sizes |= {1 << power for power in range(largest.bit_length())} | {max(1, largest), largest + 1}
+        return [self.at(size) for size in sorted(sizes)]
+
+    def places(self) -> list[Place]:
+        """Return what holds the peak, the largest first."""
+        totals: Counter[tuple[Bucket, str, str]] = Counter()
+        for held in self.traced.held_at_peak(self.plan.batch_size):
+            module = re.sub(r"\b\d+\b", "*", held.site.module)
+            totals[held.bucket, module, held.site.source] += held.size_bytes
+        return [Place(*where, size_bytes) for where, size_bytes in totals.most_common()]
+
+    def techniques(self) -> tuple[list[TechniqueRow], list[NotApplicable]]:
+        """Return what was tried, the best first as `plan.techniques` orders it, and what cannot be, with the reason."""
+        tried = list(_tried(self))
+        tried.sort(
+            key=lambda row: (
+                not (row.fits or self.fit == "fits"), -_count(row.largest), -row.saved_bytes, row.change.price
+            )
+        )  # fmt: skip
+        others = [
+            NotApplicable(what_if.change.key, what_if.change.name, what_if.traced.reason)
+            for what_if in self.plan.what_ifs
+            if isinstance(what_if.traced, Unknown)
+        ]
+        return tried, others
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is held at the peak by one place of the program; layers of one kind are counted together."""
+    """Bytes held at the peak by one place of the program; layers of one kind are counted together."""
 
     bucket: Bucket
     module: str
@@ -185,7 +285,7 @@ class TechniqueRow:
         largest: the largest batch that fits with it, or why that is not known.
     """
 
-    change: CommandChange
+    change: Technique
     by: Literal["traced", "formula"]
     peak_bytes: int
     reserved_bytes: int | None
@@ -195,179 +295,118 @@ class TechniqueRow:
     largest: int | Unknown
 
 
-@dataclass(frozen=True)
-class NotTried:
-    """A technique that cannot be tried here, and why."""
+_SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
+    "zero1": (Bucket.OPTIMIZER,),
+    "zero2": (Bucket.OPTIMIZER, Bucket.GRADIENTS),
+    "zero3": (Bucket.OPTIMIZER, Bucket.GRADIENTS, Bucket.PARAMETERS),
+}
 
-    change: CommandChange
-    reason: str
 
-
-class CommandAnswers:
-    """What the traces say of one GPU.
-
-    Args:
-        gpu: any; the one that was traced answers exactly.
-        finder: of the command's trace as that GPU has it, where it is shared with others.
-    """
-
-    def __init__(self, plan: CommandPlan, gpu: Gpu | None = None, finder: BatchFinder | None = None) -> None:
-        self.plan = plan
-        self.gpu = gpu or plan.config.device.gpu
-        self.traced = plan.on(self.gpu)
-        if finder is not None:
-            self.traced = replace(self.traced, finder=finder)
-
-    @cached_property
-    def fit(self) -> Fit:
-        """Whether the command fits at the planned batch size, as far as is known."""
-        return self.traced.fit(self.plan.batch_size)
-
-    @property
-    def fits(self) -> bool:
-        """Whether it does with the most that is possible."""
-        return self.fit == "fits"
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """Allocated at the planned batch size."""
-        return self.traced.at(self.plan.batch_size).peak_allocated_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """What the device has left at the planned batch size; negative: what is missing."""
-        return self.gpu.cuda_total_bytes - self.traced.device_used_bytes(self.plan.batch_size)
-
-    @property
-    def free(self) -> Range:
-        """The same with the most and with the least of what is not known."""
-        return self.traced.free_range(self.plan.batch_size)
-
-    @property
-    def largest(self) -> int | Unknown:
-        """The largest batch that fits, or why that is not known."""
-        return self.traced.max_batch_size
-
-    @property
-    def may_fit(self) -> int | Unknown:
-        """The largest batch that may fit, or why that is not known."""
-        return self.traced.may_fit_batch_size
-
-    def batches(self) -> list[BatchRow]:
-        """Powers of two up to the largest batch that fits, it and the next one, and the planned one."""
-        sizes = {self.plan.batch_size}
-        largest = self.largest
-        if isinstance(largest, int):
-            sizes |= {1 << power for power in range(largest.bit_length())} | {max(1, largest), largest + 1}
-        return [self._batch(size) for size in sorted(sizes)]
-
-    def _batch(self, size: int) -> BatchRow:
-        replay = self.traced.at(size)
-        used = self.traced.device_used_bytes(size)
-        return BatchRow(
-            size,
+def _tried(answer: CommandAnswer) -> Iterator[TechniqueRow]:
+    plan = answer.plan
+    for what_if in plan.what_ifs:
+        if isinstance(what_if.traced, Unknown):
+            continue
+        traced = plan.there(what_if.traced)
+        replay = traced.at(plan.batch_size)
+        yield TechniqueRow(
+            what_if.change,
+            "traced",
             replay.peak_allocated_bytes,
             replay.peak_reserved_bytes,
-            used,
-            self.traced.device_used_range(size),
-            self.traced.fit(size),
+            replay.breakdown,
+            answer.peak_allocated_bytes - replay.peak_allocated_bytes,
+            traced.fits(plan.batch_size),
+            traced.max_batch_size,
         )
-
-    def places(self) -> list[Place]:
-        """What holds the peak, the largest first."""
-        totals: Counter[tuple[Bucket, str, str]] = Counter()
-        for held in self.traced.held_at_peak(self.plan.batch_size):
-            module = re.sub(r"\b\d+\b", "*", held.site.module)
-            totals[held.bucket, module, held.site.source] += held.size_bytes
-        return [Place(*where, size_bytes) for where, size_bytes in totals.most_common()]
-
-    def techniques(self) -> tuple[list[TechniqueRow], list[NotTried]]:
-        """What was tried, the best first, as `plan.techniques` orders it, then the cheapest; and what cannot be."""
-        tried: list[TechniqueRow] = []
-        others: list[NotTried] = []
-        for row in self._rows():
-            if isinstance(row, NotTried):
-                others.append(row)
-            else:
-                tried.append(row)
-        tried.sort(
-            key=lambda row: (not (row.fits or self.fits), -_count(row.largest), -row.saved_bytes, row.change.price)
-        )
-        return tried, others
-
-    def _rows(self) -> Iterator[TechniqueRow | NotTried]:
-        for what_if in self.plan.what_ifs:
-            if isinstance(what_if.traced, Unknown):
-                yield NotTried(what_if.change, what_if.traced.reason)
-                continue
-            traced = self.plan.on(self.gpu, what_if.traced)
-            replay = traced.at(self.plan.batch_size)
-            yield TechniqueRow(
-                what_if.change,
-                "traced",
-                replay.peak_allocated_bytes,
-                replay.peak_reserved_bytes,
-                replay.breakdown,
-                self.peak_bytes - replay.peak_allocated_bytes,
-                traced.fits(self.plan.batch_size),
-                traced.max_batch_size,
-            )
-        yield self._without(OFFLOADED, (Bucket.OPTIMIZER,), 0.0)
-        if not self.plan.base.is_sharded and self.plan.ranks == 1:
-            for stage in STAGES:
-                yield self._without(sharded_over(SHARED_BY_DEFAULT, stage), _SHARDED[stage], 1 / SHARED_BY_DEFAULT)
-
-    def _without(self, change: CommandChange, buckets: Iterable[Bucket], kept: float) -> TechniqueRow:
-        """With a share of some buckets only: the highest of the phases' peaks less what leaves of each."""
-        peak = 0
-        for phase in self.traced.at(self.plan.batch_size).phases:
-            held = sum(phase.breakdown[bucket] for bucket in buckets)
-            peak = max(peak, phase.peak_allocated_bytes - held + int(kept * held))
-        saved = max(0, self.peak_bytes - peak)
-        total = self.traced.total_range
-        roomier = replace(
-            self.traced,
-            capacity_bytes=self.traced.capacity_bytes + saved,
-            total_range=None if total is None else total + Range(saved, saved),
-            _runs={},
-        )
-        fits, largest = roomier.fits(self.plan.batch_size), roomier.max_batch_size
-        return TechniqueRow(change, "formula", self.peak_bytes - saved, None, None, saved, fits, largest)
+    yield _without(answer, catalog_techniques()["offload-optimizer"], (Bucket.OPTIMIZER,), 0.0)
+    if not plan.base.done.is_sharded and plan.ranks == 1:
+        for stage in STAGES:
+            change = sharded(stage, SHARED_BY_DEFAULT, SHARED_BY_DEFAULT - 1)
+            yield _without(answer, change, _SHARDED[stage], 1 / SHARED_BY_DEFAULT)
 
 
-def gpu_rows(plan: CommandPlan) -> list[GpuRow]:
-    """Every GPU of the catalog, the smallest first."""
-    finders: dict[int, BatchFinder] = {}
-    rows = []
-    for gpu in sorted(gpus().values(), key=lambda gpu: (gpu.total_bytes, gpu.title)):
-        traced = plan.on(gpu)
-        workspace = profile_for(plan.predicted.ready.torch_version, gpu).cublas_workspace_bytes
-        finder = finders.setdefault(workspace, BatchFinder(traced.trace, traced.settings))
-        answers = CommandAnswers(plan, gpu, finder)
-        free_bytes, free = answers.free_bytes, answers.free
-        rows.append(
-            GpuRow(gpu, answers.fit, free_bytes, free, answers.largest, answers.may_fit, plan.same_kernels(gpu))
-        )
-    return rows
+def _without(answer: CommandAnswer, change: Technique, buckets: Iterable[Bucket], kept: float) -> TechniqueRow:
+    """Work out a peak with only a share of some buckets: the highest of the phases' peaks less what leaves of each."""
+    batch_size, before, peak = answer.plan.batch_size, answer.peak_allocated_bytes, 0
+    for phase in answer.traced.at(batch_size).phases:
+        held = sum(phase.breakdown[bucket] for bucket in buckets)
+        peak = max(peak, phase.peak_allocated_bytes - held + int(kept * held))
+    saved = max(0, before - peak)
+    gpu = answer.traced.gpu
+    larger = replace(gpu, total_bytes=gpu.total_bytes + saved, cuda_total_bytes=gpu.cuda_total_bytes + saved)
+    roomier = replace(answer.traced, gpu=larger, _runs={})
+    fits, largest = roomier.fits(batch_size), roomier.max_batch_size
+    return TechniqueRow(change, "formula", before - saved, None, None, saved, fits, largest)
 
 
 def _count(largest: int | Unknown) -> int:
     return largest if isinstance(largest, int) else 0
 
 
+def on_every_gpu(plan: CommandPlan) -> list[CommandAnswer]:
+    """Return the answer on every GPU of the catalog, the smallest first, with what a list of them shows worked out."""
+    finders: dict[int, BatchFinder] = {}
+    found = []
+    for gpu in sorted(gpus().values(), key=lambda gpu: (gpu.total_bytes, gpu.title)):
+        there = replace(plan, elsewhere=gpu)
+        traced = there.there(plan.base)
+        workspace = profile_for(plan.predicted.ready.torch_version, gpu).cublas_workspace_bytes
+        finder = finders.setdefault(workspace, BatchFinder(traced.trace, traced.settings))
+        answer = CommandAnswer.of(there, finder)
+        _ = answer.fit, answer.free_range, answer.spare_bytes, answer.max_batch_size, answer.may_fit_batch_size
+        found.append(answer)
+    return found
+
+
 @dataclass(frozen=True)
 class CommandFigures:
-    """All that a plan for a command says of one GPU, worked out: it takes a moment."""
+    """All that a plan for a command says of one GPU, worked out."""
 
-    answers: CommandAnswers
-    batches: tuple[BatchRow, ...]
+    answer: CommandAnswer
+    batches: tuple[CommandAnswer, ...]
     places: tuple[Place, ...]
     tried: tuple[TechniqueRow, ...]
-    not_tried: tuple[NotTried, ...]
+    not_tried: tuple[NotApplicable, ...]
 
     @classmethod
-    def of(cls, plan: CommandPlan, gpu: Gpu) -> CommandFigures:
-        """Of a GPU."""
-        answers = CommandAnswers(plan, gpu)
-        tried, not_tried = answers.techniques()
-        return cls(answers, tuple(answers.batches()), tuple(answers.places()), tuple(tried), tuple(not_tried))
+    def of(cls, plan: CommandPlan) -> CommandFigures:
+        """Work out every figure of the plan for its GPU; this takes a moment."""
+        answer = CommandAnswer.of(plan)
+        tried, not_tried = answer.techniques()
+        batches = tuple(answer.batches())
+        for one in (answer, *batches):
+            one.worked_out()
+        return cls(answer, batches, tuple(answer.places()), tuple(tried), tuple(not_tried))
+
+
+# In words
+
+
+def ranks_line(plan: CommandPlan) -> str:
+    """Say what is known of other numbers of ranks."""
+    if plan.base.done.is_sharded:
+        return f"each of {plan.ranks} ranks holds its part; another number of ranks is another run (--gpus)"
+    if plan.ranks > 1:
+        return f"each rank holds the same, however many of them there are: {plan.ranks} or another number"
+    phases = plan.base.at(plan.batch_size).phases
+    gradients = max((phase.breakdown[Bucket.GRADIENTS] for phase in phases), default=0)
+    return (
+        f"one rank; under DistributedDataParallel each of several would hold this and its buckets: "
+        f"{format_bytes(gradients)} more, by formula (the gradients once more)"
+    )
+
+
+def batch_note(plan: CommandPlan) -> str:
+    """Say why there is no other batch size; empty where there are."""
+    command = plan.config.workload.command
+    if not plan.base.done.only_at:
+        return ""
+    if command is None or command.takes_batch:
+        return f"only this batch size is known: {plan.base.done.not_affine}"
+    return f"only this batch size is known: {command.rewriting}, and every other one will be"
+
+
+def exactness(plan: CommandPlan) -> str:
+    """Say what the figures of the planned GPU rest on."""
+    return "exact" if plan.is_exact else f"traced on {plan.config.device.gpu.title}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import ModelShape, ShapeError
-from gpumem_tui.formula.blocks import fused
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import RECOMPUTES
-from gpumem_tui.formula.rows import Moment
-from gpumem_tui.memory import GIB, Bucket
-from gpumem_tui.plan.answers import largest_batch, terms_of
-from gpumem_tui.plan.by_gpu import LargestOnGpu
+from gpumem_tui.formula.resolved import fused
+from gpumem_tui.formula.rows import ALWAYS, Moment
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket
+from gpumem_tui.plan.answers import LargestOnGpu, largest_batch, on_gpu, terms_of
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
 
 _SHORTEST = 128
 _LONGEST = 131_072
@@ -68,7 +69,7 @@ class Curve:
 
 
 def curves(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> tuple[Curve, ...]:
-    """Every curve that the closed form draws of `plan`; those with no axis in this network are left out.
+    """Return every curve that the closed form draws of `plan`; those with no axis in this network are left out.
 
     Args:
         on_gpus: the catalog's GPUs, with what a trace says of each: a line of its own beside the formula's.
@@ -80,7 +81,7 @@ def curves(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> tuple[Curve, ...
 
 
 def batch_by_sample_size(plan: Plan) -> Curve | None:
-    """Largest batch against the sequence length, or against the image side."""
+    """Return the largest batch against the sequence length, or against the image side."""
     sizes = _sample_sizes(plan.shape)
     if not sizes:
         return None
@@ -106,7 +107,7 @@ def batch_by_sample_size(plan: Plan) -> Curve | None:
 
 
 def batch_by_model(plan: Plan) -> Curve | None:
-    """Largest batch over the catalog's models of the same family, at the plan's sample size where they take it."""
+    """Return the largest batch over the family's models, at the plan's sample size where they take it."""
     sized = sorted({count_parameters(shape): shape for shape in _relatives(plan.shape)}.items())
     if len(sized) < 2:
         return None
@@ -126,7 +127,7 @@ def batch_by_model(plan: Plan) -> Curve | None:
 
 
 def batch_by_gpu(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> Curve:
-    """Largest batch over the memory sizes of the catalog's GPUs, by formula and, where `on_gpus` has it, by trace."""
+    """Return the largest batch over the memory of the catalog's GPUs, by formula and as `on_gpus` has it by trace."""
     by_size = {gpu.total_bytes: gpu for gpu in [*gpus().values(), plan.gpu]}
     sized = sorted(by_size.items())
     points = tuple((total / GIB, float(largest_batch(replace(plan, gpu=gpu)))) for total, gpu in sized)
@@ -148,7 +149,7 @@ def batch_by_gpu(plan: Plan, on_gpus: Sequence[LargestOnGpu] = ()) -> Curve:
 
 
 def activations_by_recompute(plan: Plan) -> Curve | None:
-    """Activations at the plan's batch against the sequence length, or image side, for every recompute strategy."""
+    """Return activations against the sequence length, or image side, for every recompute strategy."""
     sizes = _sample_sizes(plan.shape)
     if not sizes:
         return None
@@ -182,7 +183,7 @@ def _axis(shape: ModelShape) -> tuple[str, str]:
 
 
 def _sample_sizes(shape: ModelShape) -> list[tuple[int, ModelShape]]:
-    """Powers of two (of patches, for a ViT) that the architecture takes, and its own size."""
+    """Return powers of two (of patches, for a ViT) that the architecture takes, and its own size."""
     if shape.seq_len:
         sizes: Sequence[int] = _doublings(_SHORTEST, _LONGEST)
     elif shape.image_size:
@@ -207,7 +208,7 @@ def _doublings(first: int, last: int) -> list[int]:
 
 
 def _relatives(shape: ModelShape) -> list[ModelShape]:
-    """The catalog's models of the family at the sample size of `shape` where they take it, and `shape` itself."""
+    """Return the family's models at the sample size of `shape` where they take it, and `shape` itself."""
     if not (shape.seq_len or shape.image_size):
         return [
             replace(shape, hidden=shape.hidden << power, name=f"hidden {shape.hidden << power}")
@@ -223,3 +224,98 @@ def _relatives(shape: ModelShape) -> list[ModelShape]:
         except ShapeError:
             continue
     return [*found, shape]
+
+
+_STEPS = (1, 2)
+_SLICES = 12
+"""Points that a traced phase is drawn with."""
+
+Totals = Sequence[int]
+"""Bytes by bucket, in the order of `ALLOCATED_BUCKETS`."""
+
+
+def memory_over_step(plan: Plan, traced: Traced | None = None) -> Curve:
+    """Return the buckets over steps 1 and 2: activations rise and fall, optimizer state appears and stays.
+
+    Args:
+        traced: a trace of this plan; without one the closed form's sizes are drawn in the textbook's order. With one
+            this takes tens of milliseconds.
+    """
+    if traced is None:
+        moments, marks = _schematic(plan)
+        note = "schematic: the formula's sizes at the moments that it knows, not to scale in time"
+    else:
+        moments, marks = _moments(on_gpu(plan, traced).trace.at(plan.batch_size))
+        note = f"traced ({traced.ready.profile}); along x the allocations in their order, not time"
+    return Curve(
+        "memory-over-step",
+        "Memory over a step",
+        "order of allocations" if traced is not None else "phase",
+        "GiB",
+        tuple(_series(moments)),
+        f"{note}; at batch {plan.batch_size}",
+        stacked=True,
+        marks=tuple(marks),
+    )
+
+
+def _series(moments: Sequence[tuple[float, Totals]]) -> Iterator[CurveSeries]:
+    for index, bucket in enumerate(ALLOCATED_BUCKETS):
+        if any(totals[index] for _, totals in moments):
+            yield CurveSeries(bucket.title, tuple((x, totals[index] / GIB) for x, totals in moments))
+
+
+def _moments(timeline: Timeline) -> tuple[list[tuple[float, Totals]], list[CurveMark]]:
+    """Return the fullest moment of each slice of each phase of the steps drawn, by event number."""
+    ends = [mark.event for mark in timeline.marks[1:]] + [len(timeline.events)]
+    drawn = [(mark, end) for mark, end in zip(timeline.marks, ends, strict=True) if mark.step in _STEPS]
+    cuts = sorted({cut for mark, end in drawn for cut in _cuts(mark.event, end)})
+    totals = [0] * len(ALLOCATED_BUCKETS)
+    moments: list[tuple[float, Totals]] = []
+    position = 0
+    for start in cuts:
+        fullest, fullest_at = tuple(totals), position
+        for position in range(position, start):  # noqa: B020  continues where the last slice ended
+            number = timeline.events[position]
+            index = abs(number) - 1
+            size = rounded(timeline.sizes[index])
+            totals[timeline.buckets[index]] += size if number > 0 else -size
+            if sum(totals) > sum(fullest):
+                fullest, fullest_at = tuple(totals), position
+        position = start
+        moments.append((float(fullest_at), fullest))
+    return moments, [CurveMark(float(mark.event), f"{mark.phase.value} {mark.step}") for mark, _ in drawn]
+
+
+def _cuts(start: int, end: int) -> Iterator[int]:
+    slices = max(1, min(_SLICES, end - start))
+    for number in range(1, slices + 1):
+        yield start + (end - start) * number // slices
+
+
+_PHASES = {
+    "batch": None,
+    "forward": Moment.LOSS,
+    "backward": Moment.LOSS_BACKWARD,
+    "blocks": Moment.LAST_BLOCK,
+    "backward ends": Moment.FIRST_BLOCK,
+    "optimizer": Moment.UPDATE,
+}
+"""By name on the chart, the formula's moment; None for the weights and the batch alone."""
+
+
+def _schematic(plan: Plan) -> tuple[list[tuple[float, Totals]], list[CurveMark]]:
+    """Return one point a moment; the optimizer's state is there from the first update on."""
+    rows = terms_of(plan)
+    moments: list[tuple[float, Totals]] = []
+    marks = []
+    for step in _STEPS:
+        for name, moment in _PHASES.items():
+            held = [row for row in rows if moment in row.moments or (moment is None and row.moments == ALWAYS)]
+            if step == 1 and moment is not Moment.UPDATE:
+                held = [row for row in held if row.bucket is not Bucket.OPTIMIZER]
+            x = float(len(moments))
+            totals = tuple(sum(row.size_bytes for row in held if row.bucket is one) for one in ALLOCATED_BUCKETS)
+            moments.append((x, totals))
+            marks.append(CurveMark(x, f"{name} {step}"))
+    return moments, marks

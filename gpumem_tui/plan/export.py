@@ -1,4 +1,4 @@
-"""A plan as a JSON object, and as the command line that opens it again."""
+"""A plan for a program: as a JSON object, and as the command line that opens it again."""
 
 from __future__ import annotations
 
@@ -11,34 +11,41 @@ from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import Answer, TracedAnswer, answer, on_gpu, traced_answer
-from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
-from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.draft import Draft, draft_of
+from gpumem_tui.plan.answers import (
+    Answer,
+    LargestOnGpu,
+    TracedAnswer,
+    answer,
+    lacking,
+    largest_by_gpu,
+    on_gpu,
+    traced_answer,
+)
+from gpumem_tui.plan.command import CommandAnswer, CommandPlan, TechniqueRow, on_every_gpu, ranks_line
+from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
-from gpumem_tui.plan.lacking import lacking
-from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.limits import Limit
+from gpumem_tui.plan.plan import Draft, Plan, draft_of
 from gpumem_tui.plan.recommended import Known, recommended, untraced
 from gpumem_tui.plan.speed import rate, run, throughput
-from gpumem_tui.plan.step_memory import memory_over_step
-from gpumem_tui.plan.techniques import Combination, Technique, techniques
-from gpumem_tui.search import json_report
+from gpumem_tui.plan.techniques import Combination, techniques
+from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
+from gpumem_tui.search import report
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.simulator.profile import beside_allocator_bytes
+from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 from gpumem_tui.workload.spec import WorkloadSpec
 
 # Command line
 
 
 def command_line(plan: Plan) -> str | Unknown:
-    """The command that opens this plan, or why there is none. Options at their default are left out."""
+    """Return the command that opens this plan, or why there is none. Options at their default are left out."""
     draft = draft_of(plan)
-    model = model_words(draft)
+    model, device = model_words(draft), device_option(plan)
     if isinstance(model, Unknown):
         return model
-    device = device_option(plan)
     if isinstance(device, Unknown):
         return device
     words = ["gpumem-tui", "plan", *model]
@@ -56,13 +63,22 @@ def command_line(plan: Plan) -> str | Unknown:
 
 
 def model_words(draft: Draft) -> list[str] | Unknown:
-    """The options that name a draft's model without its changes, or why none do."""
+    """Return the options that name a draft's model without its changes, or why none do."""
     file = draft.model_file
-    if file is not None and file.shape == draft.base:
+    if file is not None and file.shape == draft.shape:
         return ["--config", file.path, *(["--dequantize"] if file.dequantize else [])]
-    if models().get(draft.base.name) == draft.base:
-        return ["--model", draft.base.name]
+    if models().get(draft.shape.name) == draft.shape:
+        return ["--model", draft.shape.name]
     return Unknown("the model is none of the catalog's: give its configuration with --config")
+
+
+def device_option(plan: Plan) -> str | Unknown:
+    """Return the plan's GPU as `--gpu` takes it, or why it cannot be named."""
+    if gpus().get(plan.gpu.name) == plan.gpu:
+        return f"sim:{plan.gpu.name}"
+    if plan.gpu.name.isdigit():
+        return plan.gpu.name  # a GPU of this machine, by its index
+    return Unknown("the GPU is none of the catalog's, nor one of this machine")
 
 
 def _goal_words(goals: Goals) -> list[str]:
@@ -80,22 +96,13 @@ def _options(values: Iterable[tuple[str, object]]) -> list[str]:
     return [word for option, value in given for word in ([option] if value is True else [option, str(value)])]
 
 
-def device_option(plan: Plan) -> str | Unknown:
-    """The plan's GPU as `--gpu` takes it, or why it cannot be named."""
-    if gpus().get(plan.gpu.name) == plan.gpu:
-        return f"sim:{plan.gpu.name}"
-    if plan.gpu.name.isdigit():
-        return plan.gpu.name  # a GPU of this machine, by its index
-    return Unknown("the GPU is none of the catalog's, nor one of this machine")
-
-
 # JSON
 
 
 def plan_json(
     plan: Plan, traced: Traced | Unknown, device: Device | None = None, known: Known = untraced
 ) -> dict[str, Any]:
-    """What `plan --json` prints: the object of `predict --json`, and what only a plan has.
+    """Return what `plan --json` prints: the object of `predict --json`, and what only a plan has.
 
     Args:
         traced: of this plan, made on any GPU of its architecture; or why there is none.
@@ -110,7 +117,7 @@ def plan_json(
     best = recommended(plan, by_trace, known)
     beside_bytes = beside_allocator_bytes(plan.gpu)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
-    body = json_report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
+    body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
     on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
     command = command_line(plan)
@@ -118,16 +125,16 @@ def plan_json(
         **body,
         **_verdict_json(now, by_trace),
         "accumulation": {
-            **json_report.accumulation_json(now.accumulation),
+            **report.accumulation_json(now.accumulation),
             "target_batch": plan.target_batch,
             "global_batch_tokens": now.global_batch_tokens or None,
         },
         "speed": _speed_json(plan),
         "run": _run_json(plan),
         "notes": list(lacking(plan)),
-        "gpus": [_on_gpu_json(row) for row in on_gpus],
-        "techniques": [_technique_json(technique) for technique in judged.helping],
-        "not_applicable": [{"name": entry.name, "reason": entry.reason} for entry in judged.not_applicable],
+        "gpus": [_largest_json(row) for row in on_gpus],
+        "techniques": [picked(technique, *_TECHNIQUE_KEYS) for technique in judged.helping],
+        "not_applicable": [picked(entry, "name", "reason") for entry in judged.not_applicable],
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
         "traceable_combination": _combination_json(best.traceable, best.traced),
         "curves": [_curve_json(curve) for curve in all_curves(plan, traced, on_gpus)],
@@ -136,8 +143,46 @@ def plan_json(
     }
 
 
+_TECHNIQUE_KEYS = (
+    "name", "option", "saved_bytes", "peak_bytes", "fits", "max_batch_size", "cost", "source", "formula_only",
+)  # fmt: skip
+
+
+def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
+    """Return what `plan --json -- COMMAND` prints: the object of `predict --json`, and what follows from it."""
+    found = CommandAnswer.of(plan)
+    tried, others = found.techniques()
+    return {
+        **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
+        "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
+        "techniques": [_tried_json(row) for row in tried],
+        "not_applicable": [picked(entry, "key", "name", "reason") for entry in others],
+        "gpus": [_on_gpu_json(there) for there in on_every_gpu(plan)],
+        "batch_sizes": [_batch_json(row) for row in found.batches()],
+        "ranks": {"ranks": plan.ranks, "sharded": plan.base.done.is_sharded, "note": ranks_line(plan)},
+    }
+
+
+def limit_json(plan: Plan, found: Limit) -> dict[str, Any]:
+    """Return what a plan was solved for, as an object of schema 1."""
+    command = Unknown("no value") if found.plan is None else command_line(found.plan)
+    return {
+        "schema": SCHEMA,
+        "solve": found.quantity,
+        "value": found.value,
+        "how": found.how if found.value is not None else None,
+        "beyond": found.beyond,
+        "formula": found.formula,
+        "note": found.note or None,
+        "model": plan.shape.name,
+        "gpu": plan.gpu.name,
+        "headroom": plan.headroom,
+        "command": command if isinstance(command, str) else None,
+    }
+
+
 def _verdict_json(now: Answer, by_trace: TracedAnswer | Unknown) -> dict[str, Any]:
-    """By trace where there is one; the formula's own is with the formula."""
+    """Return the verdict by trace where there is one; the formula's own is with the formula."""
     if isinstance(by_trace, Unknown):
         return {"fits": now.fits, "keeps_headroom": now.fits, "spare_bytes": now.spare_bytes, "verdict_by": "formula"}
     return {
@@ -148,31 +193,61 @@ def _verdict_json(now: Answer, by_trace: TracedAnswer | Unknown) -> dict[str, An
     }
 
 
-def all_curves(plan: Plan, traced: Traced | Unknown, on_gpus: Sequence[LargestOnGpu]) -> tuple[Curve, ...]:
-    """The curves of the closed form, by trace too where there is one, memory over a step and throughput.
-
-    Args:
-        on_gpus: of `largest_by_gpu`, with the same trace.
-    """
-    over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
-    return (*curves(plan, on_gpus), over_step, throughput(plan))
-
-
-def _on_gpu_json(row: LargestOnGpu) -> dict[str, Any]:
+def _largest_json(row: LargestOnGpu) -> dict[str, Any]:
     return {
-        "name": row.gpu.name,
-        "title": row.gpu.title,
-        "total_bytes": row.gpu.total_bytes,
+        **picked(row.gpu, "name", "title", "total_bytes"),
         "formula_max_batch_size": row.formula,
-        "traced_max_batch_size": row.traced if isinstance(row.traced, int) else None,
-        "unavailable": row.traced.reason if isinstance(row.traced, Unknown) else None,
+        "traced_max_batch_size": known(row.traced),
+        "unavailable": reason_of(row.traced),
         "same_architecture": row.same_architecture,
         "notes": list(row.lacks),
     }
 
 
+def _on_gpu_json(there: CommandAnswer) -> dict[str, Any]:
+    plan = there.plan
+    return {
+        **picked(plan.gpu, "name", "title", "total_bytes"),
+        "fits": there.fit == "fits",
+        "fit": there.fit,
+        "free_bytes": there.spare_bytes,
+        "free_range": there.free_range.as_json(),
+        "max_batch_size": known(there.full_batch_size),
+        "may_fit_batch_size": known(there.may_fit_batch_size),
+        "traced_on": plan.config.device.gpu.name,
+        "exact": plan.is_exact,
+    }
+
+
+def _batch_json(row: CommandAnswer) -> dict[str, Any]:
+    return {
+        "batch_size": row.plan.batch_size,
+        **picked(row, "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes"),
+        "device_used_range": row.device_used_range.as_json(),
+        "fits": row.fit == "fits",
+        "fit": row.fit,
+    }
+
+
+def _tried_json(row: TechniqueRow) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        **picked(row.change, "key", "name", "how"),
+        **picked(row, "saved_bytes", "peak_bytes"),
+        "peak_reserved_bytes": row.reserved_bytes,
+        "buckets": None if row.buckets is None else row.buckets.as_json(),
+        "fits": row.fits,
+        "max_batch_size": known(row.largest),
+        "cost": row.change.cost,
+        "cost_source": row.change.source,
+        "source": row.by,
+    }
+    if isinstance(row.largest, Unknown):
+        body["unavailable"] = row.largest.reason
+    return body
+
+
 def _speed_json(plan: Plan) -> dict[str, Any]:
-    """Of one GPU, never measured here: the least and the most."""
+    """Return the least and the most of one GPU's speed, never measured here."""
     found = rate(plan)
     if isinstance(found, Unknown) or found.engine is None:
         return {"samples_per_s": None, "unavailable": found.reason if isinstance(found, Unknown) else ""}
@@ -188,7 +263,7 @@ def _speed_json(plan: Plan) -> dict[str, Any]:
 
 
 def _run_json(plan: Plan) -> dict[str, Any]:
-    """What the wanted tokens take: the least and the most."""
+    """Return the least and the most that the wanted tokens take."""
     found = run(plan)
     if isinstance(found, Unknown):
         return {"hours": None, "unavailable": found.reason}
@@ -201,54 +276,38 @@ def _run_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _technique_json(technique: Technique) -> dict[str, Any]:
-    return {
-        "name": technique.name,
-        "option": technique.option,
-        "saved_bytes": technique.saved_bytes,
-        "peak_bytes": technique.peak_bytes,
-        "fits": technique.fits,
-        "max_batch_size": technique.max_batch_size,
-        "cost": technique.cost,
-        "source": technique.source,
-        "formula_only": technique.formula_only,
-    }
-
-
 def _combination_json(found: Combination | Unknown, traced: TracedAnswer | Unknown) -> dict[str, Any]:
-    """Args: traced: of the combination, unless only the formula knows it; or why there is no trace."""
+    """Return a combination.
+
+    Args:
+        traced: of the combination, unless only the formula knows it; or why there is no trace.
+    """
     if isinstance(found, Unknown):
         return {"techniques": None, "unavailable": found.reason}
     command = command_line(found.plan)
     if found.formula_only:
         traced = Unknown("only the formula knows it")
+    by_trace: dict[str, Any] = {"fits": None, "peak_allocated_bytes": None, "max_batch_size": None}
+    if isinstance(traced, Unknown):
+        by_trace["unavailable"] = traced.reason
+    else:
+        by_trace = picked(traced, *by_trace)
+        by_trace["max_batch_size"] = known(traced.max_batch_size)
     return {
         "techniques": [change.name for change in found.changes],
         "batch_size": found.plan.batch_size,
         "peak_bytes": found.peak_bytes,
         "max_batch_size": found.max_batch_size,
-        "accumulation": json_report.accumulation_json(found.accumulation),
+        "accumulation": report.accumulation_json(found.accumulation),
         "formula_only": found.formula_only,
-        "traced": _traced_json(traced),
+        "traced": by_trace,
         "command": command if isinstance(command, str) else None,
-    }
-
-
-def _traced_json(traced: TracedAnswer | Unknown) -> dict[str, Any]:
-    if isinstance(traced, Unknown):
-        return {"fits": None, "peak_allocated_bytes": None, "max_batch_size": None, "unavailable": traced.reason}
-    largest = traced.max_batch_size
-    return {
-        "fits": traced.fits,
-        "peak_allocated_bytes": traced.peak_allocated_bytes,
-        "max_batch_size": largest if isinstance(largest, int) else None,
     }
 
 
 def _curve_json(curve: Curve) -> dict[str, Any]:
     return {
-        "key": curve.key,
-        "title": curve.title,
+        **picked(curve, "key", "title"),
         "x": curve.x_label,
         "y": curve.y_label,
         "note": curve.note,
@@ -258,3 +317,13 @@ def _curve_json(curve: Curve) -> dict[str, Any]:
         ],
         "marks": [{"x": mark.x, "label": mark.label} for mark in curve.marks],
     }
+
+
+def all_curves(plan: Plan, traced: Traced | Unknown, on_gpus: Sequence[LargestOnGpu]) -> tuple[Curve, ...]:
+    """Return the curves of the closed form, by trace too where there is one, memory over a step and throughput.
+
+    Args:
+        on_gpus: of `largest_by_gpu`, with the same trace.
+    """
+    over_step = memory_over_step(plan, traced if isinstance(traced, Traced) else None)
+    return (*curves(plan, on_gpus), over_step, throughput(plan))

@@ -1,8 +1,9 @@
-"""A plan's goals: how much is trained, what a GPU costs, and what is known of batch size and learning rate."""
+"""A plan's goals (tokens, price, known batch size and learning rate), and the numbers that a plan is solved for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScale, NoiseScaleError, noise_scale
@@ -34,7 +35,7 @@ class Goals:
 
     @property
     def noise(self) -> NoiseScale | None:
-        """What the norms tell; None where there are none.
+        """The noise scale that the norms tell; None where there are none.
 
         Raises:
             NoiseScaleError: they tell nothing; `check` has said so.
@@ -42,7 +43,7 @@ class Goals:
         return noise_scale(self.norms) if self.norms else None
 
     def check(self, *, has_tokens: bool) -> None:
-        """Whether this can be, for a network whose samples are sequences of tokens or are not.
+        """Check that these goals can be, for a network whose samples are sequences of tokens or are not.
 
         Raises:
             OptionError: a number out of its range, or one without the other; names the option.
@@ -68,3 +69,13 @@ class Goals:
 
 
 NO_GOALS = Goals()
+
+
+Quantity = Literal["batch-size", "seq-len", "gpus", "accumulation"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+
+AT_ONE_SIZE: frozenset[Quantity] = frozenset({"seq-len", "gpus"})
+"""Those that traces of the plan's own batch size alone answer."""
+
+TRACE_LIMIT_S = 45.0
+"""So long are traces waited for without a screen, unless told otherwise: the formula answers at once."""

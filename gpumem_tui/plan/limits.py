@@ -1,26 +1,139 @@
-"""How far one of a plan's numbers can go with the others as they are: the largest micro-batch, the longest sequence,
-the fewest GPUs, the fewest passes of an optimizer step.
+"""How far one of a plan's numbers can go with the others as they are.
 
-By traces where there are any, else by the closed form. Nothing is traced here: who asks says what traces there are, and
-is told which ones are wanted next, until nothing more is.
+The largest micro-batch, the longest sequence, the fewest GPUs, the fewest passes of an optimizer step. By traces where
+there are any, else by the closed form. Nothing is traced here: who asks says what traces there are, and gets the plans
+whose traces are wanted next, until there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, usable_of
-from gpumem_tui.plan.draft import SHAPE_LIMITS
-from gpumem_tui.plan.narrowing import EndSearch, first_of, most_near, most_of
-from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.quantities import Quantity
+from gpumem_tui.plan.goals import Quantity
+from gpumem_tui.plan.plan import SHAPE_LIMITS, Plan
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.simulator.lengths import TraceByLength
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine
+from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, TraceByLength
+
+_BETTER_GUESSES = 3
+_MOST_ROUNDS = 24
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """How far a search has come. `wanted`: what to run next; `why`: why there is nothing to run for that."""
+
+    settled: bool
+    wanted: tuple[int, ...] = ()
+    why: str = ""
+
+
+@dataclass
+class EndSearch:
+    """The largest value on a grid that fits, by runs: around a guess first, then between what is known.
+
+    Attributes:
+        refined: a better guess after some runs; None for none.
+        low: the largest that fits, at first one below the least; `high`: the smallest beyond it that does not.
+        gap: one below `low` that does not fit all the same; None for none that was found.
+    """
+
+    step: int
+    most: int
+    fits: Callable[[int], bool | Unknown | None]
+    refined: Callable[[], int | None] = lambda: None
+    low: int = 0
+    high: int | None = None
+    gap: int | None = None
+
+    def around(self, guess: int) -> Narrowed:
+        """Narrow down as far as the runs that there are tell, and return the next ones that are wanted."""
+        values = self._values(max(self.low, min(guess, self.most)))
+        for wanted in values:
+            found = {value: self._take(value) for value in wanted}
+            if self.settled:
+                return Narrowed(True)
+            if missing := tuple(value for value in wanted if found[value] is None):
+                return Narrowed(False, missing)
+            if why := next((one for one in found.values() if isinstance(one, Unknown)), None):
+                return Narrowed(False, why=why.reason)
+        return Narrowed(self.settled, why="it does not settle")
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing lies between what fits and what does not, or all there is fits."""
+        return self.low >= self.most or (self.high is not None and self.high - self.low <= self.step)
+
+    def _values(self, guess: int) -> Iterator[tuple[int, ...]]:
+        """Yield a guess and the one after it, better ones too; then twice what fits, or the middle of the gap."""
+        yield self._pair(guess)
+        for _ in range(_BETTER_GUESSES):
+            better = self.refined()
+            yield () if better is None else self._pair(better)
+        for _ in range(_MOST_ROUNDS):
+            if self.high is None:
+                yield (min(self.most, max(self.step, 2 * self.low)),)
+            else:
+                yield (self.low + (self.high - self.low) // self.step // 2 * self.step,)
+
+    def _pair(self, guess: int) -> tuple[int, ...]:
+        """Return both sides of the guessed end; two runs at least, as the next guess is from their difference."""
+        guess = max(guess, self.step) if self.low == 0 and self.high is None else guess
+        return tuple(one for one in (guess, guess + self.step) if self._is_open(one))
+
+    def _is_open(self, value: int) -> bool:
+        return self.low < value <= self.most and (self.high is None or value < self.high)
+
+    def _take(self, value: int) -> bool | Unknown | None:
+        found = self.fits(value)
+        if found is True:
+            self.low = max(self.low, value)
+            if self.high is not None and self.high < self.low:  # what lies in pieces is less at some larger values
+                self.high, self.gap = None, self.high
+        elif found is False and value > self.low:
+            self.high = value if self.high is None else min(self.high, value)
+        elif found is False:
+            self.gap = value
+        return found
+
+
+def most_of(count: int, fits: Callable[[int], bool], near: int = 1) -> int:
+    """Return the largest of 1 to `count` that fits, where all smaller ones do; 0 for none.
+
+    Args:
+        near: where the answer probably is: each question may take its time.
+    """
+    low, high, stride = 0, count + 1, 1
+    near = min(max(near, 1), count)
+    if count < 1:
+        return 0
+    if fits(near):
+        low = near
+        while low + stride <= count and fits(low + stride):
+            low, stride = low + stride, 2 * stride
+        high = min(low + stride, high)
+    else:
+        high = near
+        while high - stride >= 1 and not fits(high - stride):
+            high, stride = high - stride, 2 * stride
+        low = max(high - stride, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def first_of(count: int, fits: Callable[[int], bool]) -> int | None:
+    """Return the first of `count` places that fits, where every later one does; None for none."""
+    if fits(0):
+        return 0
+    most = most_of(count - 1, lambda place: not fits(place))
+    return most + 1 if most + 1 < count else None
+
 
 Known = Callable[[Plan], Traced | Unknown | None]
 """The trace of a plan's step; why there can be none; None where it was not traced so far."""
@@ -59,7 +172,7 @@ class Limit:
 
 
 def limit(quantity: Quantity, plan: Plan, known: Known, passes: int | None = None) -> Limit:
-    """How far a number can go, as far as the traces tell.
+    """Solve a plan for a number, as far as the traces tell.
 
     Args:
         passes: of an optimizer step, where the GPUs are asked for and the plan has a target; None for as many as it
@@ -104,7 +217,7 @@ def _with_batch(plan: Plan, batch_size: int) -> Plan:
 
 
 def _fewest_passes(plan: Plan, known: Known) -> Limit:
-    """The samples of a step spread evenly over as few passes as the largest micro-batch allows."""
+    """Spread the samples of a step evenly over as few passes as the largest micro-batch allows."""
     batch = _largest_batch(plan, known)
     per_gpu = -(-target_of(plan) // plan.recipe.data_parallel)
 
@@ -141,7 +254,7 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
         found = known(with_length(length))
         if isinstance(found, Traced):
             at_size = AffineTrace.constant(found.trace.at(plan.batch_size))
-            runs[length] = replace(found, trace=at_size, finder=None, _runs={})
+            runs[length] = found.with_trace(at_size)
         return _fits_by_trace(with_length(length), known)
 
     forms: dict[tuple[int, ...], int | None] = {}
@@ -172,7 +285,7 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
 
 
 def sequence_grid(shape: ModelShape) -> tuple[int, int]:
-    """The distance of the lengths that are tried, and the longest: what a table of learned positions takes."""
+    """Return the distance of the lengths that are tried, and the longest: what a table of learned positions takes."""
     if shape.record.positions != "learned":
         return _GRID, SHAPE_LIMITS["seq_len"] // _GRID * _GRID
     step = _GRID
@@ -182,7 +295,7 @@ def sequence_grid(shape: ModelShape) -> tuple[int, int]:
 
 
 def _gap_note(value: int, gap: int) -> str:
-    """What is safe where a shorter sequence was traced and does not fit."""
+    """Say what is safe where a shorter sequence was traced and does not fit."""
     return (
         f"{value:,} was traced itself, so it is safe; not every shorter one is: {gap:,} was traced and does not fit, "
         "as the allocator's pieces differ"
@@ -198,7 +311,7 @@ def _sequence_note(shape: ModelShape, value: int, most: int) -> str:
 
 
 def _longest_by_form(plan: Plan, runs: Mapping[int, Traced], step: int, most: int) -> int | None:
-    """The longest by the form through the last lengths that were traced; None without two of one program."""
+    """Return the longest by the form through the last lengths that were traced; None without two of one program."""
     last = dict(list(runs.items())[-_FORM_RUNS:])
     if len(last) < 2:
         return None
@@ -211,12 +324,12 @@ def _longest_by_form(plan: Plan, runs: Mapping[int, Traced], step: int, most: in
 
     def fits(times: int) -> bool:
         try:
-            at = replace(here, trace=form.at(step * times), finder=None, _runs={})
+            at = here.with_trace(form.at(step * times))
             return at.fits_leaving(plan.batch_size, free_bytes)
         except NotAffine:
             return True  # so short that what grows is extrapolated to less than nothing
 
-    return step * most_near(max(last) // step, most // step, fits)
+    return step * most_of(most // step, fits, near=max(last) // step)
 
 
 # The GPUs
@@ -237,7 +350,7 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
         return replace(plan, recipe=replace(recipe, gpus=gpus, sharding=sharding), target_batch=target)
 
     if recipe.sharding == "none":
-        return _unsharded_gpus(plan, known, with_gpus(least))
+        return _unsharded_gpus(known, with_gpus(least))
     counts = range(least, max(_MOST_GPUS, least) + 1, each)
     place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
     formula = None if place is None else counts[place]
@@ -259,8 +372,8 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
     return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, note, wanted)
 
 
-def _unsharded_gpus(plan: Plan, known: Known, fewest: Plan) -> Limit:
-    """Every GPU holds everything: how many there are decides the samples of a step alone."""
+def _unsharded_gpus(known: Known, fewest: Plan) -> Limit:
+    """Answer where every GPU holds everything: how many there are decides the samples of a step alone."""
     by_trace, formula = _fits_by_trace(fewest, known), _fits_by_formula(fewest)
     fits, wanted = formula, tuple[Plan, ...]()
     how: How = "formula"

@@ -1,4 +1,4 @@
-"""Throughput that a search has measured, for the plans of the same step on the same GPU."""
+"""What was measured of a training, for plans: the throughput of a search's trials, and a running process as a plan."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from gpumem_tui.catalog.loader import DEFAULT_GPU, find_gpu
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.monitor.devices import RealGpu
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.trial.events import TrialDone
+from gpumem_tui.run.events import TrialDone
+from gpumem_tui.watch.published import WatchedProcess
+from gpumem_tui.watch.records import ProbeSample
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -24,12 +31,12 @@ class MeasuredRate:
     samples_per_s: float
 
     def is_of(self, plan: Plan) -> bool:
-        """Whether the step of `plan` is the one that was timed, whatever its micro-batch."""
+        """Return whether the step of `plan` is the one that was timed, whatever its micro-batch."""
         return (self.shape, self.recipe, self.gpu) == (plan.shape, plan.recipe, plan.gpu) and not plan.extras
 
 
 def rate_of(workload: WorkloadSpec, gpu: Gpu, trial: TrialDone) -> MeasuredRate | None:
-    """What a trial measured: its median step without the first, which warms up.
+    """Return what a trial measured: its median step without the first, which warms up.
 
     None for a trial that timed no later step, as on a simulated GPU, and for a workload that has no shape.
     """
@@ -40,6 +47,44 @@ def rate_of(workload: WorkloadSpec, gpu: Gpu, trial: TrialDone) -> MeasuredRate 
 
 
 def rates_for(plan: Plan, rates: Iterable[MeasuredRate]) -> tuple[MeasuredRate, ...]:
-    """Those of the plan's step by micro-batch; of several at one micro-batch the last."""
+    """Return the rates of the plan's step by micro-batch; of several at one micro-batch the last."""
     latest = {rate.batch_size: rate for rate in rates if rate.is_of(plan)}
     return tuple(latest[batch_size] for batch_size in sorted(latest))
+
+
+def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading | None) -> Reading[Plan]:
+    """Return a running training process as a plan on the GPU that it runs on, or why there is none.
+
+    Its batch is as many samples as the activations at the peak hold by the formula, at least one.
+
+    Args:
+        gpu: the GPU that it trains on; for None the one that is planned for by default.
+    """
+    expected = watched.expected
+    if isinstance(expected, Unknown):
+        return expected
+    kind = find_gpu(DEFAULT_GPU) if gpu is None else planned_gpu(gpu)
+    if isinstance(kind, Unknown):
+        return kind
+    activation_bytes = Unknown("no step") if sample is None else sample.peak_buckets[Bucket.ACTIVATIONS]
+    samples = 1 if isinstance(activation_bytes, Unknown) else expected.samples_held(activation_bytes)
+    return Plan(expected.shape, expected.recipe, kind, batch_size=max(1, samples))
+
+
+def planned_gpu(gpu: GpuReading) -> Reading[Gpu]:
+    """Return a GPU as plans know it, or why it cannot be known; what others use of it is left out."""
+    if isinstance(gpu.memory, Unknown):
+        return gpu.memory
+    if isinstance(gpu.compute_capability, Unknown):
+        return gpu.compute_capability
+    memory = gpu.memory
+    return RealGpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        total_bytes=memory.total_bytes,
+        reserved_bytes=memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0,
+        used_bytes=memory.used_bytes,
+        compute_capability=gpu.compute_capability,
+        pids=(),
+    ).describe()

@@ -1,20 +1,48 @@
-"""A plan: one training configuration on one kind of GPU, and the batch that is wanted."""
+"""A plan: one training configuration on one kind of GPU, and a draft of it: what the controls say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, Protocol, cast
 
 from gpumem_tui.catalog.config_file import ModelFile
-from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.formula.extras import NO_EXTRAS, Extras
+from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe
 from gpumem_tui.plan.goals import NO_GOALS, Goals
+
+SHAPE_LIMITS = {
+    "layers": 10_000, "hidden": 1_000_000, "heads": 10_000, "kv_heads": 10_000, "ffn": 10_000_000, "vocab": 10_000_000,
+    "seq_len": 10_000_000, "image_size": 10_000,
+}  # fmt: skip
+"""Fields of a model's shape that can be changed, where its family has them, and the largest value of each: beyond that
+nobody trains, and a step takes for ever to trace."""
+MOST_GPUS = 100_000
+
+
+class Subject(Protocol):
+    """What is planned for one GPU: a model with a closed form (`Plan`) or a command (`command.CommandPlan`)."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that it is planned for."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one forward and backward on one GPU (the micro-batch)."""
+
+    @property
+    def headroom(self) -> float:
+        """Share of the GPU that is left free."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the Plan screen's controls say.
+    """One training configuration of a model.
 
     Attributes:
         batch_size: samples of one forward and backward on one GPU (the micro-batch).
@@ -34,3 +62,57 @@ class Plan:
     extras: Extras = NO_EXTRAS
     goals: Goals = NO_GOALS
     model_file: ModelFile | None = None
+
+    @property
+    def pass_samples(self) -> int:
+        """Samples of one forward and backward over all GPUs."""
+        return self.batch_size * self.recipe.data_parallel
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The plan's fields by name."""
+        return {one.name: getattr(self, one.name) for one in fields(Plan)}
+
+
+@dataclass(frozen=True)
+class Draft(Plan):
+    """A plan as the controls have it, whether or not it can exist: `shape` is the model that was picked.
+
+    Attributes:
+        changes: fields of the shape that were set to something else.
+    """
+
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+    def shape_value(self, name: str) -> int:
+        """Return a field of the shape, following the other changed fields where they go together."""
+        try:
+            return cast(int, getattr(self.shape.overridden(**self.changes), name))
+        except ShapeError:
+            return self.changes.get(name, getattr(self.shape, name))
+
+
+def draft_of(plan: Plan) -> Draft:
+    """Return the controls that describe a plan: its model by file or catalog name, with changes where it has any."""
+    picked, changes, file = plan.shape, dict[str, int](), plan.model_file
+    known = models().get(plan.shape.name) if file is None else file.shape
+    if known is not None and known.family == plan.shape.family:
+        differing = {
+            name: value
+            for name in SHAPE_LIMITS
+            if has_field(known, name) and (value := getattr(plan.shape, name)) != getattr(known, name)
+        }
+        with suppress(ShapeError):  # a shape that cannot exist is nothing but itself
+            if known.overridden(**differing) == plan.shape:
+                picked, changes = known, differing
+    return Draft(**{**plan.values, "shape": picked}, changes=changes)
+
+
+@lru_cache(1024)
+def has_field(shape: ModelShape, name: str) -> bool:
+    """Return whether a model of this family has the field, so that it can be set."""
+    try:
+        shape.overridden(**{name: getattr(shape, name)})
+    except ShapeError:
+        return False
+    return True

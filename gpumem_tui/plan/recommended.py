@@ -41,13 +41,13 @@ class Recommended:
         return Unknown("only the formula knows it") if isinstance(found, Combination) and found.formula_only else found
 
 
-def untraced(plan: Plan) -> Unknown:
-    """What is known where nothing but the plan itself is traced."""
+def untraced(_plan: Plan) -> Unknown:
+    """Return what is known where nothing but the plan itself is traced."""
     return Unknown("not traced")
 
 
 def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced) -> Recommended:
-    """The cheapest that a trace confirms, of those that the formula finds likely.
+    """Return the cheapest that a trace confirms, of those that the formula finds likely.
 
     The formula's choice is asked for first, then dearer ones, if it does not fit, and the cheaper ones last, which do
     not fit by formula: what is known may be limited by time.
@@ -83,7 +83,7 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
 def _confirmed(
     candidates: list[Combination], known: Known
 ) -> tuple[tuple[Combination, TracedAnswer] | None, list[tuple[Combination, Unknown]]]:
-    """The cheapest that a trace says to fit, and those that it says nothing of, in their order."""
+    """Return the cheapest that a trace says to fit, and those that it says nothing of, in their order."""
     found: tuple[Combination, TracedAnswer] | None = None
     left = []
     for one in candidates:

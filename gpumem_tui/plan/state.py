@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.control import Number, PlanError
+from gpumem_tui.plan.control import Choice, Number, PlanError, by_digit
 from gpumem_tui.plan.controls import control_of, plan_of
-from gpumem_tui.plan.digits import by_digit
-from gpumem_tui.plan.draft import Draft, draft_of
-from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.plan import Draft, Plan, draft_of
 
 _REMEMBERED = 500
 """Changes that can be undone."""
@@ -68,71 +66,76 @@ class PlanState:
 
 
 def opened(plan: Plan) -> PlanState:
-    """A plan without a history. One that the controls could not make is shown with what to change."""
-    draft = draft_of(plan)
-    try:
-        return PlanState(Setting(draft, plan_of(draft)))
-    except PlanError as error:
-        return PlanState(Setting(draft, plan, Problem(error.control, str(error))))
+    """Return a plan without a history. One that the controls could not make is shown with what to change."""
+    return PlanState(_set(draft_of(plan), plan))
 
 
 def entered(state: PlanState, key: str, value: int | None) -> PlanState:
-    """A number was typed. What cannot be stays in the control, explained, and the last good plan stays too."""
+    """Type a number. What cannot be stays in the control, explained, and the last good plan stays too."""
     control = control_of(state.draft, key)
     if not isinstance(control, Number):
         raise TypeError(f"{key} takes no number")
     return _changed(state, control.put(state.draft, value), by=key)
 
 
+def typed(state: PlanState, key: str, value: int | None, *, first: bool) -> PlanState:
+    """Type a digit more or less; a number is one step of the history from its `first` digit to its last."""
+    return entered(paused(state) if first else state, key, value)
+
+
+def given_up(state: PlanState, key: str) -> PlanState:
+    """Restore the number that was there before typing."""
+    return undone(state) if state.by == key else state
+
+
 def chosen(state: PlanState, key: str, value: str) -> PlanState:
-    """A named value was picked."""
-    control = control_of(state.draft, key)
-    if isinstance(control, Number):
-        raise TypeError(f"{key} takes a number")
-    return _changed(state, control.put(state.draft, value), by=key)
+    """Pick a named value."""
+    return _changed(state, _choice(state, key).put(state.draft, value), by=key)
 
 
 def chosen_by_digit(state: PlanState, key: str, digit: int) -> PlanState:
-    """The named value at that place was picked, the first by 1; refused where there is none."""
-    control = control_of(state.draft, key)
-    if isinstance(control, Number):
-        raise TypeError(f"{key} takes a number")
-    found = by_digit([option.value for option in control.options(state.draft)], digit)
+    """Pick the named value at that place, the first by 1; refused where there is none."""
+    found = by_digit([option.value for option in _choice(state, key).options(state.draft)], digit)
     if isinstance(found, Unknown):
         return replace(state, refused=Problem(key, found.reason))
     return chosen(paused(state), key, found)
 
 
+def _choice(state: PlanState, key: str) -> Choice:
+    control = control_of(state.draft, key)
+    if isinstance(control, Number):
+        raise TypeError(f"{key} takes a number")
+    return control
+
+
 def nudged(state: PlanState, key: str, way: int, *, jump: bool = False) -> PlanState:
-    """The control's next value, down (`way` −1) or up (+1); refused where that would break a plan that is whole."""
+    """Set the control's next value, down (`way` −1) or up (+1); refused where that would break a plan that is whole."""
     draft = control_of(state.draft, key).stepped(state.draft, way, jump=jump)
-    if state.now.problem is None:
-        try:
-            plan_of(draft)
-        except PlanError as error:
-            return replace(state, refused=Problem(error.control, str(error)))
-    return _changed(state, draft, by=key)
+    after = _changed(state, draft, by=key)
+    if state.now.problem is None and after.now.problem is not None:
+        return replace(state, refused=after.now.problem)
+    return after
 
 
 def replaced(state: PlanState, plan: Plan) -> PlanState:
-    """Another plan altogether: a technique applied, a saved plan opened. What does not go together is explained."""
+    """Take another plan, such as a saved one; what does not go together is explained."""
     return _changed(state, draft_of(plan), by="")
 
 
 def paused(state: PlanState) -> PlanState:
-    """The user went elsewhere: the next change is a step of its own, and a refusal has been read."""
+    """Note that the user went elsewhere: the next change is a step of its own, and a refusal has been read."""
     return replace(state, by="", refused=None)
 
 
 def undone(state: PlanState) -> PlanState:
-    """Back by one step; the same state if there is none."""
+    """Go back by one step; the same state if there is none."""
     if not state.past:
         return paused(state)
     return PlanState(state.past[-1], state.past[:-1], (state.now, *state.future))
 
 
 def redone(state: PlanState) -> PlanState:
-    """Forward again by one step; the same state if there is none."""
+    """Go forward again by one step; the same state if there is none."""
     if not state.future:
         return paused(state)
     return PlanState(state.future[0], (*state.past, state.now), state.future[1:])
@@ -141,9 +144,13 @@ def redone(state: PlanState) -> PlanState:
 def _changed(state: PlanState, draft: Draft, *, by: str) -> PlanState:
     if draft == state.draft:
         return replace(state, refused=None)
-    try:
-        now = Setting(draft, plan_of(draft))
-    except PlanError as error:
-        now = Setting(draft, state.plan, Problem(error.control, str(error)))
     past = state.past if by and by == state.by else (*state.past, state.now)[-_REMEMBERED:]
-    return PlanState(now, past, by=by)
+    return PlanState(_set(draft, state.plan), past, by=by)
+
+
+def _set(draft: Draft, last: Plan) -> Setting:
+    """Return the plan that a draft describes, or the last one with what is wrong."""
+    try:
+        return Setting(draft, plan_of(draft))
+    except PlanError as error:
+        return Setting(draft, last, Problem(error.control, str(error)))

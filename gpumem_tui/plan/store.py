@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from platformdirs import user_data_path
 
 from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.formula.extras import Extra
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.recipe import Extra, Recipe
 from gpumem_tui.plan.control import PlanError
 from gpumem_tui.plan.controls import plan_of
-from gpumem_tui.plan.draft import draft_of
 from gpumem_tui.plan.goals import NO_GOALS, Goals
-from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.plan import Plan, draft_of
 
 SCHEMA = 1
 _SUFFIX = ".json"
@@ -72,7 +69,7 @@ class PlanStore:
             StoreError: a name that is no file name, or a folder that cannot be written.
         """
         path = self._path(name)
-        content = _File(SCHEMA, **{**_fields_of(plan), "extras": tuple(sorted(plan.extras))})
+        content = _File(SCHEMA, **{**plan.values, "extras": tuple(sorted(plan.extras))})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_whole(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
@@ -81,7 +78,7 @@ class PlanStore:
         return path
 
     def has(self, name: str) -> bool:
-        """Whether a plan of that name has been saved."""
+        """Return whether a plan of that name has been saved."""
         return bool(_NAME.fullmatch(name)) and (self.folder / f"{name}{_SUFFIX}").exists()
 
     def delete(self, name: str) -> None:
@@ -97,7 +94,7 @@ class PlanStore:
             raise StoreError(f"cannot delete {path}: {error.strerror}") from error
 
     def load(self, name: str) -> Plan:
-        """The plan of that name.
+        """Read the plan of that name.
 
         Raises:
             StoreError: there is none, or its file does not hold a plan.
@@ -107,7 +104,8 @@ class PlanStore:
             content = msgspec.json.decode(path.read_bytes(), type=_File)
             if content.schema != SCHEMA:
                 raise StoreError(f"{path} has schema {content.schema}; this version reads {SCHEMA}")
-            return plan_of(draft_of(Plan(**{**_fields_of(content), "extras": frozenset(content.extras)})))
+            values = {name: getattr(content, name) for name in content.__struct_fields__ if name != "schema"}
+            return plan_of(draft_of(Plan(**{**values, "extras": frozenset(content.extras)})))
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
         except PlanError as error:
@@ -116,7 +114,7 @@ class PlanStore:
             raise StoreError(f"{path} is no plan: {error}; delete it") from error
 
     def saved(self) -> tuple[tuple[SavedPlan, ...], tuple[str, ...]]:
-        """Every saved plan by name, and a line for each file that holds none."""
+        """Return every saved plan by name, and a line for each file that holds none."""
         plans, complaints = [], []
         for path in sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda path: path.name.lower()):
             try:
@@ -132,11 +130,6 @@ class PlanStore:
                 "digit first"
             )
         return self.folder / f"{name}{_SUFFIX}"
-
-
-def _fields_of(holder: Plan | _File) -> dict[str, Any]:
-    """What a plan and its file hold alike, by name."""
-    return {field.name: getattr(holder, field.name) for field in fields(Plan)}
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -11,22 +11,21 @@ from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
-from gpumem_tui.formula.blocks import as_run_on
-from gpumem_tui.formula.changes import (
+from gpumem_tui.formula.checks import conflict, why_formula_only
+from gpumem_tui.formula.predict import by_stage
+from gpumem_tui.formula.recipe import Setup
+from gpumem_tui.formula.records import as_run_on, stage_of
+from gpumem_tui.formula.techniques import (
     MOST_TIMES_HALVED,
     STAGES,
-    Change,
     NotApplicable,
-    Setup,
+    Price,
+    Technique,
+    catalog_techniques,
     changes,
-    conflict,
     sharded,
     smaller_sample,
 )
-from gpumem_tui.formula.parallel import why_formula_only
-from gpumem_tui.formula.predict import by_stage
-from gpumem_tui.formula.price import Price
-from gpumem_tui.formula.sharding import stage_of
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
@@ -41,10 +40,12 @@ _PER_GPU_AXES = ("attention", "loss", "blocks")
 _FIXED_AXES = ("optimizer", "sharding", "state")
 """Of those that change what each sample takes none changes the fixed bytes, and the other way; the shared ones change
 both."""
+COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
+"""The cheapest combination is looked for among changes of these."""
 
 
 @dataclass(frozen=True)
-class Technique:
+class Effect:
     """One technique, applied to the plan alone.
 
     Attributes:
@@ -75,7 +76,7 @@ class Technique:
 class Techniques:
     """All techniques: those that help, the best first, and the others with the reason why not."""
 
-    helping: tuple[Technique, ...]
+    helping: tuple[Effect, ...]
     not_applicable: tuple[NotApplicable, ...]
 
 
@@ -92,7 +93,7 @@ class Combination:
         formula_only: the result cannot be traced.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[Technique, ...]
     plan: Plan
     peak_bytes: int
     max_batch_size: int
@@ -107,17 +108,17 @@ class Combination:
 
 
 def techniques(plan: Plan) -> Techniques:
-    """Every technique judged on this plan.
+    """Return every technique judged on this plan.
 
     Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
     maximum batch, then the more bytes saved.
     """
     now = _Memory.of(plan)
-    helping: list[Technique] = []
+    helping: list[Effect] = []
     others: list[NotApplicable] = []
     for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now)]:
-        judged = _judged(plan, found, now) if isinstance(found, Change) else found
-        if isinstance(judged, Technique):
+        judged = _judged(plan, found, now) if isinstance(found, Technique) else found
+        if isinstance(judged, Effect):
             helping.append(judged)
         else:
             others.append(judged)
@@ -126,7 +127,7 @@ def techniques(plan: Plan) -> Techniques:
 
 
 def formula_only(plan: Plan) -> bool:
-    """Whether nothing but the closed form can answer the plan."""
+    """Return whether nothing but the closed form can answer the plan."""
     return bool(plan.extras) or bool(why_formula_only(plan.shape, plan.recipe))
 
 
@@ -142,67 +143,57 @@ class _Memory:
         return cls(prediction.peak_bytes, prediction.needed_bytes <= usable_of(plan), largest_batch(plan))
 
 
-def _judged(plan: Plan, change: Change, now: _Memory) -> Technique | NotApplicable:
+def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicable:
     changed = with_setup(plan, change.applied(setup_of(plan)))
     if (reason := conflict(changed.recipe)) is not None:
         return NotApplicable(change.key, change.name, reason)
-    found = _technique(changed, now, change.key, change.name, change.option, change.cost, change.source)
+    found = _effect(changed, now, change)
     if found.saved_bytes <= 0 and found.max_batch_size <= now.max_batch_size:
         reason = f"takes {format_bytes(-found.saved_bytes)} more here" if found.saved_bytes else "saves nothing here"
         return NotApplicable(change.key, change.name, reason)
     return found
 
 
-def _technique(changed: Plan, now: _Memory, key: str, name: str, option: str, cost: str, source: str) -> Technique:
+def _effect(changed: Plan, now: _Memory, technique: Technique) -> Effect:
     then = _Memory.of(changed)
-    return Technique(
-        key=key,
-        name=name,
-        option=option,
+    return Effect(
+        key=technique.key,
+        name=technique.name,
+        option=technique.option,
         saved_bytes=now.peak_bytes - then.peak_bytes,
         peak_bytes=then.peak_bytes,
         fits=then.fits,
         max_batch_size=then.max_batch_size,
-        cost=cost,
-        source=source,
+        cost=technique.cost,
+        source=technique.source,
         plan=changed,
         formula_only=formula_only(changed),
     )
 
 
-def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Technique | NotApplicable]:
-    """Fewer samples in a pass: with more passes for the same step, or with a smaller step."""
+def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Effect | NotApplicable]:
+    """Yield fewer samples in a pass: with more passes for the same step, or with a smaller step."""
+    more_passes, smaller = (catalog_techniques()[key] for key in ("gradient-accumulation", "smaller-batch"))
     if plan.batch_size == 1:
-        for key, name in (("gradient-accumulation", "gradient accumulation"), ("smaller-batch", "smaller micro-batch")):
-            yield NotApplicable(key, name, "the micro-batch is 1 already")
+        for technique in (more_passes, smaller):
+            yield NotApplicable(technique.key, technique.plain_name, "the micro-batch is 1 already")
         return
     target, gpus = target_of(plan), plan.recipe.data_parallel
     most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
     micro = _even_micro_batch(-(-target // gpus), most)
     steps = accumulation(target, micro, gpus)
-    yield _technique(
-        replace(plan, batch_size=micro, target_batch=target),
-        now,
-        "gradient-accumulation",
-        f"gradient accumulation: {steps.steps} passes of {micro}",
-        f"--batch-size {micro} --target-batch {target}",
-        _accumulation_cost(plan, micro, steps),
-        "Ott et al. 2018",
-    )
+    made = more_passes.filled(passes=steps.steps, micro=micro, cost=_accumulation_cost(plan, micro, steps))
+    option = f"--batch-size {micro} --target-batch {target}"
+    changed = replace(plan, batch_size=micro, target_batch=target)
+    yield _effect(changed, now, replace(made, given_option=option))
     half = plan.batch_size // 2
-    yield _technique(
-        replace(plan, batch_size=half, target_batch=None),
-        now,
-        "smaller-batch",
-        f"micro-batch {half}",
-        f"--batch-size {half}",
-        f"a global batch of {half * gpus} instead of {target}: the learning rate must follow",
-        "Shallue et al. 2019",
-    )
+    made = smaller.filled(micro=half, after=half * gpus, before=target)
+    changed = replace(plan, batch_size=half, target_batch=None)
+    yield _effect(changed, now, replace(made, given_option=f"--batch-size {half}"))
 
 
 def _even_micro_batch(per_gpu: int, most: int) -> int:
-    """The samples of one pass when `per_gpu` are spread evenly over as few passes of at most `most` as it takes."""
+    """Return the samples of a pass where `per_gpu` are spread evenly over the fewest passes of at most `most`."""
     passes = -(-per_gpu // most)
     return -(-per_gpu // passes)
 
@@ -215,7 +206,7 @@ def _accumulation_cost(plan: Plan, micro: int, steps: Accumulation) -> str:
 
 
 def _accumulation_percent(plan: Plan, micro: int) -> float:
-    """Extra time because a smaller pass keeps the GPU less busy, see `speed.busy_share`."""
+    """Return extra time because a smaller pass keeps the GPU less busy, see `speed.busy_share`."""
     return max(0.0, 100 * (busy_share(plan, plan.batch_size) / busy_share(plan, micro) - 1))
 
 
@@ -227,7 +218,7 @@ def _upsets_batch_norm(plan: Plan, micro: int) -> bool:
 
 
 def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> Combination | Unknown:
-    """The cheapest set of techniques with which the plan's samples per optimizer step fit on its GPUs.
+    """Return the cheapest set of techniques with which the plan's samples per optimizer step fit on its GPUs.
 
     All sets of at most one change an axis are compared by `Price`, in `formula.price.COST_ORDER`. The step's samples
     are the target batch, else those of one pass; a micro-batch smaller than planned, with more passes, is a change
@@ -237,7 +228,9 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
         traceable: only sets that a trace can confirm.
         room: times what the GPU can take: what would be the cheapest were the formula off by that much.
     """
-    most = max(n for n in range(MOST_TIMES_HALVED + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Change))
+    most = max(
+        n for n in range(MOST_TIMES_HALVED + 1) if n == 0 or isinstance(smaller_sample(plan.shape, n), Technique)
+    )
 
     @cache
     def cheapest_at(gpus: int, times_halved: int) -> Combination | None:
@@ -267,19 +260,19 @@ _ROOMS = (1.2, 1.1, 1.0, 0.9)
 
 
 def likely_combinations(plan: Plan) -> tuple[Combination, ...]:
-    """What may be the cheapest set once it is traced, the cheapest first; without the plan as it is."""
+    """Return what may be the cheapest set once it is traced, the cheapest first; without the plan as it is."""
     found = (cheapest_combination(plan, traceable=True, room=room) for room in _ROOMS)
     by_plan = {one.plan: one for one in found if isinstance(one, Combination) and one.plan != plan}
     return tuple(sorted(by_plan.values(), key=lambda one: one.price))
 
 
 def unchanged(plan: Plan) -> Combination:
-    """The plan as it is."""
+    """Return the plan as it is."""
     return _combination(plan, Price(), (), plan.batch_size)
 
 
 def cheapest_but_as_it_is(plan: Plan) -> Combination | Unknown:
-    """By formula, the cheapest set where a trace says that the plan does not fit as it is."""
+    """Return by formula, the cheapest set where a trace says that the plan does not fit as it is."""
     found = cheapest_combination(plan)
     if isinstance(found, Combination) and found.plan == plan:
         return next(iter(likely_combinations(plan)), Unknown("by formula it fits as it is, traced it does not"))
@@ -287,13 +280,13 @@ def cheapest_but_as_it_is(plan: Plan) -> Combination | Unknown:
 
 
 def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, room: float) -> Combination | None:
-    """The cheapest on so many GPUs and with the sample halved so many times; None if no set fits."""
+    """Return the cheapest on so many GPUs and with the sample halved so many times; None if no set fits."""
     sample = smaller_sample(plan.shape, times_halved) if times_halved else None
     if isinstance(sample, NotApplicable):
         return None
     by_axis = _by_axis(plan, gpus, traceable=traceable)
     usable = int(usable_of(plan) * room)
-    best: tuple[Price, tuple[Change, ...], int] | None = None
+    best: tuple[Price, tuple[Technique, ...], int] | None = None
     for both in product(*(by_axis[axis] for axis in _SHARED_AXES)):
         base = tuple(change for change in (sample, *both) if change is not None)
         start = _all_applied(setup_of(plan), base)
@@ -322,13 +315,15 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
     return None if best is None else _combination(plan, *best)
 
 
-def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change | None]]:
-    """The choices of every axis, None for leaving it. With more GPUs than the plan has, sharding must be chosen."""
+def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Technique | None]]:
+    """Return the choices of every axis, None for leaving it.
+
+    With more GPUs than the plan has, sharding must be chosen.
+    """
     setup = setup_of(plan)
-    axes = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
-    found: dict[str, list[Change | None]] = {axis: [None] for axis in axes}
+    found: dict[str, list[Technique | None]] = {axis: [None] for axis in COMBINED_AXES}
     for change in changes(setup, plan.gpu):
-        if not isinstance(change, Change) or change.axis in ("sharding", "weights"):
+        if not isinstance(change, Technique) or change.axis in ("sharding", "weights"):
             continue
         if not (traceable and formula_only(with_setup(plan, change.applied(setup)))):
             found[change.axis].append(change)
@@ -340,14 +335,14 @@ def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Change
     return found
 
 
-def _sets(start: Setup, axes: list[list[Change | None]]) -> Iterator[tuple[Price, tuple[Change, ...], Setup]]:
-    """Every choice of one change or none an axis: its price, the changes, and `start` with them made."""
+def _sets(start: Setup, axes: list[list[Technique | None]]) -> Iterator[tuple[Price, tuple[Technique, ...], Setup]]:
+    """Yield every choice of one change or none an axis: its price, the changes, and `start` with them made."""
     for choice in product(*axes):
         chosen = tuple(change for change in choice if change is not None)
         yield sum((change.price for change in chosen), Price()), chosen, _all_applied(start, chosen)
 
 
-def _all_applied(setup: Setup, chosen: tuple[Change, ...]) -> Setup:
+def _all_applied(setup: Setup, chosen: tuple[Technique, ...]) -> Setup:
     for change in chosen:
         setup = change.applied(setup)
     return setup
@@ -355,14 +350,14 @@ def _all_applied(setup: Setup, chosen: tuple[Change, ...]) -> Setup:
 
 @lru_cache(4096)
 def _one_sample(setup: Setup, gpu: Gpu) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Fixed bytes at each moment, and bytes of each sample."""
+    """Return the fixed bytes at each moment, and the bytes of each sample."""
     stages = by_stage(setup.shape, as_run_on(setup.recipe, gpu), setup.extras)
     moments = [one for stage in stages for one in stage.values()]
     return tuple(one.fixed_bytes for one in moments), tuple(one.sample_bytes for one in moments)
 
 
 def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
-    """The samples of a pass where at most `fitting` fit, and the price of passes smaller than planned.
+    """Return the samples of a pass where at most `fitting` fit, and the price of passes smaller than planned.
 
     Args:
         copies: of the network, each with samples of its own.
@@ -376,7 +371,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
     return micro, Price(risk=risk, slower_percent=_accumulation_percent(plan, micro), changes=1)
 
 
-def _combination(plan: Plan, price: Price, chosen: tuple[Change, ...], micro: int) -> Combination:
+def _combination(plan: Plan, price: Price, chosen: tuple[Technique, ...], micro: int) -> Combination:
     changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
     copies = changed.recipe.data_parallel
     if (micro, changed.recipe.gpus) != (plan.batch_size, plan.recipe.gpus):

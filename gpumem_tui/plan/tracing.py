@@ -1,4 +1,4 @@
-"""Traces plans in the background: one at a time, the latest wins, and what was traced once serves again.
+"""Traces of plans, made in the background and kept.
 
 A trace depends on the network, the recipe and the GPU's architecture. Batch size, GPU memory, headroom and target do
 not need another: they are answered from the trace there is. Where memory does not grow evenly with the batch, a trace
@@ -9,27 +9,57 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Generic, TypeVar
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.parallel import why_formula_only
+from gpumem_tui.errors import own_error
+from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
-from gpumem_tui.plan.lru import Lru
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.process import ChildDied
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.replay import NotAffine
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.replay import NotAffine
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class Lru(Generic[Key, Item]):
+    """Keeps the `size` items used last."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: OrderedDict[Key, Item] = OrderedDict()
+
+    def get(self, key: Key) -> Item | None:
+        """Return the item under a key, which counts as used now; None for none."""
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def drop(self, key: Key) -> None:
+        """Forget an item, if it is there."""
+        self._items.pop(key, None)
+
+    def put(self, key: Key, item: Item) -> None:
+        """Keep an item; the one that was not used for longest goes."""
+        self._items[key] = item
+        self._items.move_to_end(key)
+        if len(self._items) > self._size:
+            self._items.popitem(last=False)
+
 
 SETTLE_S = 0.3
 """A trace starts when the plan has not changed for this long: a child process for every key press would be waste."""
@@ -82,7 +112,10 @@ TraceState = Pending | TraceReady | TraceFailed
 
 
 def trace_key(plan: Plan) -> TraceKey | Unknown:
-    """What `plan` needs a trace of, or why it cannot be traced. Unsharded, every GPU runs the step of a single one."""
+    """Return what `plan` needs a trace of, or why it cannot be traced.
+
+    Unsharded, every GPU runs the step of a single one.
+    """
     if plan.extras:
         return Unknown(f"formula only: the workload cannot run {' and '.join(sorted(plan.extras))}")
     if reason := why_formula_only(plan.shape, plan.recipe):
@@ -107,11 +140,11 @@ class TraceOptions:
 
     @classmethod
     def of(cls, config: SearchConfig) -> TraceOptions:
-        """As a search has them."""
+        """Return the options that a search has."""
         return cls(config.python, config.steps, config.allocator)
 
     def config(self, plan: Plan) -> SearchConfig:
-        """The plan, as a search on the simulated GPU would take it."""
+        """Return the plan as a search on the simulated GPU would take it."""
         return SearchConfig(
             workload=WorkloadSpec(plan.recipe, shape=plan.shape),
             device=Device(plan.gpu, simulated=True),
@@ -125,44 +158,11 @@ class TraceOptions:
 Predict = Callable[[SearchConfig, Control, int, str], Predicted]
 
 
-class PlanTracer(Protocol):
-    """What the Plan screen wants of a tracer; all of it returns at once but `known` and `close`."""
-
-    def want(self, plan: Plan) -> TraceState:
-        """What is known of a plan now; later news comes by the callback it was made with."""
-
-    def again(self, plan: Plan) -> TraceState:
-        """As `want`, and a trace that failed is tried once more."""
-
-    def known(self, plan: Plan) -> TracedAnswer | None:
-        """What a trace that is there says of a plan, whatever plan is wanted; safe to call from any thread."""
-
-    def failed(self, plan: Plan) -> bool:
-        """Whether there can be no trace of a plan; safe to call from any thread."""
-
-    def trace_of(self, plan: Plan, *, one_size: bool = False) -> Traced | Unknown | None:
-        """The trace of a plan; why there can be none; None where there is none so far. Safe to call from any thread.
-
-        Args:
-            one_size: one of the plan's batch size alone will do.
-        """
-
-    def also(self, plans: Sequence[Plan], *, one_size: bool = False) -> None:
-        """Trace these too, in their order, while the plan that is wanted is answered; instead of those before.
-
-        Args:
-            one_size: at their batch sizes alone, which is quicker.
-        """
-
-    def close(self, timeout_s: float = ...) -> None:
-        """End whatever runs."""
-
-
-MakeTracer = Callable[[Callable[[TraceState], None]], PlanTracer]
-
-
 class BackgroundTracer:
-    """Answers plans from traces in a thread of its own.
+    """Answers plans from traces in a thread of its own: one trace at a time, the latest plan wins, and traces are kept.
+
+    All returns at once but `known`, which takes a replay, and `close`; `known`, `failed` and `trace_of` are safe
+    to call from any thread.
 
     Args:
         on_change: called from that thread with every state that `want` did not return itself, unless overtaken.
@@ -197,7 +197,7 @@ class BackgroundTracer:
         self._thread: threading.Thread | None = None
 
     def want(self, plan: Plan) -> TraceState:
-        """What is known of `plan` now; if that is `Pending`, `on_change` is called with the rest. Returns at once."""
+        """Ask for a plan: return what is known of it now. If that is `Pending`, `on_change` is called with the rest."""
         with self._changed:
             if self._closed:
                 return TraceFailed(plan, "the tracer is closed")
@@ -215,7 +215,11 @@ class BackgroundTracer:
         return known
 
     def also(self, plans: Sequence[Plan], *, one_size: bool = False) -> None:
-        """Trace these too, in their order, while the plan that is wanted is answered; instead of those before."""
+        """Trace these plans too, in their order, while the wanted plan is answered; instead of those asked for before.
+
+        Args:
+            one_size: at their batch sizes alone, which is quicker.
+        """
         with self._changed:
             further = [plan for plan in plans if self._found(plan, one_size=one_size) is None]
             self._one_size = one_size
@@ -225,13 +229,17 @@ class BackgroundTracer:
             self._changed.notify_all()
 
     def failed(self, plan: Plan) -> bool:
-        """Whether there can be no trace of a plan."""
+        """Return whether there can be no trace of a plan."""
         with self._changed:
             key = self._key(plan)
             return isinstance(key, Unknown) or isinstance(self._traces.get(key), Unknown)
 
     def trace_of(self, plan: Plan, *, one_size: bool = False) -> Traced | Unknown | None:
-        """The trace of a plan; why there can be none; None where there is none so far."""
+        """Return the plan's trace; `Unknown` if it cannot be traced; None while it is pending.
+
+        Args:
+            one_size: a trace of the plan's batch size alone will do.
+        """
         with self._changed:
             found = self._found(plan, one_size=one_size)
         if found is None or isinstance(found, Unknown):
@@ -240,7 +248,7 @@ class BackgroundTracer:
         return replace(traced, finder=finder)
 
     def _found(self, plan: Plan, *, one_size: bool) -> _Found | None:
-        """The trace there is, or why there can be none; with `one_size` one of the plan's batch size alone will do."""
+        """Return the trace there is, or why there can be none."""
         key = self._key(plan)
         if isinstance(key, Unknown):
             return key
@@ -253,7 +261,7 @@ class BackgroundTracer:
             self._thread.start()
 
     def again(self, plan: Plan) -> TraceState:
-        """As `want`, and a trace that failed is tried once more."""
+        """Do as `want`, and try a trace that failed once more."""
         with self._changed:
             key = self._key(plan)
             if isinstance(key, TraceKey) and isinstance(self._traces.get(key), Unknown):
@@ -261,7 +269,7 @@ class BackgroundTracer:
         return self.want(plan)
 
     def known(self, plan: Plan) -> TracedAnswer | None:
-        """The answer for a plan whose trace is there, whatever plan is wanted; None without one. Takes a replay."""
+        """Return the answer for a plan whose trace is there, whatever plan is wanted; None without a trace."""
         with self._changed:
             key = self._key(plan)
             if isinstance(key, Unknown):
@@ -283,7 +291,7 @@ class BackgroundTracer:
             self._thread.join(timeout_s)
 
     def _key(self, plan: Plan) -> TraceKey | Unknown:
-        """Where the plan's trace is kept, or why there can be none."""
+        """Return where the plan's trace is kept, or why there can be none."""
         key = trace_key(plan)
         return replace(key, only_at=plan.batch_size) if key in self._not_affine else key
 
@@ -297,15 +305,19 @@ class BackgroundTracer:
 
     def _work(self) -> None:
         while (plan := self._next()) is not None:
-            found = self._trace(plan)
-            if found is None or self._overtaken(plan):
-                continue
-            state = self._answered(plan, found)
+            state: TraceReady | TraceFailed
+            try:
+                found = self._trace(plan)
+                if found is None or self._overtaken(plan):
+                    continue
+                state = self._answered(plan, found)
+            except Exception as error:  # noqa: BLE001  named on the screen; another plan may be traced
+                state = TraceFailed(plan, own_error(error))
             if not self._overtaken(plan):
                 self._on_change(state)
 
     def _answered(self, plan: Plan, found: _Found) -> TraceReady | TraceFailed:
-        """What a trace says of a plan; kept for the next time."""
+        """Return what a trace says of a plan, and keep it for the next time."""
         if isinstance(found, Unknown):
             return TraceFailed(plan, found.reason)
         traced, finder = found
@@ -313,13 +325,13 @@ class BackgroundTracer:
             ready = TraceReady(plan, traced_answer(plan, traced, finder), traced)
         except NotAffine as error:
             return TraceFailed(plan, str(error))
-        if traced.not_affine != _ONE_SIZE:
+        if traced.done.not_affine != ONE_SIZE:
             with self._changed:
                 self._answers.put(plan, ready)
         return ready
 
     def _next(self) -> Plan | None:
-        """The plan that is wanted now, else one to be traced further, once there is one; None when closed."""
+        """Wait for the plan that is wanted, else for one to be traced further; None when closed."""
         with self._changed:
             self._candidate = None
             self._changed.wait_for(lambda: self._closed or self._wanted is not None or bool(self._further))
@@ -337,7 +349,7 @@ class BackgroundTracer:
         return self._closed or self._latest != plan
 
     def _trace(self, plan: Plan) -> _Found | None:
-        """The trace there is, or a new one; None if the plan changed before there was one."""
+        """Return the trace there is, or a new one; None if the plan changed before there was one."""
         control = Control()
         with self._changed:
             key = self._key(plan)
@@ -345,7 +357,7 @@ class BackgroundTracer:
             not_affine = self._not_affine.get(replace(key, only_at=0), "")
             one_size = plan == self._candidate and self._candidate_one_size
             if one_size:
-                key, not_affine = _at_one_size(key, plan), not_affine or _ONE_SIZE
+                key, not_affine = _at_one_size(key, plan), not_affine or ONE_SIZE
             known = self._traces.get(key)
             rest_s = self._settle_s if known is None else min(REST_S, self._settle_s)
             if self._changed.wait_for(lambda: self._overtaken(plan), rest_s):
@@ -366,24 +378,24 @@ class BackgroundTracer:
             with self._changed:
                 self._tracing = None
         with self._changed:
-            if not one_size and not isinstance(found, Unknown) and found[0].only_at:
-                self._not_affine[replace(key, only_at=0)] = found[0].not_affine
-                key = replace(key, only_at=found[0].only_at)
+            if not one_size and not isinstance(found, Unknown) and found[0].done.only_at:
+                self._not_affine[replace(key, only_at=0)] = found[0].done.not_affine
+                key = replace(key, only_at=found[0].done.only_at)
             self._traces.put(key, found)
         return found
 
 
-_ONE_SIZE = "it was traced at one batch size"
+ONE_SIZE = "it was traced at one batch size"
 
 
 def _at_one_size(key: TraceKey, plan: Plan) -> TraceKey:
-    """Where a trace of the plan's batch size alone is kept."""
+    """Return where a trace of the plan's batch size alone is kept."""
     return replace(key, only_at=plan.batch_size)
 
 
 def _finding(predicted: Predicted) -> _Found:
-    """A trace with what finds the largest batch by it, if it answers for more than one."""
+    """Return a trace with what finds the largest batch by it, if it answers for more than one."""
     traced = predicted.prediction.traced
     if isinstance(traced, Unknown):
         return traced
-    return traced, None if traced.only_at else BatchFinder(traced.trace, traced.settings)
+    return traced, None if traced.done.only_at else BatchFinder(traced.trace, traced.settings)

@@ -33,14 +33,14 @@ def is_running() -> bool:
 
 
 def devices_in_use(holding: Collection[int]) -> list[int]:
-    """The CUDA devices to ask about: those that hold something known, and the current one."""
+    """List the CUDA devices to ask about: those that hold something known, and the current one."""
     if not is_running():
         return []
     return sorted({device for device in holding if device >= 0} | {torch.cuda.current_device()})
 
 
 def figures(device: int) -> Figures:
-    """The allocator's figures for a device of this process."""
+    """Read the allocator's figures for a device of this process."""
     try:
         stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
     except RuntimeError:  # an allocator of the program's own keeps none
@@ -66,7 +66,7 @@ def figures(device: int) -> Figures:
 
 @dataclass(frozen=True)
 class AllocatorKind:
-    """What kind of device it is, as CUDA says."""
+    """The kind of a device, as CUDA names it."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -74,13 +74,13 @@ class AllocatorKind:
 
 
 def kind(device: int) -> AllocatorKind:
-    """The kind of a device of this process."""
+    """Read the kind of a device of this process."""
     found = torch.cuda.get_device_properties(device)
     return AllocatorKind(found.name, (found.major, found.minor), found.total_memory)
 
 
 def device_uuid(device: int) -> str:
-    """``GPU-…`` as NVML writes it; empty where this version of torch (before 2.4) or this maker's device has none."""
+    """Return ``GPU-…`` as NVML writes it; empty where this torch (before 2.4) or this maker's device has none."""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     try:
         return f"GPU-{UUID(str(found))}"

@@ -16,13 +16,13 @@ from gpumem_tui.probe.entry import attach
 
 
 def hugging_face() -> Any:
-    """A `transformers.TrainerCallback` that attaches as training begins.
+    """Make a `transformers.TrainerCallback` that attaches as training begins.
 
     Raises:
         ImportError: transformers is not installed.
     """
 
-    def on_train_begin(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(*_: Any, **__: Any) -> None:
         attach("callback")
 
     base = import_module("transformers").TrainerCallback
@@ -30,13 +30,13 @@ def hugging_face() -> Any:
 
 
 def lightning() -> Any:
-    """A Lightning `Callback` that attaches as fitting begins; of ``lightning``, or of ``pytorch_lightning`` if in use.
+    """Make a Lightning `Callback` that attaches as fitting begins, of ``lightning`` or a ``pytorch_lightning`` in use.
 
     Raises:
         ImportError: neither is installed.
     """
 
-    def on_fit_start(self: Any, trainer: Any, module: Any) -> None:
+    def on_fit_start(*_: Any) -> None:
         attach("callback")
 
     package = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"

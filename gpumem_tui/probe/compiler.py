@@ -37,7 +37,7 @@ def passed_over(function: _T) -> _T:
 
 
 def uncompiled(function: Callable[..., _T]) -> Callable[..., _T]:
-    """The function, run with the compiler off, so that nothing that it calls is looked at either."""
+    """Wrap a function to run with the compiler off, so that nothing that it calls is looked at either."""
 
     @functools.wraps(function)
     def run(*args: Any) -> _T:

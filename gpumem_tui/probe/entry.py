@@ -33,7 +33,7 @@ def attach(how: str = "call") -> str:
         torch = sys.modules.get("torch")
         late = torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False)
 
-        def install(torch: object) -> None:
+        def install(_: object) -> None:
             _install(how, late)
 
         after_import("torch", install)

@@ -1,32 +1,261 @@
 """The files by which a watched process and its viewers talk: their names, whose they must be, how they are replaced.
 
-Standard library only, Python 3.9. Both sides run this code.
+A publishing folder is opened once and then never looked up by its path again: the viewer may be root, and whoever owns
+the folder may be hostile. Standard library only, Python 3.9: probes and viewers run this code.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Collection
+import re
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from types import TracebackType
 
-from gpumem_tui.probe.folder import Folder
-from gpumem_tui.probe.folder import WireError as WireError  # that of everything read from these files
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PARENT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_IN_ANOTHER_ROOT = re.compile(r"(.*?/proc/\d+/root)(/.+)")
+_MOST_LINKS = 40
+"""Links that are followed in one path, as many as the kernel follows (path_resolution(7))."""
+
+
+class WireError(ValueError):
+    """What was read is not what a probe of this schema writes; the message says why, for a person."""
+
+
+class Folder:
+    """An open folder that belongs to one user and is closed to all others.
+
+    Whoever may write into its parent can put a link or another folder in its place at any moment. So the folder is
+    opened once, the descriptor is checked, and all files are opened, replaced and removed by their names relative to
+    that descriptor. A link in the place of a file is never followed.
+
+    A folder of a container (``/proc/PID/root/…``) is looked up below the container's root: its absolute links, which
+    the kernel would follow from our own root, do not lead out of it.
+
+    Args:
+        owners: the users whom it, and every file read from it, may belong to; None: whoever owns the folder.
+
+    Raises:
+        WireError: it is a link, not a directory, somebody else's, or open to others.
+        OSError: it is not there or cannot be reached.
+    """
+
+    def __init__(self, path: Path, owners: Collection[int] | None) -> None:
+        self.path = path
+        self._descriptor = _open(path)
+        try:
+            found = os.fstat(self._descriptor)
+            if owners is not None and found.st_uid not in owners:
+                raise WireError(f"{path} belongs to user {found.st_uid}")
+            if found.st_mode & 0o077:
+                raise WireError(f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):o}, wanted 700)")
+        except WireError:
+            os.close(self._descriptor)
+            raise
+        self.owner = found.st_uid
+        self.identity = (found.st_dev, found.st_ino)
+        self._owners = (found.st_uid,) if owners is None else owners
+
+    def close(self) -> None:
+        """Let it go; nothing works after."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def names(self) -> list[str]:
+        """List the names in the folder.
+
+        Raises:
+            OSError: it cannot be listed.
+        """
+        return os.listdir(self._descriptor)
+
+    def status(self, name: str) -> os.stat_result:
+        """Return size, times and kind of what has that name; of a link itself.
+
+        Raises:
+            OSError: it is not there.
+        """
+        return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a file, return its descriptor; with O_CREAT it must not be there yet, and is its owner's alone.
+
+        Raises:
+            OSError: it cannot be opened; ELOOP if it is a link.
+        """
+        exclusive = os.O_EXCL if flags & os.O_CREAT else 0
+        return os.open(name, flags | exclusive | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._descriptor)
+
+    @contextmanager
+    def opened(self, name: str, limit_bytes: int) -> Iterator[FileIO]:
+        """Open a regular file of one of the owners to be read.
+
+        Raises:
+            WireError: it is a link, not a regular file, somebody else's, writable by others, or over `limit_bytes`.
+            OSError: it is not there or cannot be read.
+        """
+        try:
+            descriptor = self.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise WireError(f"{name} is a link") from error
+            raise
+        with FileIO(descriptor) as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise WireError(f"{name} is not a regular file")
+            if found.st_uid not in self._owners:
+                raise WireError(f"{name} belongs to user {found.st_uid}")
+            if found.st_mode & 0o022:
+                raise WireError(f"{name} can be written by other users (mode {stat.S_IMODE(found.st_mode):o})")
+            if found.st_size > limit_bytes:
+                raise WireError(f"{name} has {found.st_size} bytes, more than {limit_bytes}")
+            yield file
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """Read the bytes of such a file.
+
+        Raises:
+            WireError, OSError: as `opened`.
+        """
+        with self.opened(name, limit_bytes) as file:
+            return file.read(limit_bytes) or b""
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Replace a file as a whole: a reader sees the old content or the new. It is given to the folder's owner.
+
+        Raises:
+            OSError: the folder cannot be written or is full.
+        """
+        temporary = f".{name}.{os.getpid()}"
+        self.remove(temporary)  # left by a write that was interrupted
+        try:
+            with FileIO(self.open(temporary, os.O_WRONLY | os.O_CREAT), "w") as file:
+                if os.fstat(file.fileno()).st_uid != self.owner:
+                    os.fchown(file.fileno(), self.owner, -1)
+                left = memoryview(content)
+                while left:
+                    left = left[file.write(left) or 0 :]
+            self.rename(temporary, name)
+        except OSError:
+            with suppress(OSError):
+                self.remove(temporary)
+            raise
+
+    def rename(self, before: str, after: str) -> None:
+        """Give a file another name.
+
+        Raises:
+            OSError: as of `os.rename`.
+        """
+        os.rename(before, after, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there.
+
+        Raises:
+            OSError: it is a folder, or the folder cannot be written.
+        """
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+
+def _open(path: Path) -> int:
+    """Open a folder, return its descriptor; a link is none.
+
+    Raises:
+        WireError: something else has that name.
+        OSError: it is not there or cannot be reached.
+    """
+    inside = _IN_ANOTHER_ROOT.fullmatch(os.fspath(path))
+    if inside is None:
+        return _open_itself(path, os.fspath(path), None)
+    root = os.open(inside[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _open_below(path, root, inside[2])
+    finally:
+        os.close(root)
+
+
+def _open_itself(path: Path, name: str, parent: int | None) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            os.stat(name, dir_fd=parent, follow_symlinks=False)  # raises where one above it is no folder
+            raise WireError(f"{path} is not a directory") from error
+        raise
+
+
+def _open_below(path: Path, root: int, inner: str) -> int:
+    """Open a folder as a process with that root directory sees it. Links above the folder are followed, not its own."""
+    for _ in range(_MOST_LINKS):
+        *parents, name = os.path.normpath(inner).strip("/").split("/")
+        parent, instead = _descend(root, parents)
+        if instead:
+            inner = os.path.join(instead, name)
+            continue
+        try:
+            return _open_itself(path, name, parent)
+        finally:
+            os.close(parent)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _descend(root: int, names: list[str]) -> tuple[int, str]:
+    """Open one folder after the other below `root`.
+
+    Returns:
+        The descriptor of the last one; or, where one of them is a link, the path from the root to take instead.
+    """
+    current = os.dup(root)
+    for place, name in enumerate(names):
+        try:
+            following = os.open(name, _PARENT, dir_fd=current)
+        except OSError as error:
+            try:
+                target = os.readlink(name, dir_fd=current) if error.errno in (errno.ENOTDIR, errno.ELOOP) else ""
+            except OSError:
+                target = ""
+            finally:
+                os.close(current)
+            if not target:
+                raise
+            return -1, os.path.join("/", *names[:place], target, *names[place + 1 :])
+        os.close(current)
+        current = following
+    return current, ""
+
+
+# The files in it
 
 SITE_DIRECTORY = Path(__file__).resolve().parent / "site"
 """First on PYTHONPATH, it puts the probe into every Python process that a command starts. Nothing else is needed."""
 
 
 def default_directory() -> Path:
-    """Where probes of this user publish: ``$GPUMEM_TUI_DIR``, else ``/tmp/gpumem-tui-UID``.
+    """Return the folder that probes of this user publish in: ``$GPUMEM_TUI_DIR``, else ``/tmp/gpumem-tui-UID``.
 
     Not the run-time directory: that vanishes at logout while a training run in tmux lives on.
     """
-    return Path(os.environ.get("GPUMEM_TUI_DIR") or f"/tmp/gpumem-tui-{os.getuid()}")
+    return Path(os.environ.get("GPUMEM_TUI_DIR") or f"/tmp/gpumem-tui-{os.getuid()}")  # noqa: S108 - checked by `Folder`
 
 
 def start_ticks(pid: int | str = "self") -> int:
-    """When a process started, in clock ticks since boot: with its pid, a name that is never used twice.
+    """Read when a process started, in clock ticks since boot: with its pid, a name that is never used twice.
 
     Raises:
         OSError: no such process.
@@ -40,57 +269,44 @@ def start_ticks(pid: int | str = "self") -> int:
         raise WireError(f"/proc/{pid}/stat cannot be understood") from None
 
 
+class _Named:
+    """The path of one of a process's files, by the ending of its name."""
+
+    def __init__(self, ending: str) -> None:
+        self.ending = ending
+
+    def __get__(self, files: Files, kind: type[Files] | None = None) -> Path:
+        return files.directory / f"{files.pid}-{files.start_ticks}.{self.ending}"
+
+
 @dataclass(frozen=True)
 class Files:
-    """The files of one watched process."""
+    """The files of one watched process.
+
+    Attributes:
+        attached: left by whoever put the probe into a process that ran already: before it trains there is nothing else.
+    """
 
     directory: Path
     pid: int
     start_ticks: int
 
-    @property
-    def ring(self) -> Path:
-        return self._path("ring")
-
-    @property
-    def model(self) -> Path:
-        return self._path("model.json")
-
-    @property
-    def look(self) -> Path:
-        return self._path("look.json")
-
-    @property
-    def oom(self) -> Path:
-        return self._path("oom.json")
-
-    @property
-    def error(self) -> Path:
-        return self._path("error.json")
-
-    @property
-    def exit(self) -> Path:
-        return self._path("exit.json")
-
-    @property
-    def control(self) -> Path:
-        return self._path("control")
-
-    @property
-    def attached(self) -> Path:
-        """Left by whoever put the probe into a process that ran already: before it trains there is nothing else."""
-        return self._path("attached")
+    ring = _Named("ring")
+    model = _Named("model.json")
+    look = _Named("look.json")
+    oom = _Named("oom.json")
+    error = _Named("error.json")
+    exit = _Named("exit.json")
+    control = _Named("control")
+    attached = _Named("attached")
 
     def all(self) -> tuple[Path, ...]:
-        """Every file that may exist."""
+        """Return every file that may exist."""
         return (self.ring, self.model, self.look, self.oom, self.error, self.exit, self.control, self.attached)
-
-    def _path(self, ending: str) -> Path:
-        return self.directory / f"{self.pid}-{self.start_ticks}.{ending}"
 
     @classmethod
     def of_ring(cls, path: Path) -> Files:
-        """The files beside a ring.
+        """Return the files of the process that a ring is named after.
 
         Raises:
             WireError: the name is no ring's.
@@ -111,7 +327,7 @@ def check_directory(path: Path, owners: Collection[int]) -> None:
 
 
 def read_private(path: Path, limit_bytes: int, owners: Collection[int]) -> bytes:
-    """The bytes of a file of one of `owners`, in a private folder of one of them.
+    """Read the bytes of a file of one of `owners`, in a private folder of one of them.
 
     Raises:
         WireError, OSError: as `Folder` and `Folder.read`.

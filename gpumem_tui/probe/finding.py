@@ -1,7 +1,7 @@
 """Finds what a process trains, and which of its memory is parameters, gradients and optimizer state.
 
-Optimizers make themselves known as they step, modules as they are made (`modules`). Everything is held weakly: what the
-program drops is gone.
+Optimizers make themselves known as they step, modules as they are made; where the probe came in later than they, they
+are searched for. Everything is held weakly, and nothing between two searches: what the program drops is gone.
 """
 
 from __future__ import annotations
@@ -9,16 +9,203 @@ from __future__ import annotations
 import gc
 import math
 import sys
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from inspect import CO_NEWLOCALS, CO_OPTIMIZED
+from itertools import chain
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
-from gpumem_tui.probe.modules import Modules, modules_and_optimizers_in, search_running
-from gpumem_tui.step.walking import gradients_of, memory_of, outermost, parameters_of, state_of
+from gpumem_tui.probe.compiler import passed_over
+from gpumem_tui.probe.wire import TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
+from gpumem_tui.step.sites import is_own
+from gpumem_tui.step.walking import gradients_of, instances_of, memory_of, outermost, parameters_of, state_of
+
+_CHUNK = 2_000
+_LONGEST = 10_000
+"""Containers with more elements are data, not models: a search from the running functions leaves them out."""
+
+_SIZED = {list, dict, tuple, set, frozenset}
+_PASSED = (type, ModuleType, BuiltinFunctionType, CodeType, FrameType, TracebackType, torch.Tensor)
+
+
+class Modules:
+    """The modules that are known.
+
+    A module becomes known when a parameter, a buffer or a part is put into it, or when it is copied or read from a
+    file: both go through `nn.Module.__setstate__`.
+
+    Attributes:
+        changed: modules, parts or parameters came since this was last set to False.
+    """
+
+    def __init__(self) -> None:
+        self.changed = False
+        self._known: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._undo: list[Any] = []
+
+    def follow(self) -> bool:
+        """Learn of every module that is made from now on; whether that can be done.
+
+        Costs half a microsecond a parameter of a module's making.
+        Compiled code that sets a buffer traces what is called for that too, and finds nothing to do.
+        """
+        is_compiling = getattr(torch.compiler, "is_compiling", None)
+        if is_compiling is None:  # before torch 2.3: compiled code would be broken in two
+            return False
+        known, numbers = self._known, self._known.data  # type: ignore[attr-defined]
+
+        def put(module: nn.Module, name: str, *_: Any) -> None:
+            if is_compiling():
+                return
+            if id(module) not in numbers:
+                known[id(module)] = module
+                self.changed = True
+            elif name not in module._parameters and name not in module._buffers:
+                self.changed = True
+
+        def put_part(module: nn.Module, *_: Any) -> None:
+            if is_compiling():
+                return
+            known[id(module)] = module
+            self.changed = True
+
+        before = nn.Module.__setstate__
+
+        def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807  it stands in for the method
+            before(module, state)  # type: ignore[no-untyped-call]
+            put_part(module)
+
+        passed_over(put)
+        passed_over(put_part)
+        nn.Module.__setstate__ = passed_over(__setstate__)  # type: ignore[method-assign]
+        self._undo = [
+            register_module_parameter_registration_hook(put).remove,
+            register_module_buffer_registration_hook(put).remove,
+            register_module_module_registration_hook(put_part).remove,
+            lambda: _restore(__setstate__, before),
+        ]
+        return True
+
+    def leave(self) -> None:
+        """Learn of no more."""
+        while self._undo:
+            self._undo.pop()()
+
+    def add(self, modules: Iterable[nn.Module]) -> None:
+        """Make these known."""
+        for module in modules:
+            if id(module) not in self._known:
+                self._known[id(module)] = module
+                self.changed = True
+
+    def alive(self) -> list[nn.Module]:
+        """All that are known and not gone; one that is being made just now is left out."""
+        modules = (ref() for ref in self._known.valuerefs())
+        return [module for module in modules if module is not None and "_modules" in module.__dict__]
+
+
+def _restore(ours: Any, before: Any) -> None:
+    if nn.Module.__setstate__ is ours:  # else somebody has put something over it, and goes on calling it
+        nn.Module.__setstate__ = before  # type: ignore[method-assign]
+
+
+def modules_and_optimizers_in(objects: list[Any]) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+    """Pick the modules and optimizers among objects."""
+    modules, optimizers = instances_of(nn.Module, objects), instances_of(torch.optim.Optimizer, objects)
+    return modules, [optimizer for optimizer in optimizers if "param_groups" in optimizer.__dict__]
+
+
+def search_running(budget_s: float) -> tuple[list[nn.Module], list[torch.optim.Optimizer], bool]:
+    """Find what can be reached from the functions that run in any thread and from the main program's globals.
+
+    Much faster than `modules_and_optimizers_in(gc.get_objects())` where a program has millions of objects. Nothing that
+    belongs to the program is called: references are followed as the garbage collector follows them.
+
+    Args:
+        budget_s: the search ends after this time, whether it is through or not.
+
+    Returns:
+        The modules, the optimizers, and whether the search came to its end.
+    """
+    deadline = time.perf_counter() + budget_s
+    seen: set[int] = set()
+    modules: list[nn.Module] = []
+    optimizers: list[torch.optim.Optimizer] = []
+    queue = _entrances()
+    while queue:
+        if time.perf_counter() > deadline:
+            return modules, optimizers, False
+        chunk, queue = queue[:_CHUNK], queue[_CHUNK:]
+        more_modules, more_optimizers = modules_and_optimizers_in(chunk)
+        modules += more_modules
+        optimizers += more_optimizers
+        new = {id(thing): thing for thing in gc.get_referents(*_entered(chunk)) if id(thing) not in seen}
+        seen.update(new)
+        queue += [thing for thing in new.values() if _may_lead_on(thing)]
+    return modules, optimizers, True
+
+
+def _may_lead_on(thing: Any) -> bool:
+    kind = type(thing)
+    if kind in _SIZED:
+        return len(thing) <= _LONGEST
+    return gc.is_tracked(thing) and not issubclass(kind, _PASSED)
+
+
+def _entered(things: list[Any]) -> list[Any]:
+    """Return what to follow references from: of a function only what it closes over, not all of the file it is in."""
+    return [thing.__closure__ if type(thing) is FunctionType else thing for thing in things]
+
+
+def _entrances() -> list[Any]:
+    """List the main program's globals, and each running function's locals, with its globals if it is not torch's."""
+    found: dict[int, Any] = {}
+    main = sys.modules.get("__main__")
+    if main is not None:
+        found[id(main.__dict__)] = main.__dict__
+    values: list[Any] = []
+    frame: FrameType | None
+    innermost: FrameType | None
+    for innermost in sys._current_frames().values():
+        frame = innermost
+        while frame is not None:
+            if not str(frame.f_globals.get("__name__")).startswith("gpumem_tui."):
+                if is_own(frame.f_code.co_filename):
+                    found[id(frame.f_globals)] = frame.f_globals
+                values += _locals(frame)
+            frame = frame.f_back
+    frame = innermost = None  # this very frame was among them: it would live until the garbage collector comes by
+    return [*found.values(), *(value for value in values if _may_lead_on(value))]
+
+
+def _locals(frame: FrameType) -> list[Any]:
+    """List what a function's local variables hold now.
+
+    Before Python 3.13 asking makes a dictionary that lives as long as the frame, and keeps alive what the function
+    drops: it is emptied again. A function that calls `locals()` may have that very dictionary, and is left out.
+    """
+    code: CodeType = frame.f_code
+    if not code.co_flags & CO_NEWLOCALS or not code.co_flags & CO_OPTIMIZED or "locals" in code.co_names:
+        return []
+    held = frame.f_locals
+    values = list(held.values())
+    if sys.version_info < (3, 13):
+        held.clear()
+    return values
+
+
+# What is trained
 
 _FEW_BLOCKS = 1_000_000
 """Memory blocks of Python's (`sys.getallocatedblocks`) up to which all objects can be gone through in about 30 ms."""
@@ -56,7 +243,7 @@ class FoundTraining:
         return [tensor for tensors in self.state.values() for tensor in tensors]
 
     def holdings(self) -> dict[int, Holdings]:
-        """Bytes by device. A storage counts once, where it is met first.
+        """Sum the bytes by device. A storage counts once, where it is met first.
 
         What an optimizer knows comes before what modules do: torch.compile makes modules that hold everything.
         """
@@ -116,7 +303,7 @@ class Finder:
         self._known.leave()
 
     def register(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped for the first time."""
+        """Take note of an optimizer that has stepped for the first time."""
         self._optimizers.add(optimizer)
         self._stale = True
 
@@ -127,6 +314,7 @@ class Finder:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have stepped, or were found, and are alive."""
         return list(self._optimizers)
 
     @property
@@ -136,7 +324,7 @@ class Finder:
 
     @property
     def untrained(self) -> list[nn.Module]:
-        """The same of the trees of which nothing is trained."""
+        """Root modules without any trained parameter."""
         return _alive(self._untrained)
 
     def update(self) -> None:
@@ -181,7 +369,7 @@ class Finder:
         ]
 
     def trained(self) -> FoundTraining:
-        """What is trained, as it is now."""
+        """Collect what is trained, as it is now."""
         parameters = {id(parameter): parameter for parameter in self._parameters()}
         more: dict[int, torch.Tensor] = {}
         buffers: list[torch.Tensor] = []
@@ -210,7 +398,7 @@ def _is_trained(root: nn.Module, optimized: set[int]) -> bool:
 
 
 def parameters_in(root: nn.Module) -> Iterator[torch.Tensor]:
-    """The parameters of a whole tree, also where its class answers `parameters()` in a way of its own."""
+    """Iterate over the parameters of a whole tree, also where its class answers `parameters()` in a way of its own."""
     return nn.Module.parameters(root)
 
 
@@ -224,3 +412,68 @@ def _without_copies(roots: list[nn.Module]) -> list[nn.Module]:
             known |= held
             kept.append(root)
     return kept
+
+
+# What is trained, for viewers
+
+_MOST_PARAMETERS = 20_000
+
+
+def describe_models(roots: Iterable[nn.Module]) -> list[TrainedModel]:
+    """Describe what is trained, parameter by parameter. Nothing is copied from a device."""
+    found: list[TrainedModel] = []
+    for root in roots:
+        named = list(nn.Module.named_parameters(root))
+        parameters = tuple(
+            TrainedParameter(
+                name=name,
+                shape=tuple(parameter.shape),
+                dtype=str(parameter.dtype).replace("torch.", ""),
+                trained=parameter.requires_grad,
+            )
+            for name, parameter in named[:_MOST_PARAMETERS]
+        )
+        found.append(TrainedModel(name=_name(root), parameters=parameters, truncated=len(named) > _MOST_PARAMETERS))
+    return found
+
+
+def describe_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[TrainedOptimizer]:
+    """Describe the optimizers and the options of their first groups."""
+    return [
+        TrainedOptimizer(
+            name=_name(optimizer),
+            parameters=sum(len(group["params"]) for group in optimizer.param_groups),
+            options={key: value for key, value in optimizer.param_groups[0].items() if _is_plain(value)},
+        )
+        for optimizer in optimizers
+        if optimizer.param_groups
+    ]
+
+
+def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Module]) -> list[Untrained]:
+    """Sum what untrained trees hold, by class and device. A storage counts once, and not if a trained tree has it."""
+    counted = {storage._cdata for root in trained for _, storage in _storages(root)}
+    sizes: dict[tuple[str, int], int] = {}
+    for root in untrained:
+        for device, storage in _storages(root):
+            if storage._cdata not in counted:
+                counted.add(storage._cdata)
+                key = _name(root), device
+                sizes[key] = sizes.get(key, 0) + storage.nbytes()
+    return [Untrained(name=name, device=device, bytes=size) for (name, device), size in sizes.items() if size]
+
+
+def _storages(root: nn.Module) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    return (memory for tensor in chain(parameters_in(root), nn.Module.buffers(root)) for memory in memory_of(tensor))
+
+
+def _name(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, str))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.probe.documents import HeldPlace, KeptPlace, LookedDevice
+from gpumem_tui.probe.wire import HeldPlace, KeptPlace, LookedDevice
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
@@ -52,7 +52,7 @@ class StepHistory:
 
     @property
     def phase(self) -> Phase:
-        """Where the step is."""
+        """The phase that the step is in."""
         return self._phases[-1][2]
 
     @property
@@ -61,44 +61,44 @@ class StepHistory:
         return len(self._events)
 
     def existing(self, size_bytes: int, bucket: Bucket | None = None, site: Site | None = None) -> int:
-        """Something that was there before the step; returns its number."""
+        """Add something that was there before the step; return its number."""
         self._allocations.append(_Allocation(size_bytes, site or Site(), _BEFORE, 0, bucket=bucket))
         return len(self._allocations) - 1
 
     def allocate(self, size_bytes: int, time_s: float, site: Site | None = None, recomputed: bool = False) -> int:
-        """An allocation, `time_s` after the step began; returns its number. `recomputed`: forward, within backward."""
+        """Add an allocation, `time_s` after the step began; return its number. `recomputed`: a forward in backward."""
         made = len(self._events)
         self._events.append((time_s, size_bytes))
         self._allocations.append(_Allocation(size_bytes, site or Site(), made, len(self._phases) - 1, recomputed))
         return len(self._allocations) - 1
 
     def release(self, number: int, time_s: float) -> None:
-        """The end of an allocation."""
+        """End an allocation."""
         self._allocations[number].released = len(self._events)
         self._events.append((time_s, -self._allocations[number].size_bytes))
 
     def enter(self, phase: Phase, time_s: float) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         if phase is not self.phase:
             self._phases.append((len(self._events), time_s, phase))
 
     def end_step(self) -> None:
-        """A step ends; what follows is the next one's."""
+        """End a step; what follows is the next one's."""
         self._step_ends.append(len(self._events))
 
     def tag(self, number: int, bucket: Bucket) -> None:
-        """Say what an allocation is. Later calls for the same one change nothing."""
+        """Say what bucket an allocation is in. Later calls for the same one change nothing."""
         allocation = self._allocations[number]
         allocation.bucket = allocation.bucket or bucket
 
     def own(self, number: int, module: str) -> None:
-        """Whose an allocation is, where it is not known in which module it was made. The first word stands."""
+        """Say whose an allocation is, if the module that made it is not known. The first call decides."""
         allocation = self._allocations[number]
         if not allocation.site.module:
             allocation.site = replace(allocation.site, module=module)
 
     def result(self, device: int, device_uuid: str) -> LookedDevice:
-        """The peak and what it was made of."""
+        """Work out the peak and what it was made of."""
         peak, peak_bytes = self._peak()
         at_peak = [a for a in self._allocations if a.made <= peak and (a.released is None or a.released > peak)]
         buckets: dict[str, int] = defaultdict(int)
@@ -119,7 +119,7 @@ class StepHistory:
         )
 
     def kept(self) -> dict[Site, list[int]]:
-        """The sizes of what a step allocated at each place and has not released; called at the end of a step.
+        """Return the sizes of what each step left behind, by place; called at the end of a step.
 
         Of the steps before the last each must keep something at the same place: a buffer that is made once is no
         growth, and of several steps the one counts that keeps least. Parameters, gradients and optimizer state are
@@ -147,14 +147,14 @@ class StepHistory:
         return left
 
     def live_bytes(self) -> int:
-        """What lives at the end."""
+        """Sum what lives at the end."""
         return sum(allocation.size_bytes for allocation in self._allocations if allocation.released is None)
 
     def _before_bytes(self) -> int:
         return sum(allocation.size_bytes for allocation in self._allocations if allocation.made == _BEFORE)
 
     def _peak(self) -> tuple[int, int]:
-        """The event after which most bytes live (`_BEFORE` if that is the start), and how many."""
+        """Find the event after which most bytes live (`_BEFORE` if that is the start), and how many do."""
         live = highest = self._before_bytes()
         found = _BEFORE
         for event, (_, change) in enumerate(self._events):
@@ -164,7 +164,7 @@ class StepHistory:
         return found, highest
 
     def _bucket(self, allocation: _Allocation) -> Bucket:
-        """An untagged allocation's bucket follows from when it was made and released, see `untagged_bucket`.
+        """Return an allocation's bucket: untagged, by when it was made and released (`untagged_bucket`).
 
         What was there before the step is unexplained. What was made before forward, and was still there when it began,
         is batch data.
@@ -189,7 +189,7 @@ class StepHistory:
         return next(number for number in range(len(self._phases) - 1, -1, -1) if self._phases[number][0] <= event)
 
     def _timeline(self) -> list[tuple[float, int]]:
-        """Live bytes over time: of each of the equal parts of the step its highest point, so the peak stays."""
+        """Thin live bytes over time out to the highest point of each equal part of the step, so that the peak stays."""
         live = self._before_bytes()
         highest: dict[int, tuple[float, int]] = {-1: (0.0, live)}
         end_s = self._events[-1][0] if self._events else 0.0
@@ -203,7 +203,7 @@ class StepHistory:
 
 
 def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptPlace]:
-    """What `StepHistory.kept` found on a device, the largest first."""
+    """List what `StepHistory.kept` found on a device, the largest first."""
     rows = [
         KeptPlace(
             device=device,
@@ -220,7 +220,7 @@ def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptPlace]:
 
 
 def _listed(places: dict[_Place, list[int]]) -> list[HeldPlace]:
-    """The places that hold most; of the others, one row for each bucket and age."""
+    """List the places that hold most; of the others, one row for each bucket and age."""
     ordered = sorted(places.items(), key=lambda item: -sum(item[1]))
     rows = ordered[:LISTED_PLACES]
     rest: dict[_Place, list[int]] = defaultdict(list)

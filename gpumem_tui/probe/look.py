@@ -15,12 +15,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
-from gpumem_tui.probe.between import BetweenSteps
 from gpumem_tui.probe.compiler import invisible, uncompiled
-from gpumem_tui.probe.cuda_history import HistoryRecorder
-from gpumem_tui.probe.documents import LookAnswer, LookedDevice
 from gpumem_tui.probe.finding import FoundTraining
-from gpumem_tui.probe.operators import OperatorRecorder
+from gpumem_tui.probe.recorders import BetweenSteps, HistoryRecorder, OperatorRecorder
+from gpumem_tui.probe.wire import LookAnswer, LookedDevice
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.sites import SiteFinder
@@ -67,7 +65,7 @@ class Look:
         self._backward_ended = backward_ended
         self._started = time.perf_counter()
         self._step_s = 0.0
-        self._recorder: HistoryRecorder | OperatorRecorder | BetweenSteps | None = None
+        self._recorder: HistoryRecorder | BetweenSteps | None = None
         self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._answer: LookAnswer | None = None
         self._steps = 0
@@ -96,7 +94,8 @@ class Look:
             devices = allocator.devices_in_use(self._find().holdings())
             self._recorder = HistoryRecorder(names, devices, follows or compiled, follows)
         elif compiled:
-            self._recorder = BetweenSteps(f"{_COMPILED}; shown is what was found as the step ended")
+            why = f"{_COMPILED}; shown is what was found as the step ended"
+            self._recorder = BetweenSteps(dict.fromkeys(("peak", "phases", "kept"), why))
         else:
             self._recorder = self._operators(roots, follows)
         if not follows:
@@ -131,14 +130,14 @@ class Look:
             return reason
         self._active = True
         self._enter(self._first_phase)
-        if not isinstance(self._recorder, BetweenSteps):
+        if self._recorder.records:
             self._tag()
         if parts:
             self._follow_phases(parts)
         return ""
 
     def _record_from_forward(self, parts: set[int]) -> Callable[..., None]:
-        """A hook that begins to record with the first forward."""
+        """Make a hook that begins to record with the first forward."""
 
         def begin(module: nn.Module, arguments: Any) -> None:
             begun = self._active or self._failure or self.is_over
@@ -152,7 +151,7 @@ class Look:
         return begin
 
     def optimizer_stepped(self) -> None:
-        """An optimizer's step has ended; whether that ends the step of training is another question."""
+        """Take note that an optimizer's step has ended, which need not end the step of training."""
         self._in_step, self._has_stepped = False, True
         if in_backward() and self._first_phase is Phase.BATCH:
             self._enter(Phase.BACKWARD)
@@ -162,7 +161,7 @@ class Look:
         return self._optimizer() is optimizer or bool(self._problem())
 
     def step_ended(self, step: int) -> LookAnswer | None:
-        """A step has ended: what it was, after the first; what each leaves behind, after the last; else None."""
+        """End a step. Return what the first was, after the last also what each leaves behind, else None."""
         self._steps += 1
         self._in_step = self._has_stepped = False
         if self._steps == 1:
@@ -178,7 +177,7 @@ class Look:
             return self.abandon(problem or "no module's forward came before backward")
         self._tag()
         recorder.end_step()
-        self.is_over = self._steps == _STEPS or isinstance(recorder, BetweenSteps)
+        self.is_over = self._steps == _STEPS or not recorder.records
         if self._answer is None:
             self._answer = self._document(recorder.result(), dict(recorder.unavailable))
             if recorder.events > _MOST_FOLLOWED:
@@ -200,13 +199,13 @@ class Look:
         return self._document([], {"look": reason})
 
     def stop(self) -> bool:
-        """Leave the process as it was; whether that could be done, else try again later."""
+        """Leave the process as it was. Return whether that could be done; if not, try again later."""
         self._active = False
         self._hooks.close()
         return self._recorder is None or self._recorder.stop()
 
     def disarm(self) -> None:
-        """See and do nothing any more. What was put in place stays, without effect: all that a forked child may do."""
+        """Do nothing any more. What was put in place stays, without effect: a forked child may do no more than that."""
         self._active = False
         if self._recorder is not None:
             self._recorder.active = False
@@ -240,7 +239,7 @@ class Look:
             self._recorder.own((name, tensor) for name, tensor in self._owned(trained) if _is_whole(tensor))
 
     def _owned(self, trained: FoundTraining) -> Iterator[tuple[str, torch.Tensor]]:
-        """What each module holds itself, with the gradients and the optimizer state of its parameters."""
+        """Yield what each module holds itself, with the gradients and the optimizer state of its parameters."""
         for name, ref in self._parts:
             module = ref()
             if module is None:
@@ -293,7 +292,7 @@ class Look:
         self._hooks.callback(mark_backward(uncompiled(begins), uncompiled(ended), invisible))
 
     def _enter(self, phase: Phase, batch: Any = (), gradients: Iterable[torch.Tensor] = ()) -> None:
-        """A phase begins, with this batch, and with these gradients, which may be gone before the step ends.
+        """Begin a phase, with this batch, and with these gradients, which may be gone before the step ends.
 
         What fails here ends the look, not the step: arguments can be anything.
         """

@@ -19,9 +19,8 @@ import torch
 from gpumem_tui import host_memory
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import uncompiled
-from gpumem_tui.probe.documents import PostMortem
 from gpumem_tui.probe.finding import Holdings
-from gpumem_tui.probe.wire import CPU, Record
+from gpumem_tui.probe.wire import CPU, PostMortem, Record
 from gpumem_tui.step.sites import is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -93,7 +92,7 @@ class BlackBox:
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
-        """The interpreter keeps an uncaught error before it calls `sys.excepthook`, which may have been replaced."""
+        """Report the error that the interpreter keeps, as `sys.excepthook` may have been replaced."""
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and id(error) != self._uncaught and not _is_interactive():
             self.process_failed(error, error.__traceback__)
@@ -119,7 +118,7 @@ class BlackBox:
         call_later(observe)  # raises into the program's first use of CUDA what `observe` raises
 
     def allocation_failed(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
-        """The allocator gives up on a request; the program may yet catch the error."""
+        """Write down a request that the allocator gives up on; the program may yet catch the error."""
         if time.monotonic() - self._last_at < _CAUGHT_EVERY_S:
             return
         frame = sys._getframe(1)
@@ -137,7 +136,7 @@ class BlackBox:
         )
 
     def process_failed(self, error: BaseException, trace: TracebackType | None) -> None:
-        """An error ends the process."""
+        """Write down the error that ends the process."""
         self._uncaught = id(error)
         self._guarded(
             lambda: self._publish_error(type(error).__name__, str(error)[:_MESSAGE_LENGTH], _failing_line(trace))
@@ -170,7 +169,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised from or while handling, and what a group of them holds; each once."""
+    """Yield an error, what it was raised from or while handling, and what a group of them holds; each once."""
     waiting, seen = [error], {id(error)}
     for _ in range(_LONGEST_CHAIN):
         if not waiting:
@@ -190,80 +189,63 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
 
 
-def _document(
-    state: LastState,
-    device: int | None,
-    requested_bytes: int | None,
-    device_total_bytes: int | None,
-    device_free_bytes: int | None,
-    source: str = "",
-    is_rounded: bool = False,
-) -> PostMortem:
-    cuda = device if device is not None and device >= 0 and allocator.is_running() else None
-    figures = allocator.figures(cuda) if cuda is not None else allocator.UNKNOWN
-    figure = {name: None if value < 0 else value for name, value in asdict(figures).items()}
-    kind = allocator.kind(cuda) if cuda is not None else None
-    if kind is not None and device_total_bytes is None:
-        device_total_bytes = kind.total_bytes
-    held = state.holdings.get(-1 if device is None else device, Holdings())
-    return PostMortem(
+def _document(state: LastState, device: int | None, **more: Any) -> PostMortem:
+    """Make the document of this moment, with the allocator's figures where there is one.
+
+    Args:
+        more: what else is known, by the names of `PostMortem`.
+    """
+    held = state.holdings.get(CPU if device is None else device, Holdings())
+    document = PostMortem(
         step=state.step,
         wall_ns=time.time_ns(),
         device=device,
-        device_uuid=allocator.device_uuid(cuda) if cuda is not None else "",
-        device_name=kind.name if kind is not None else "",
-        compute_capability=kind.compute_capability if kind is not None else None,
-        requested_bytes=requested_bytes,
-        requested_is_rounded=is_rounded,
-        device_total_bytes=device_total_bytes,
-        device_free_bytes=device_free_bytes,
-        source=source,
-        message="",
         buckets={
             "parameters": held.parameters_bytes,
             "gradients": held.gradients_bytes,
             "optimizer": held.optimizer_bytes,
         },
-        allocated_bytes=figure["allocated_bytes"],
-        reserved_bytes=figure["reserved_bytes"],
-        peak_allocated_bytes=figure["peak_allocated_bytes"],
-        peak_reserved_bytes=figure["peak_reserved_bytes"],
-        retries=figure["retries"],
-        ooms=figure["ooms"],
-        inactive_split_bytes=figure["inactive_split_bytes"],
-        requested_live_bytes=figure["requested_bytes"],
-        fatal=False,
         samples=tuple(record.as_json() for record in state.samples),
+        **more,
+    )
+    if device is None or device < 0 or not allocator.is_running():
+        return document
+    figures = {name: None if value < 0 else value for name, value in asdict(allocator.figures(device)).items()}
+    kind, total_bytes = allocator.kind(device), document.device_total_bytes
+    return replace(
+        document,
+        device_uuid=allocator.device_uuid(device),
+        device_name=kind.name,
+        compute_capability=kind.compute_capability,
+        device_total_bytes=kind.total_bytes if total_bytes is None else total_bytes,
+        requested_live_bytes=figures.pop("requested_bytes"),
+        **figures,  # type: ignore[arg-type]  # each is a figure or None
     )
 
 
 def _document_of_message(state: LastState, text: str) -> PostMortem:
-    """Of an error without a record, what its message says: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
+    """Make the document of an error by its message: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
     device = re.search(r"GPU (\d+)", text)
     return _document(
         state,
-        device=int(device[1]) if device else None,
+        int(device[1]) if device else None,
         requested_bytes=_size(rf"Tried to allocate {_SIZE}", text),
+        requested_is_rounded=True,
         device_total_bytes=_size(rf"total capacity of {_SIZE}", text),
         device_free_bytes=_size(rf"of which {_SIZE} is free", text),
-        is_rounded=True,
     )
 
 
 def _host_document(state: LastState, text: str) -> PostMortem:
-    """Of an error that says that host memory ran out. How much of that is free depends on whom one asks, so what the
-    process holds and what binds it is told instead."""
-    requested = _HOST_MEMORY.search(text)
-    document = _document(
+    """Make the document of an error that says that host memory ran out.
+
+    How much of that is free depends on whom one asks, so it has what the process holds and what binds it instead.
+    """
+    requested, limit = _HOST_MEMORY.search(text), host_memory.limit()
+    return _document(
         state,
-        device=CPU,
+        CPU,
         requested_bytes=int(requested[1]) if requested else None,
-        device_total_bytes=None,
-        device_free_bytes=None,
-    )
-    limit = host_memory.limit()
-    return replace(
-        document,
         resident_bytes=host_memory.resident_bytes(),
         limit_bytes=None if limit is None else limit.bytes,
         limit_owner="" if limit is None else limit.owner,
@@ -276,7 +258,7 @@ def _size(pattern: str, text: str) -> int | None:
 
 
 def _failing_line(trace: TracebackType | None) -> str:
-    """``file:line`` of the innermost frame of the program in a traceback."""
+    """Return ``file:line`` of the innermost frame of the program in a traceback."""
     found = ""
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
@@ -287,7 +269,7 @@ def _failing_line(trace: TracebackType | None) -> str:
 
 
 def _calling_line(frame: FrameType | None) -> str:
-    """``file:line`` of the innermost frame of the program that is running; empty in autograd's threads."""
+    """Return ``file:line`` of the innermost frame of the program that is running; empty in autograd's threads."""
     while frame is not None:
         path = frame.f_code.co_filename
         if is_own(path):

@@ -22,7 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.probe import allocator, wire
 from gpumem_tui.probe.compiler import invisible, uncompiled
-from gpumem_tui.probe.documents import (
+from gpumem_tui.probe.files import WireError, read_private, write_document
+from gpumem_tui.probe.finding import Finder, Holdings, describe_models, describe_optimizers, describe_untrained
+from gpumem_tui.probe.oom import BlackBox, LastState
+from gpumem_tui.probe.ring import Ring
+from gpumem_tui.probe.steps import StepCount
+from gpumem_tui.probe.wire import (
     MAX_REQUEST_BYTES,
     LookAnswer,
     PostMortem,
@@ -31,12 +36,6 @@ from gpumem_tui.probe.documents import (
     decode_request,
     encode_document,
 )
-from gpumem_tui.probe.files import WireError, read_private, write_document
-from gpumem_tui.probe.finding import Finder, Holdings
-from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
-from gpumem_tui.probe.oom import BlackBox, LastState
-from gpumem_tui.probe.ring import Ring
-from gpumem_tui.probe.steps import StepCount
 
 if TYPE_CHECKING:
     from gpumem_tui.probe.look import Look
@@ -96,7 +95,7 @@ class Probe:
         steps, monotonic = self._steps, time.monotonic
         boundary = uncompiled(self._boundary)
 
-        def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             key = id(optimizer)
             if key == steps.current:
                 steps.run += 1
@@ -115,16 +114,16 @@ class Probe:
     # What torch, the interpreter and the allocator call
 
     def _boundary(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step ended, and it is new or something is due."""
+        """Do what is due after an optimizer's step, or get to know a new optimizer."""
         self._guarded(lambda: self._at_boundary(optimizer))
 
     def _end(self) -> None:
-        """The interpreter exits."""
+        """Publish the last sample as the interpreter exits."""
         self._guarded(self._publish_end, though_off=True)
         self._due = math.inf
 
     def _begin_in_child(self) -> None:
-        """This is a forked child. What has been published is the parent's, and so are the files and a look."""
+        """Start over in a forked child: what has been published is the parent's, and so are the files and a look."""
         self._lock = threading.Lock()  # another thread of the parent's may have held the other one
         self._pid, self._is_child = os.getpid(), True
         self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
@@ -191,7 +190,7 @@ class Probe:
             self._queue_after_backward(optimizer)
 
     def _queue_after_backward(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer steps inside of backward, as others may after it: the step ends with that."""
+        """Sample when backward has ended: the optimizer steps inside of it, as others may after it."""
         stepped = weakref.ref(optimizer)
 
         def at_end() -> None:
@@ -352,7 +351,7 @@ class Probe:
             ring.looking(request)
 
     def _end_look(self, look: Look, optimizer: torch.optim.Optimizer | None) -> None:
-        """A step may have ended that is looked at; None: the step of an optimizer within backward has."""
+        """End the look's step if this optimizer's step ends it; None: that of an optimizer within backward does."""
         if not look.is_over:
             if optimizer is not None and not look.ends_with(optimizer):
                 return

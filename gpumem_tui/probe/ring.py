@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gpumem_tui.launchers import ranks_here
 from gpumem_tui.probe import wire
-from gpumem_tui.probe.files import Files, default_directory, start_ticks
-from gpumem_tui.probe.folder import Folder
+from gpumem_tui.probe.files import Files, Folder, default_directory, start_ticks
 
 _LONGEST_JOB = 100
 """Characters of a job's name that are kept."""
@@ -126,21 +126,16 @@ def _this_process(files: Files, entry: str) -> wire.Process:
 
 
 def _ranks() -> tuple[int | None, int | None, int | None]:
-    """Rank, local rank and world size: as torch.distributed says, else as a launcher put them into the environment."""
+    """Return rank, local rank and world size, as torch.distributed says, else as a launcher's environment does."""
     distributed = sys.modules.get("torch.distributed")
-    local_rank = _number("LOCAL_RANK")
+    place = ranks_here(os.environ)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), local_rank, distributed.get_world_size()
-    return _number("RANK"), local_rank, _number("WORLD_SIZE")
-
-
-def _number(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else None
+        return distributed.get_rank(), place.local_rank, distributed.get_world_size()
+    return place.rank, place.local_rank, place.world_size
 
 
 def _job() -> str | None:
-    """The job's name, as Slurm (man sbatch) or torchrun (torch.distributed.elastic, "Environment Variables") says.
+    """Return the job's name by Slurm (man sbatch) or torchrun (torch.distributed.elastic, "Environment Variables").
 
     Without a rendezvous that has an id, torchrun writes "none".
     """

@@ -45,7 +45,7 @@ class StepCount:
         return id(optimizer) in self._fired
 
     def fire(self, key: int) -> bool:
-        """The hook of the optimizer with this `id` fires; False, and nothing counted, if it was never met."""
+        """Count a call of the hook of the optimizer with this `id`; return False if it was never met."""
         self._settle()
         if key not in self._fired:
             return False
@@ -53,7 +53,7 @@ class StepCount:
         return True
 
     def register(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer fires its hook for the first time."""
+        """Take note of an optimizer that fires its hook for the first time."""
         self._settle()
         key = id(optimizer)
         self._fires_per_step[key] = _nested_steps(optimizer)
@@ -61,7 +61,7 @@ class StepCount:
         self.current, self.run = key, 1
 
     def recheck(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer fires its hook: does it do so more often within a step by now? The count goes on from here.
+        """Look whether the optimizer fires its hook more often within a step by now; the count goes on from here.
 
         What fired since the last check stays counted as it was: which of it was twice cannot be told any more.
         """
@@ -73,7 +73,7 @@ class StepCount:
             self._fired[key] = 1
 
     def forget(self, key: int) -> None:
-        """An optimizer is gone; its `id` may come back as another's. The count stands."""
+        """Forget an optimizer that is gone, as its `id` may come back as another's. The count stands."""
         self._settle()
         if self.current == key:
             self.current = 0
@@ -105,7 +105,7 @@ class StepCount:
 
 
 def _nested_steps(optimizer: torch.optim.Optimizer) -> int:
-    """How many calls of this optimizer's `step` are on the stack."""
+    """Count the calls of this optimizer's `step` on the stack."""
     found = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,8 +1,9 @@
-"""The ring: one fixed-size file for each watched process, written round and round by its probe.
+"""What a probe publishes: the ring of samples, the documents beside it, and the requests that a viewer makes.
 
-A header that says who writes, then slots of one record for each device and sample. The writer never waits for a
-reader. What reads a ring must expect garbage: every decoder raises `WireError`. The files around it are in `files`,
-the documents beside it in `documents`. Standard library only, Python 3.9.
+The ring is one fixed-size file for each watched process, written round and round by its probe: a header that says who
+writes, then slots of one record for each device and sample. The writer never waits for a reader. Documents are JSON
+with a schema's number; a field with a default is one that probes of an earlier version do not write. Viewers read both
+by these classes (`gpumem_tui.watch.documents`), checked by their annotations. Standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -13,11 +14,320 @@ import struct
 import uuid
 from binascii import crc32
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from gpumem_tui.probe.documents import LARGEST, SCHEMA, flat_from_json, json_object
+from gpumem_tui.memory import Breakdown
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.step import CPU as CPU  # the number of host memory in records
+
+SCHEMA = 1
+MAX_DOCUMENT_BYTES = 16 << 20
+MAX_REQUEST_BYTES = 4096
+LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """In an annotation: the least that a number may be. An integer may be `LARGEST` at most."""
+
+    value: int
+
+
+Count = Annotated[int, AtLeast(0)]
+Seconds = Annotated[float, AtLeast(0)]
+DeviceNumber = Annotated[int, AtLeast(-1)]
+"""Number of a CUDA device as its process has it, or `CPU`."""
+
+
+# What is trained
+
+
+@dataclass(frozen=True)
+class TrainedParameter:
+    """One parameter of a model. `shape` is the whole one where the tensor is sharded over ranks."""
+
+    name: str
+    shape: tuple[Count, ...]
+    dtype: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A module tree of which something is trained. `name` is its class; `truncated`: more than fit are left out."""
+
+    name: str
+    parameters: tuple[TrainedParameter, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class TrainedOptimizer:
+    """One optimizer. `options` are the plain values of its first parameter group: ``lr``, ``fused``, ..."""
+
+    name: str
+    parameters: Count
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """What untrained module trees of one class hold of one device: a frozen teacher, a moving average.
+
+    `bytes` are of parameters and buffers that no trained tree holds too.
+    """
+
+    name: str
+    device: DeviceNumber
+    bytes: Count
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``.model.json``: what is trained; replaced when that changes. `models` is empty if no module was found.
+
+    `complete` is False where the probe came in late and has not yet seen all of the process: modules may be missing.
+    """
+
+    models: tuple[TrainedModel, ...]
+    optimizers: tuple[TrainedOptimizer, ...]
+    untrained: tuple[Untrained, ...] = ()
+    complete: bool = True
+    step: Count = 0
+    wall_ns: Count = 0
+
+
+# A deep look
+
+
+@dataclass(frozen=True)
+class HeldPlace:
+    """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
+
+    `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. What was
+    there before the step (`before_step`) has no line; its module is the one whose parameter or buffer it is, or whose
+    parameter's gradient or optimizer state.
+    """
+
+    bucket: str
+    operator: str
+    module: str
+    source: str
+    bytes: Count
+    allocations: Count
+    before_step: bool = False
+
+    def place(self, by: Literal["module", "source"]) -> str:
+        """Return its module or source line, for a person; in brackets why there is none."""
+        if by == "module":
+            return self.module or "(no module known)"
+        return self.source or ("(allocated before this step)" if self.before_step else "(no line known)")
+
+
+@dataclass(frozen=True)
+class LookedDevice:
+    """One device during the looked step.
+
+    Attributes:
+        device, device_uuid: as in `Record`.
+        peak_bytes: the highest sum of live bytes during the step; on CUDA what the allocator calls allocated.
+        buckets: the bytes at that moment by bucket; their sum is `peak_bytes`.
+        held: the same, by place, the largest first. What is too small to list is one row a bucket and
+            age with no place, last.
+        timeline: (seconds since the step began, live bytes), thinned out, the peak kept.
+        phases: (seconds since the step began, phase that begins).
+        peak_s: when the peak was, in seconds since the step began.
+    """
+
+    device: DeviceNumber
+    device_uuid: str
+    peak_bytes: Count
+    buckets: dict[str, Count]
+    held: tuple[HeldPlace, ...]
+    timeline: tuple[tuple[Seconds, Count], ...]
+    phases: tuple[tuple[Seconds, str], ...]
+    peak_s: Seconds
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The buckets, typed."""
+        return Breakdown.from_json(self.buckets)
+
+
+@dataclass(frozen=True)
+class KeptPlace:
+    """What each step allocates at one place and has not released two steps later: a leak, if memory grows by it.
+
+    `bytes` and `allocations` are of one step: the least that any of the followed steps kept there. Parameters,
+    gradients and optimizer state are left out. Texts as in `HeldPlace`.
+    """
+
+    device: DeviceNumber
+    operator: str
+    module: str
+    source: str
+    bytes: Count
+    allocations: Count
+
+
+@dataclass(frozen=True)
+class LookAnswer:
+    """``.look.json``: the answer to a `ViewerRequest` of kind ``look``. Written twice: see `kept`.
+
+    Attributes:
+        request: the request's number.
+        step: the step that was looked at, counted as in `Record`.
+        step_s: how long it took, the recording included.
+        method: ``allocator history`` (CUDA), ``operators`` (CPU), ``tensors found after the step`` (compiled, CPU), or
+            empty if nothing was recorded.
+        devices: empty if nothing was recorded.
+        kept: what every step leaves behind, the largest first. None as long as the two steps that follow the looked one
+            have not ended, when the document is written again; or for ever, with a reason in `unavailable`.
+        unavailable: reasons by what they concern: ``look`` if there is none at all; ``module``, ``phases``,
+            ``peak``, ``kept``; ``allocator`` where there is none; ``events`` if there were too many; ``sum`` if the
+            allocator counts more.
+    """
+
+    request: Count
+    step: Count
+    step_s: Seconds
+    method: str
+    devices: tuple[LookedDevice, ...]
+    unavailable: dict[str, str]
+    kept: tuple[KeptPlace, ...] | None = None
+    wall_ns: Count = 0
+
+
+# How it ended
+
+
+@dataclass(frozen=True)
+class PostMortem:
+    """``.oom.json``: the last time memory ran out.
+
+    Attributes:
+        device, device_uuid: as in `Record`; device is None if the error did not say.
+        requested_bytes: of the allocation that failed; None if unknown. `requested_is_rounded`: read from a message.
+        device_total_bytes, device_free_bytes: as CUDA said then; None if unknown.
+        source: ``file.py:line`` of the program, empty if unknown.
+        message: the error's text, at most 2,000 characters; empty if only the allocator spoke. Viewers keep its first
+            line.
+        buckets: parameters, gradients, optimizer on that device, at that moment.
+        allocated_bytes, reserved_bytes, ...: the allocator's figures at that moment; None without an allocator. What
+            `allocated_bytes` exceeds the buckets by is activations, batch data, temporary and other.
+        fatal: whether the error ended the process (True), or was seen when it was raised and may have been caught.
+        device_name: as CUDA calls it; empty if unknown. compute_capability: (major, minor); None if unknown.
+        resident_bytes, limit_bytes, limit_owner: of an error of host memory: what the process held of it (``VmRSS``),
+            by how much it is bound, and whose limit that is, as `host_memory.MemoryLimit`; None and empty where that
+            is not known.
+        samples: the last records, oldest first, as `Record.as_json`.
+    """
+
+    step: Count
+    wall_ns: Count
+    device: int | None
+    buckets: dict[str, Count]
+    fatal: bool = False
+    device_uuid: str = ""
+    device_name: str = ""
+    compute_capability: tuple[Count, Count] | None = None
+    device_total_bytes: Count | None = None
+    device_free_bytes: Count | None = None
+    requested_bytes: Count | None = None
+    requested_is_rounded: bool = False
+    source: str = ""
+    message: str = ""
+    allocated_bytes: Count | None = None
+    reserved_bytes: Count | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    retries: Count | None = None
+    ooms: Count | None = None
+    inactive_split_bytes: Count | None = None
+    requested_live_bytes: Count | None = None
+    resident_bytes: Count | None = None
+    limit_bytes: Count | None = None
+    limit_owner: str = ""
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The buckets, typed."""
+        return Breakdown.from_json(self.buckets)
+
+
+@dataclass(frozen=True)
+class UncaughtError:
+    """``.error.json``: the uncaught exception. `error` is its class, `source` the line as in `PostMortem`."""
+
+    step: Count
+    wall_ns: Count
+    error: str
+    message: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """``.exit.json``: how the process ended, written by `gpumem-tui run`, not by the probe.
+
+    Attributes:
+        exit_code, signal: the one that is not None tells; both are None where that could not be learned.
+        killed_for_memory: the kernel killed it because memory ran out.
+        resident_bytes, limit_bytes, limit_owner: as in `PostMortem`, at the end or shortly before.
+    """
+
+    wall_ns: Count
+    exit_code: int | None
+    signal: int | None
+    killed_for_memory: bool
+    resident_bytes: Count | None
+    limit_bytes: Count | None
+    limit_owner: str
+
+
+# How it is written and read
+
+
+@dataclass(frozen=True)
+class ViewerRequest:
+    """What a viewer asks of the probe; it answers at a step's end, in the document of the same name.
+
+    Attributes:
+        number: repeated in the answer. Larger than that of every request before.
+        kind: ``look``.
+    """
+
+    number: int
+    kind: str
+
+
+def decode_request(data: bytes) -> ViewerRequest:
+    """Read the request in a control file.
+
+    Raises:
+        WireError: the file holds no request.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise WireError(f"written by another version, this one reads {SCHEMA}")
+    number, kind = content.get("number"), content.get("kind")
+    if type(number) is not int or not 0 <= number <= LARGEST or not isinstance(kind, str):
+        raise WireError(f"request {number!r:.80} of kind {kind!r:.80}")  # to Python True is an int
+    return ViewerRequest(number, kind)
+
+
+def encode_document(document: object) -> bytes:
+    """Return the bytes of a document or a request, with the schema's number."""
+    content = document if isinstance(document, dict) else vars(document)
+    return json.dumps({"schema": SCHEMA, **content}, allow_nan=False, default=vars).encode()
+
+
+# The ring
+
 
 MAGIC = b"GPUMEMRB"
 HEADER_BYTES = 4096
@@ -28,15 +338,15 @@ RING_BYTES = HEADER_BYTES + SLOT_COUNT * SLOT_BYTES
 PHASES = ("", "build", "batch", "forward", "backward", "optimizer")
 """Where a training step can be; the empty one is unknown. A record holds the index."""
 
-_PREFIX = struct.Struct("<8sIIIIQQII")
-_WRITTEN_AT = 24
-_ENDED_AT = 32
-_SWITCHED_OFF_AT = HEADER_BYTES - 256
-_LOOKING_AT = _SWITCHED_OFF_AT - 8
-_COUNTER = struct.Struct("<Q")
-_RECORD = struct.Struct("<QQQQdBBhI16s13qIIQ")
-_CHECKSUM = struct.Struct("<I")
-_HAS_ALLOCATOR = 1
+PREFIX = struct.Struct("<8sIIIIQQII")
+WRITTEN_AT = 24
+ENDED_AT = 32
+SWITCHED_OFF_AT = HEADER_BYTES - 256
+LOOKING_AT = SWITCHED_OFF_AT - 8
+COUNTER = struct.Struct("<Q")
+RECORD = struct.Struct("<QQQQdBBhI16s13qIIQ")
+CHECKSUM = struct.Struct("<I")
+HAS_ALLOCATOR = 1
 
 
 @dataclass(frozen=True)
@@ -55,13 +365,13 @@ class Process:
             The same on all machines; None where the launcher says nothing, and from older probes.
     """
 
-    pid: int
-    start_ticks: int
-    started_ns: int
+    pid: Count
+    start_ticks: Count
+    started_ns: Count
     entry: str
-    rank: int | None
-    local_rank: int | None
-    world_size: int | None
+    rank: Count | None
+    local_rank: Count | None
+    world_size: Count | None
     python: str
     torch: str
     visible_devices: str | None
@@ -121,135 +431,75 @@ class Record:
     host_bytes: int = -1
 
     def as_json(self) -> dict[str, Any]:
-        """The record by field name; an unknown step time is None."""
+        """Return the record by field name; an unknown step time is None."""
         values = asdict(self)
         values["step_s"] = None if math.isnan(self.step_s) else self.step_s
         return values
 
 
-_COUNTS = tuple(field.name for field in fields(Record))[9:22]
-
-
-@dataclass(frozen=True)
-class Header:
-    """What the first bytes of a ring say.
-
-    Attributes:
-        written: records written since the ring was made; the newest has this sequence number.
-        ended_ns: wall time at which the interpreter exited; 0 while it runs, and if it was killed.
-        switched_off: why the probe switched itself off; empty if it did not.
-        looking: the number of the request for a look that is being recorded; 0 for none. A request that is neither
-            this nor answered waits for a step's end, at which the probe sees it.
-    """
-
-    process: Process
-    written: int
-    ended_ns: int
-    switched_off: str
-    looking: int = 0
+COUNTS = tuple(field.name for field in fields(Record))[9:22]
 
 
 def encode_header(process: Process) -> bytes:
-    """`HEADER_BYTES` bytes, with no record written yet. Arguments that do not fit are cut from the command's end."""
-    command = [argument[:512] for argument in process.command]
-    while True:
-        text = json.dumps(asdict(replace(process, command=tuple(command)))).encode()
-        if _PREFIX.size + len(text) <= _LOOKING_AT:
+    """Return `HEADER_BYTES` bytes, with no record written yet. Arguments that do not fit are cut from the end."""
+    others = json.dumps(asdict(replace(process, command=())))
+    left_bytes = LOOKING_AT - PREFIX.size - len(others)
+    if left_bytes < 0:
+        raise WireError("the header's texts do not fit")
+    command = []
+    for argument in process.command:
+        left_bytes -= len(json.dumps(argument[:512])) + len(", ")
+        if left_bytes < 0:
             break
-        if not command:
-            raise WireError("the header's texts do not fit")
-        command.pop()
-    prefix = _PREFIX.pack(MAGIC, SCHEMA, HEADER_BYTES, SLOT_BYTES, SLOT_COUNT, 0, 0, len(text), crc32(text))
+        command.append(argument[:512])
+    text = json.dumps(asdict(replace(process, command=tuple(command)))).encode()
+    prefix = PREFIX.pack(MAGIC, SCHEMA, HEADER_BYTES, SLOT_BYTES, SLOT_COUNT, 0, 0, len(text), crc32(text))
     return (prefix + text).ljust(HEADER_BYTES, b"\0")
 
 
-def decode_header(data: bytes) -> Header:
-    """The header at the start of `data`.
-
-    Raises:
-        WireError: it is no ring, of another schema, or damaged.
-    """
-    if len(data) < HEADER_BYTES:
-        raise WireError(f"the ring has {len(data)} bytes, less than its header")
-    magic, schema, header, slot, count, written, ended_ns, length, checksum = _PREFIX.unpack_from(data)
-    if magic != MAGIC:
-        raise WireError("not a ring")
-    if schema != SCHEMA:
-        raise WireError(f"written by another version (schema {schema}, this one reads {SCHEMA})")
-    text = data[_PREFIX.size : _PREFIX.size + length]
-    if (header, slot, count) != (HEADER_BYTES, SLOT_BYTES, SLOT_COUNT) or length > HEADER_BYTES or written > LARGEST:
-        raise WireError("the ring's header is damaged")
-    if crc32(text) != checksum:
-        raise WireError("the ring's header is damaged")
-    switched_off = data[_SWITCHED_OFF_AT:HEADER_BYTES].rstrip(b"\0").decode(errors="ignore")
-    looking = _COUNTER.unpack_from(data, _LOOKING_AT)[0] if _PREFIX.size + length <= _LOOKING_AT else 0
-    return Header(flat_from_json(Process, json_object(text)), written, ended_ns, switched_off, looking)
-
-
 def encode_record(record: Record) -> bytes:
-    """`SLOT_BYTES` bytes, the checksum last: a slot that is half written, or no slot at all, cannot pass for one."""
+    """Return `SLOT_BYTES` bytes, the checksum last: what is half written, or no slot at all, cannot pass for one."""
     device_uuid = uuid.UUID(record.device_uuid[-36:]).bytes if record.device_uuid else bytes(16)
-    body = _RECORD.pack(
+    body = RECORD.pack(
         record.sequence,
         record.step,
         record.wall_ns,
         record.monotonic_ns,
         record.step_s,
         PHASES.index(record.phase),
-        _HAS_ALLOCATOR if record.has_allocator else 0,
+        HAS_ALLOCATOR if record.has_allocator else 0,
         record.device,
         0,
         device_uuid,
-        *(getattr(record, name) for name in _COUNTS),
+        *(getattr(record, name) for name in COUNTS),
         record.dropped,
         record.errors,
         record.host_bytes + 1,  # a slot of a probe that does not know this field has 0 here
     )
-    body = body.ljust(SLOT_BYTES - _CHECKSUM.size, b"\0")
-    return body + _CHECKSUM.pack(crc32(body))
-
-
-def decode_record(slot: bytes) -> Record:
-    """The record in one slot.
-
-    Raises:
-        WireError: the slot is empty, being written, or damaged.
-    """
-    body = slot[: SLOT_BYTES - _CHECKSUM.size]
-    if len(slot) != SLOT_BYTES or _CHECKSUM.unpack_from(slot, len(body))[0] != crc32(body):
-        raise WireError("the slot holds no whole record")
-    values = _RECORD.unpack_from(body)
-    sequence, step, wall_ns, monotonic_ns, step_s, phase, flags, device, _, raw_uuid = values[:10]
-    counts = values[10:23]
-    host_bytes = values[25] - 1
-    sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1 and host_bytes <= LARGEST
-    if not sane or math.isinf(step_s) or step_s < 0 or max(values[:4]) > LARGEST:
-        raise WireError("the slot's record makes no sense")
-    device_uuid = f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else ""
-    told = (step, wall_ns, monotonic_ns, step_s, PHASES[phase], device, device_uuid, bool(flags & _HAS_ALLOCATOR))
-    return Record(*(sequence, *told, *values[10:25], host_bytes))
+    body = body.ljust(SLOT_BYTES - CHECKSUM.size, b"\0")
+    return body + CHECKSUM.pack(crc32(body))
 
 
 def slot_offset(sequence: int) -> int:
-    """The offset in the ring of the record with a sequence number (from 1)."""
+    """Return the offset in the ring of the record with a sequence number (from 1)."""
     return HEADER_BYTES + (sequence - 1) % SLOT_COUNT * SLOT_BYTES
 
 
 def written_patch(written: int) -> tuple[int, bytes]:
-    """Offset and bytes that tell how many records there are."""
-    return _WRITTEN_AT, _COUNTER.pack(written)
+    """Return offset and bytes that tell how many records there are."""
+    return WRITTEN_AT, COUNTER.pack(written)
 
 
 def ended_patch(wall_ns: int) -> tuple[int, bytes]:
-    """Offset and bytes that tell that the interpreter exits."""
-    return _ENDED_AT, _COUNTER.pack(wall_ns)
+    """Return offset and bytes that tell that the interpreter exits."""
+    return ENDED_AT, COUNTER.pack(wall_ns)
 
 
 def looking_patch(request: int) -> tuple[int, bytes]:
-    """Offset and bytes that tell which request for a look is being recorded; 0 for none."""
-    return _LOOKING_AT, _COUNTER.pack(request)
+    """Return offset and bytes that tell which request for a look is being recorded; 0 for none."""
+    return LOOKING_AT, COUNTER.pack(request)
 
 
 def switched_off_patch(reason: str) -> tuple[int, bytes]:
-    """Offset and bytes that tell why the probe switched itself off; what does not fit is cut."""
-    return _SWITCHED_OFF_AT, reason.encode(errors="replace")[: HEADER_BYTES - _SWITCHED_OFF_AT]
+    """Return offset and bytes that tell why the probe switched itself off; what does not fit is cut."""
+    return SWITCHED_OFF_AT, reason.encode(errors="replace")[: HEADER_BYTES - SWITCHED_OFF_AT]

@@ -1,7 +1,9 @@
 """A line of ``gpumem-tui monitor --json`` back into the snapshot that it was made of.
 
 What a host writes is checked before it is used: types, sums, and that no text can move the cursor of the terminal that
-shows it. Most lines are plain and are read at once; the others are taken apart first.
+shows it. Most lines are plain and are read at once; the others are taken apart first. The types of a line are those of
+`monitor.snapshot`, with null where a reading is unknown: the contract of `monitor.report`. A key that is missing or of
+another type is an error; one that is not known here is passed over.
 """
 
 from __future__ import annotations
@@ -9,30 +11,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from types import NoneType
+from typing import Annotated, Any, Union, get_args, get_type_hints
 
 import msgspec
 
 from gpumem_tui.memory import Bucket, Ledger, Unknown
 from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.ledger import device_ledger
-from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.report import SCHEMA
-from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, HostReading, Instance, Memory, Snapshot
-from gpumem_tui.remote.line import (
-    ALERT,
-    HOST,
-    HOST_PROCESS,
-    MEMORY,
-    READ,
-    AlertLine,
-    GpuLine,
-    InstanceLine,
-    ProcessLine,
-    ReadingLine,
-    reason,
+from gpumem_tui.monitor.readings import Reading, Telemetry
+from gpumem_tui.monitor.snapshot import (
+    USUAL_RUNTIME,
+    DeviceState,
+    GpuProcess,
+    GpuReading,
+    HostProcess,
+    HostReading,
+    Instance,
+    Memory,
+    ProcessKind,
+    Snapshot,
 )
+from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.text import cleaned
 
 _ESCAPE = re.compile(rb'\\(?:u([0-9a-fA-F]{4})|["\\/])|\\')
@@ -62,11 +64,165 @@ class HostReport:
     probes: Mapping[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
 
+# ---- what a line is made of
+
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A whole number of any reading. Longer ones would be read too, and could take very long to write."""
+
+
+class LineParts:
+    """The attributes of an object of the line that make up one value.
+
+    Args:
+        kind: the value's dataclass.
+        without: fields of it that stand elsewhere.
+    """
+
+    def __init__(self, kind: type, *without: str) -> None:
+        hints = get_type_hints(kind)
+        self.names = tuple(field.name for field in fields(kind) if field.name not in without)
+        self.types = {name: _or_null(hints[name]) for name in self.names}
+        self._can_lack = frozenset(name for name in self.names if Unknown in get_args(hints[name]))
+        self._get = attrgetter(*self.names)
+
+    def of(self, body: Any) -> tuple[Any, ...]:
+        """Return the values in the order of the fields, an `Unknown` with its reason for null.
+
+        Raises:
+            ValueError: one is null that must be known, or without a reason.
+        """
+        values: tuple[Any, ...] = self._get(body)
+        if None not in values:
+            return values
+        pairs = zip(self.names, values, strict=True)
+        return tuple(self._unknown(body, name) if value is None else value for name, value in pairs)
+
+    def _unknown(self, body: Any, name: str) -> Unknown:
+        if name not in self._can_lack:
+            raise ValueError(f"{name} is null")
+        return reason(body, name)
+
+
+def reason(body: Any, name: str) -> Unknown:
+    """Return why a value of an object is null.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    if name not in body.unavailable:
+        raise ValueError(f"{name} is null without a reason")
+    return Unknown(body.unavailable[name])
+
+
+def _or_null(hint: Any) -> Any:
+    """Return the type of a reading's value, or of None."""
+    members = get_args(hint) if Unknown in get_args(hint) else (hint,)
+    kinds = [Whole if member is int else member for member in members if member is not Unknown]
+    wanted = (*kinds, NoneType)
+    return Union[wanted]  # noqa: UP007  its members are known only now
+
+
+MEMORY = LineParts(Memory)
+READ = LineParts(Telemetry)
+HOST = LineParts(HostReading)
+HOST_PROCESS = LineParts(HostProcess, "pid")
+ALERT = LineParts(Alert)
+
+
+class _Memory(msgspec.Struct):
+    """The part that GPUs and MIG instances have in common."""
+
+    total_bytes: Whole | None
+    reserved_bytes: Whole | None
+    used_bytes: Whole | None
+    free_bytes: Whole | None
+    ledger: dict[str, Whole | None] | None
+    ledger_notes: dict[str, str]
+    unavailable: dict[str, str]
+
+
+_HostProcess: Any = msgspec.defstruct("_HostProcess", list(HOST_PROCESS.types.items()))
+
+
+class ProcessLine(_HostProcess):  # type: ignore[misc]
+    """A process on a GPU."""
+
+    pid: Whole
+    kind: ProcessKind
+    instance: str
+    used_bytes: Whole | None
+    sm_percent: Whole | None
+    unavailable: dict[str, str]
+    probe: Any = None
+
+
+class InstanceLine(_Memory):
+    """A MIG instance."""
+
+    index: Whole
+    uuid: str
+    name: str
+    processes: list[ProcessLine] | None
+
+
+_Telemetry: Any = msgspec.defstruct("_Telemetry", list(READ.types.items()), bases=(_Memory,))
+
+
+class GpuLine(_Telemetry):  # type: ignore[misc]
+    """A GPU."""
+
+    index: Whole
+    uuid: str
+    name: str
+    bus_id: str
+    state: DeviceState
+    state_reason: str
+    age_s: float
+    unified: bool
+    mig: bool
+    compute_capability: tuple[Whole, Whole] | None
+    processes: list[ProcessLine] | None
+    instances: list[InstanceLine]
+
+
+_HostReading: Any = msgspec.defstruct("_HostReading", list(HOST.types.items()))
+
+
+class HostLine(_HostReading):  # type: ignore[misc]
+    """The machine around the GPUs."""
+
+    unavailable: dict[str, str]
+
+
+_Alert: Any = msgspec.defstruct("_Alert", list(ALERT.types.items()))
+
+
+class AlertLine(_Alert):  # type: ignore[misc]
+    """What is the matter."""
+
+
+class ReadingLine(msgspec.Struct):
+    """All of it."""
+
+    schema: Whole
+    time_s: float
+    problem: str
+    driver_version: str | None
+    cuda_version: str | None
+    host: HostLine
+    gpus: list[GpuLine]
+    alerts: list[AlertLine]
+    unavailable: dict[str, str]
+    runtime: str = USUAL_RUNTIME
+
+
+# ---- from a line to a snapshot
+
 _DECODER = msgspec.json.Decoder(ReadingLine)
 
 
 def decoded(line: bytes) -> HostReport:
-    """The reading of a line.
+    """Return the reading of a line.
 
     Raises:
         OtherSchema: it is of a program with another schema, or lacks what this one needs.
@@ -80,7 +236,7 @@ def decoded(line: bytes) -> HostReport:
 
 
 def _read_at_once(line: bytes) -> ReadingLine | None:
-    """None where a text has to be cleaned, or to say what is wrong."""
+    """Read a plain line; None where a text has to be cleaned, or to say what is wrong."""
     if not line.isascii() or b"\x7f" in line or not all(map(_shows, _escapes(line))):
         return None
     try:
@@ -95,7 +251,7 @@ def _escapes(line: bytes) -> Iterator[re.Match[bytes]]:
 
 
 def _shows(escape: re.Match[bytes]) -> bool:
-    """Whether what is written as an escape is printable."""
+    """Return whether what is written as an escape is printable."""
     return chr(int(escape[1], 16)).isprintable() if escape[1] else len(escape[0]) > 1
 
 
@@ -127,6 +283,7 @@ def _snapshot(body: ReadingLine) -> Snapshot:
         gpus=tuple(map(_gpu, body.gpus)),
         host=HostReading(*HOST.of(body.host)),
         problem=body.problem,
+        runtime=body.runtime,
     )
 
 
@@ -164,7 +321,7 @@ def _instance(body: InstanceLine) -> Instance:
 
 
 def _memory(body: GpuLine | InstanceLine) -> Reading[Memory]:
-    """Its parts; where the whole is unknown, so is its total."""
+    """Make memory of its parts; where the whole is unknown, so is its total."""
     return reason(body, "total_bytes") if body.total_bytes is None else Memory(*MEMORY.of(body))
 
 
@@ -188,7 +345,7 @@ def _process(body: ProcessLine) -> GpuProcess:
 def _ledger(
     body: GpuLine | InstanceLine, memory: Reading[Memory], processes: Reading[tuple[GpuProcess, ...]]
 ) -> Reading[Ledger[GpuProcess]]:
-    """Made of its memory and its processes, with what the host says of who holds the rest."""
+    """Make a ledger of memory and processes, with what the host says of who holds the rest."""
     if body.ledger is None:
         return reason(body, "ledger")
     made = device_ledger(memory, processes)
@@ -206,7 +363,7 @@ def _alert(body: AlertLine) -> Alert:
 
 
 def _probes(body: ReadingLine) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
-    """What probes say of the processes on a GPU's list."""
+    """Yield what probes say of the processes on a GPU's list."""
     for gpu in body.gpus:
         devices: list[GpuLine | InstanceLine] = [gpu, *gpu.instances]
         for device in devices:

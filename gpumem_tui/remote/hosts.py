@@ -42,7 +42,7 @@ def hosts_of(
     groups: Mapping[str, Sequence[str]] | None = None,
     slurm_job: str = "",
 ) -> tuple[RemoteHost, ...]:
-    """Every host once, in the order in which they were named.
+    """Return every host once, in the order in which they were named.
 
     Args:
         written: as on the command line: a host, a list such as ``node[01-16,20]`` or ``{a,b}.lan``, or a group's name.
@@ -66,7 +66,7 @@ def hosts_of(
 
 
 def one_host(written: str, groups: Mapping[str, Sequence[str]] | None = None) -> RemoteHost:
-    """The one host that is meant where only one can be.
+    """Return the one host that is meant where only one can be.
 
     Raises:
         OptionError: it is none, or several.
@@ -78,7 +78,7 @@ def one_host(written: str, groups: Mapping[str, Sequence[str]] | None = None) ->
 
 
 def parse_host(word: str) -> RemoteHost:
-    """A single host: ``a``, ``user@b:2222``, ``[2001:db8::7]:22``.
+    """Parse a single host: ``a``, ``user@b:2222``, ``[2001:db8::7]:22``.
 
     Raises:
         OptionError: it is none; ssh would take it for an option, for instance.
@@ -97,7 +97,7 @@ def parse_host(word: str) -> RemoteHost:
 
 
 def expanded(word: str) -> list[str]:
-    """The hosts of a list as Slurm and shells write it: ``node[01-03,7]``, ``{a,b}.lan``, ``gpu{1..4}``.
+    """Expand a list of hosts as Slurm and shells write it: ``node[01-03,7]``, ``{a,b}.lan``, ``gpu{1..4}``.
 
     Raises:
         OptionError: a bracket without its other half, a range that runs backward or is too long.
@@ -119,7 +119,7 @@ def expanded(word: str) -> list[str]:
 
 
 def _span(part: str, word: str) -> list[str]:
-    """``01-03`` as its numbers, as wide as the first one is written; anything else is itself."""
+    """Expand ``01-03`` to its numbers, as wide as the first one is written; anything else is itself."""
     if not part:
         raise OptionError(f"{word!r}: nothing between two commas or brackets")
     found = _SPAN.fullmatch(part)
@@ -143,7 +143,7 @@ def _of_file(path: Path) -> list[str]:
 
 
 def _of_line(line: str, place: str) -> list[str]:
-    """The hosts of one line.
+    """Return the hosts of one line.
 
     Raises:
         OptionError: it is none, or several; `place` says where it stands.
@@ -158,7 +158,7 @@ def _of_line(line: str, place: str) -> list[str]:
 
 
 def slurm_nodes(job: str) -> list[str]:
-    """The nodes of a Slurm job, by ``squeue --format=%N`` and ``scontrol show hostnames`` (Slurm's manual pages).
+    """Return a Slurm job's nodes, by ``squeue --format=%N`` and ``scontrol show hostnames`` (Slurm's manual pages).
 
     Raises:
         OptionError: Slurm's commands are not here, or do not know the job, or it has no node yet.

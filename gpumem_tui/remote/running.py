@@ -15,10 +15,8 @@ import msgspec
 
 from gpumem_tui import __version__
 from gpumem_tui.errors import OptionError
-from gpumem_tui.remote.explain import explained
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.link import ALIVE_S, KEEP_ALIVE, LinkLost
-from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.ssh import ALIVE_S, KEEP_ALIVE, LinkLost, SshOptions, explained, run_there
 from gpumem_tui.text import shortened
 
 COMMAND = "run-for-viewer"
@@ -31,27 +29,19 @@ LOST = 255
 
 
 def check_host(host: RemoteHost, options: SshOptions) -> None:
-    """Whether the host has this program in this version.
+    """Check that the host has this program in this version.
 
     Raises:
         LinkLost: it has not, or cannot be reached; one line.
     """
-    words = options.words(host, options.program("--version"), *KEEP_ALIVE)
     try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_FIRST_ANSWER_S, check=False,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
+        done = run_there(options.words(host, options.program("--version"), *KEEP_ALIVE), _FIRST_ANSWER_S)
+    except TimeoutError as error:
         raise LinkLost(f"no answer within {_FIRST_ANSWER_S:.0f} s") from error
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    if done.returncode:
-        said = [shortened(line.strip(), 300) for line in done.stderr.decode("utf-8", "replace").splitlines()]
-        problem, _ = explained(done.returncode, [line for line in said if line], host, options)
+    if done.code:
+        problem, _ = explained(done.code, done.errors, host, options)
         raise LinkLost(problem)
-    version = next((line.removeprefix(_VERSION) for line in lines if line.startswith(_VERSION)), "")
+    version = next((line.removeprefix(_VERSION) for line in done.lines if line.startswith(_VERSION)), "")
     if version != __version__:
         there = f"is {shortened(version, 20)}" if version else "says no version"
         raise LinkLost(f"its gpumem-tui {there}, the one here {__version__}: install the same on both")
@@ -60,7 +50,7 @@ def check_host(host: RemoteHost, options: SshOptions) -> None:
 def remote_words(
     host: RemoteHost, options: SshOptions, directory: str, command: Sequence[str], *, terminal: bool
 ) -> list[str]:
-    """The words of the ssh that runs a command there under the probe.
+    """Return the words of the ssh that runs a command there under the probe.
 
     Args:
         terminal: the command has a terminal there, which ours is the screen and the keyboard of.
@@ -71,8 +61,10 @@ def remote_words(
 
 
 def written_command(directory: str, command: Sequence[str]) -> str:
-    """A command as one word of digits and letters: quotes, backslashes, exclamation marks and line breaks mean
-    something else to each of the shells that a login there may have.
+    """Write a command as one word of digits and letters.
+
+    Quotes, backslashes, exclamation marks and line breaks mean something else to each of the shells that a login there
+    may have.
 
     >>> read_command(written_command("", ["echo", "it's!"]))
     ('', ('echo', "it's!"))
@@ -81,7 +73,7 @@ def written_command(directory: str, command: Sequence[str]) -> str:
 
 
 def read_command(written: str) -> tuple[str, tuple[str, ...]]:
-    """Directory and command, of what `written_command` made.
+    """Return directory and command of what `written_command` made.
 
     Raises:
         OptionError: something else made it.
@@ -94,7 +86,7 @@ def read_command(written: str) -> tuple[str, tuple[str, ...]]:
 
 
 def become(words: Sequence[str]) -> None:
-    """Be that ssh from here on: its terminal, its signals and its exit code are ours.
+    """Replace this process by that ssh: its terminal, its signals and its exit code are ours.
 
     Raises:
         LinkLost: it cannot be started.
@@ -121,7 +113,7 @@ def follow(words: Sequence[str]) -> int:
         with suppress(OSError):
             process.stdin.write(line)
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def hand_on(number: int, _frame: FrameType | None) -> None:
         send(_WORDS[signal.Signals(number)])
 
     before = {number: signal.signal(number, hand_on) for number in _WORDS}

@@ -10,15 +10,14 @@ from gpumem_tui import __version__
 from gpumem_tui.errors import OptionError
 from gpumem_tui.options.configuration import Options
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.link import Link, LinkLost
-from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.ssh import HostLink, LinkLost, SshOptions
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import EventError, Failed, TrialDone
 from gpumem_tui.search import verdict
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished
-from gpumem_tui.search.wire import Configured, Refused, Reply, decode_reply
+from gpumem_tui.search.wire import Configured, NotSearchable, Reply, decode_reply
 from gpumem_tui.text import shortened
-from gpumem_tui.trial.events import EventError, Failed, TrialDone
 
 COMMAND = "search-for-viewer"
 """The program's command on the host."""
@@ -44,10 +43,10 @@ class RemoteSearch:
         self.ssh = options
         self.directory = directory
         self.asked = asked
-        self._link: Link | None = None
+        self._link: HostLink | None = None
 
     def configure(self) -> Configured:
-        """What is searched there: the host chooses the GPU, reads the files and checks the options.
+        """Ask what is searched there: the host chooses the GPU, reads the files and checks the options.
 
         Raises:
             OptionError: the options are wrong there, or the program there is of another version.
@@ -55,7 +54,7 @@ class RemoteSearch:
         """
         if self._link is not None:
             self._link.end()
-        self._link = link = Link(self.host, self.ssh, self.ssh.program(COMMAND))
+        self._link = link = HostLink(self.host, self.ssh, self.ssh.program(COMMAND))
         link.send("configure", version=__version__, directory=self.directory, options=asdict(self.asked))
         deadline_s, banner, said = time.monotonic() + _FIRST_ANSWER_S, 0, ""
         while time.monotonic() < deadline_s:
@@ -75,12 +74,12 @@ class RemoteSearch:
                 here = replace(reply.config.device, host=self.host.name)
                 return replace(reply, config=replace(reply.config, device=here))
             link.end()
-            raise OptionError(f"{self.host.name}: {reply.detail if isinstance(reply, Refused) else 'no answer'}")
+            raise OptionError(f"{self.host.name}: {reply.detail if isinstance(reply, NotSearchable) else 'no answer'}")
         link.end()
         raise LinkLost(f"no answer within {_FIRST_ANSWER_S:.0f} s" + (f", but “{said}”" if said else ""))
 
     def search(self, config: SearchConfig, control: Control | None = None) -> Iterator[SearchEvent]:
-        """The events of a search there.
+        """Yield the events of a search there.
 
         Raises:
             Unusable: it cannot start there, or the connection is lost before the first trial.
@@ -107,7 +106,7 @@ class RemoteSearch:
             self._link.end()
 
     def _events(
-        self, link: Link, config: SearchConfig, control: Control, results: list[TrialDone]
+        self, link: HostLink, config: SearchConfig, control: Control, results: list[TrialDone]
     ) -> Iterator[SearchEvent]:
         link.send("search")
         cancelled_s: float | None = None
@@ -126,7 +125,7 @@ class RemoteSearch:
             event = self._decoded(line, config)
             if isinstance(event, Failed):
                 raise Unusable(replace(event, detail=f"{self.host.name}: {event.detail}"))
-            if isinstance(event, Configured | Refused):
+            if isinstance(event, Configured | NotSearchable):
                 continue
             if isinstance(event, TrialFinished):
                 results.append(event.result)
@@ -145,7 +144,7 @@ class RemoteSearch:
 class _Steered:
     """What `Control` holds and ends. A search that is over leaves the connection for the next one."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: HostLink) -> None:
         self._link = link
         self.is_over = False
 

@@ -19,15 +19,14 @@ from typing import Any
 import msgspec
 
 from gpumem_tui import __version__
-from gpumem_tui.errors import OptionError
-from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.errors import EXIT_FAILED, OptionError, own_error
 from gpumem_tui.options.configuration import Options, check_searchable, configure
-from gpumem_tui.remote.link import PATIENCE_S
+from gpumem_tui.remote.ssh import PATIENCE_S
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.runner import search
-from gpumem_tui.search.wire import Configured, Refused, Reply, encode_reply
-from gpumem_tui.trial.events import Failed
+from gpumem_tui.search.wire import Configured, NotSearchable, Reply, encode_reply
 
 _END_S = 5.0
 """For an orderly end; then the process ends all the same, and what it started with it."""
@@ -62,7 +61,7 @@ class _Requests:
         threading.Thread(target=self._read, name="requests", daemon=True).start()
 
     def next(self) -> tuple[Control, dict[str, Any]] | None:
-        """The next request and what steers it; None once the viewer has left."""
+        """Return the next request and what steers it; None once the viewer has left."""
         return self._waiting.get()
 
     def _read(self) -> None:
@@ -70,8 +69,12 @@ class _Requests:
         while select.select([self._fd], [], [], PATIENCE_S)[0] and (data := os.read(self._fd, 1 << 16)):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                with suppress(ValueError):
+                try:
                     self._take(json.loads(line))
+                except ValueError:
+                    continue
+                except Exception as error:  # noqa: BLE001  the viewer shows what this prints; the search goes on
+                    print(f"gpumem-tui: {own_error(error)}", file=sys.stderr, flush=True)
         self._control.cancel()
         self._waiting.put(None)
         time.sleep(_END_S)
@@ -90,9 +93,9 @@ class _Requests:
                 self._control.cancel()
 
 
-def _configured(words: dict[str, Any]) -> Configured | Refused:
+def _configured(words: dict[str, Any]) -> Configured | NotSearchable:
     if words.get("version") != __version__:
-        return Refused(
+        return NotSearchable(
             f"its gpumem-tui is {__version__}, the one here {words.get('version')}: install the same on both"
         )
     try:
@@ -101,11 +104,11 @@ def _configured(words: dict[str, Any]) -> Configured | Refused:
         config = configure(msgspec.convert(words["options"], Options))
         check_searchable(config)
     except OSError as error:
-        return Refused(f"--remote-directory {words['directory'] or '~'}: {error.strerror}")
+        return NotSearchable(f"--remote-directory {words['directory'] or '~'}: {error.strerror}")
     except OptionError as error:
-        return Refused(str(error))
+        return NotSearchable(str(error))
     except msgspec.ValidationError as error:
-        return Refused(f"the options cannot be read: {error}")
+        return NotSearchable(f"the options cannot be read: {error}")
     return Configured(config, os.getcwd())
 
 

@@ -1,4 +1,4 @@
-"""How hosts are reached: the words of the user's ssh, and what is called at its other end.
+"""How hosts are reached: the user's own ssh, what is called at its other end, and why it ended.
 
 What is called is taken by the login shell of the user there, whichever that is: a script is handed to ``sh`` between
 single quotes, in which POSIX shells, csh and fish all leave it as it is, so it has neither quotes of this kind, nor
@@ -7,10 +7,24 @@ backslashes, nor exclamation marks, nor more than one line.
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import selectors
 import shlex
+import subprocess
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any, Literal
 
+from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.text import shortened
 
 PROGRAM = "gpumem-tui"
 OFFERS = "gpumem-tui is offered by: "
@@ -26,6 +40,16 @@ _FIND_AND_RUN = (
     "done; exit 127"
 )
 """Runs the program from where users install it. A login shell is asked last: it may take long, or print."""
+
+ALIVE_S = 15.0
+"""How often a line goes there at least: without any for `PATIENCE_S` the program there ends."""
+PATIENCE_S = 300.0
+KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+"""A connection that is cut silently is noticed within a minute (ssh_config(5))."""
+
+
+class LinkLost(Exception):
+    """There is no connection, or none any more; one line says why."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +68,22 @@ class SshOptions:
 
     @property
     def called(self) -> str:
-        """What is called, for people."""
+        """Return what is called, for people."""
         return self.remote_command or PROGRAM
 
     def command(self, host: RemoteHost) -> list[str]:
-        """The words of the process whose lines are the host's readings."""
+        """Return the words of the process whose lines are the host's readings."""
         return self.words(host, self.program(f"monitor --json --interval {self.interval_s:g}"))
 
     def program(self, arguments: str) -> str:
-        """The program there with these arguments, for the shell there."""
+        """Return the program there with these arguments, for the shell there."""
         return f"{self.remote_command or f'{in_sh(_FIND_AND_RUN)} {PROGRAM}'} {arguments}"
 
     def words(self, host: RemoteHost, there: str, *options: str) -> list[str]:
-        """To run something there; `BatchMode` so that no question waits for an answer (ssh_config(5)).
+        """Return the words that run something there; `BatchMode`, so that no question waits for an answer.
 
         Args:
-            options: of ssh; ``-tt`` among them for a terminal there.
+            options: of ssh (ssh_config(5)); ``-tt`` among them for a terminal there.
         """
         port = [] if host.port is None else ["-p", str(host.port)]
         terminal = [] if "-tt" in options else ["-T"]
@@ -68,6 +92,376 @@ class SshOptions:
 
 
 def in_sh(script: str) -> str:
-    """A script as the first words of a command for any login shell; the words after it are its $0, $1, …."""
+    """Return a script as the first words of a command for any login shell; the words after it are its $0, $1, …."""
     assert not set(script) & set("'\\!\n"), script
     return f"sh -c '{script}'"
+
+
+# ---- why it ended (OpenSSH's ssh(1), ssh.c, sshconnect*.c)
+
+_SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
+_NOISE = ("Warning: Permanently added", "hint: ", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
+
+
+def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
+    """Say why a connection ended, with the remedy where there is one, and whether a person has to see to it.
+
+    Args:
+        code: exit code of the ssh process; negative for a signal; None where it had not ended.
+        errors: the last lines that it wrote.
+    """
+    written = "\n".join(errors)
+    by_hand = f"`ssh {'' if host.port is None else f'-p {host.port} '}{host.destination}`"
+    if code == _SSH_FAILED:
+        if "IDENTIFICATION HAS CHANGED" in written:
+            return f"its host key has changed: {by_hand} shows it; remove the old one if that is right", True
+        if "Host key verification failed" in written:
+            return f"its host key is not known: {by_hand} once shows it and asks", True
+        if "Permission denied (" in written:
+            return f"no key is accepted, and a password cannot be asked for: see that {by_hand} asks for none", True
+    last = next((line for line in reversed(errors) if not line.startswith(_NOISE)), "")
+    command = shortened(options.called, 30)
+    if code == _NOT_FOUND:
+        return _not_found(command, last, options), True
+    if code == _NOT_EXECUTABLE:
+        return f"{command} cannot be executed there: {last}", True
+    if code == _SSH_FAILED:
+        return shortened(last.removeprefix("ssh: "), 160) or "ssh failed and printed no reason", False
+    if code is None or code < 0:
+        return "ssh was ended" if code else "the connection was closed", False
+    if "No such option" in written or "No such command" in written or "invalid choice" in written:
+        return f"its gpumem-tui is of another version: {shortened(last, 120)}", True
+    return shortened(last.removeprefix("gpumem-tui: "), 160) or f"{command} ended with code {code}", False
+
+
+def _not_found(command: str, last: str, options: SshOptions) -> str:
+    if options.remote_command:
+        return f"{command} is not in its PATH: install it there, or say where with --remote-command"
+    if last.startswith(OFFERS):
+        runner = shortened(last.removeprefix(OFFERS), 30)
+        run = f"{runner} run --spec" if runner.endswith("pipx") else f"{runner} --from"
+        source = installed_from()
+        where = f", {ANYWHERE} being its wheel there" if source == ANYWHERE else " has it fetched"
+        return f"has no {PROGRAM}, but {runner}: --remote-command '{run} {source} {PROGRAM}'{where}"
+    return f"{command} is not in its PATH nor in ~/.local/bin: install it there, or say where with --remote-command"
+
+
+ANYWHERE = "WHEEL"
+"""In the place of a source that only this machine has: a folder, a file, a copy that was never installed."""
+
+
+@cache
+def installed_from(package: str = PROGRAM) -> str:
+    """Return a requirement by which another machine can get the same, as `uvx --from` takes it; else `ANYWHERE`.
+
+    What it was installed from stands in direct_url.json, which is absent where that was an index (PEP 610, "Recording
+    the Direct URL Origin of installed distributions"). Only then its name on an index is known to be its own.
+    """
+    try:
+        found = distribution(package)
+    except PackageNotFoundError:
+        return ANYWHERE
+    origin = found.read_text("direct_url.json")
+    return f"{package}=={found.version}" if origin is None else _of_url(origin)
+
+
+def _of_url(text: str) -> str:
+    """Return the requirement that a direct_url.json means.
+
+    >>> _of_url('{"url": "https://h/p.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}')
+    'git+https://h/p.git@ab12'
+    >>> _of_url('{"url": "https://h/p.whl", "archive_info": {}}'), _of_url('{"url": "file:///here", "dir_info": {}}')
+    ('https://h/p.whl', 'WHEEL')
+    """
+    origin = json.loads(text)
+    url, repository = str(origin["url"]), origin.get("vcs_info")
+    if url.startswith("file:"):
+        return ANYWHERE
+    return url if repository is None else f"{repository['vcs']}+{url}@{repository['commit_id']}"
+
+
+# ---- as a process
+
+_KEPT_LINES = 20
+_LONGEST_ERROR = 4096
+_CHUNK = 1 << 20
+_REST_S = 1.0
+"""For what stderr still holds once stdout has ended, and for the process to end after that."""
+_POLL_S = 0.5
+
+
+class SshProcess:
+    """The user's own ssh as a process whose lines are read, bounded whatever it writes.
+
+    Args:
+        longest_line: bytes.
+        most_errors: bytes that may come on stderr until `error_bytes` is set to 0 again.
+        takes_input: it has a stdin.
+
+    Attributes:
+        errors: the last lines of its stderr; `error_bytes`: how much came there since this was set to 0.
+        heard_s: when something last came on stdout (`time.monotonic`).
+
+    Raises:
+        LinkLost: it cannot be started.
+    """
+
+    def __init__(
+        self, words: Sequence[str], longest_line: int, most_errors: float = math.inf, *, takes_input: bool = False
+    ) -> None:
+        try:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.errors: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.error_bytes = 0
+        self.heard_s = time.monotonic()
+        self._longest_line, self._most_errors = longest_line, most_errors
+        self._out_fd, self._error_fd = self._process.stdout.fileno(), self._process.stderr.fileno()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._out_fd, selectors.EVENT_READ)
+        self._selector.register(self._error_fd, selectors.EVENT_READ)
+        self._buffer, self._searched = bytearray(), 0
+        self._error_rest = b""
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process is known to have ended."""
+        return self._process.poll() is not None
+
+    def write(self, line: bytes) -> None:
+        """Write to its stdin; of a connection that is gone, reading says why."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.write(line)
+
+    def read(self, timeout_s: float) -> list[bytes] | None:
+        """Return the lines that came within a time, perhaps none; None once stdout has ended.
+
+        Raises:
+            LinkLost: a line is longer than any can be, or stderr is flooded.
+        """
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
+        if self._error_fd in ready:
+            self._read_error()
+        if self._out_fd not in ready:
+            return []
+        data = os.read(self._out_fd, _CHUNK)
+        if not data:
+            self._read_last_errors()
+            return None
+        self.heard_s = time.monotonic()
+        self._buffer += data
+        return self._lines()
+
+    def _lines(self) -> list[bytes]:
+        end = self._buffer.rfind(b"\n", self._searched)
+        lines = bytes(self._buffer[:end]).split(b"\n") if end >= 0 else []
+        del self._buffer[: end + 1]
+        self._searched = len(self._buffer)
+        if max(len(self._buffer), *map(len, lines), 0) > self._longest_line:
+            raise LinkLost(f"prints a line of more than {self._longest_line >> 20} MiB, which is no reading")
+        return lines
+
+    def _read_error(self) -> bool:
+        """Keep the last lines of stderr; False at its end."""
+        data = os.read(self._error_fd, _CHUNK)
+        self.error_bytes += len(data)
+        if self.error_bytes > self._most_errors:
+            raise LinkLost(f"writes more than {self._most_errors / (1 << 20):.0f} MiB to stderr between two readings")
+        *lines, rest = (self._error_rest + data).split(b"\n")
+        self._error_rest = rest[-_LONGEST_ERROR:]
+        lines += [] if data else [self._error_rest]
+        texts = (shortened(line[:_LONGEST_ERROR].decode("utf-8", "replace").strip(), 300) for line in lines)
+        self.errors.extend(text for text in texts if text)
+        if not data:
+            self._selector.unregister(self._error_fd)
+        return bool(data)
+
+    def _read_last_errors(self) -> None:
+        """Read what stderr still holds. It need not end: with ControlPersist ssh's master keeps it."""
+        self._selector.unregister(self._out_fd)
+        until_s = time.monotonic() + _REST_S
+        while self._error_fd in self._selector.get_map() and time.monotonic() < until_s:
+            if self._selector.select(_POLL_S):
+                self._read_error()
+            elif self.has_ended:
+                return
+
+    def explained(self, host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
+        """Say why it has closed its output, and whether a person has to see to it."""
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_REST_S)
+        return explained(code, self.errors, host, options)
+
+    def terminate(self) -> None:
+        """Ask it to end; what runs on the host ends when it writes next, or by what it reads."""
+        if not self.has_ended:
+            self._process.terminate()
+
+    def end(self, orderly_s: float = 0.0) -> None:
+        """End it and wait for its end.
+
+        Args:
+            orderly_s: how long it may take to end by itself once its stdin is closed.
+        """
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(orderly_s)
+        self.terminate()
+        try:
+            self._process.wait(orderly_s or _REST_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._selector.close()
+
+
+class HostLink:
+    """A program on a host that answers lines with lines; it ends when its stdin does.
+
+    Args:
+        there: what the host's shell is to run.
+
+    Raises:
+        LinkLost: ssh cannot be started.
+    """
+
+    _LONGEST_LINE = 1 << 28
+    """Bytes: a trace has hundreds of thousands of events."""
+    _END_S = 3.0
+
+    def __init__(self, host: RemoteHost, options: SshOptions, there: str) -> None:
+        self._host, self._options = host, options
+        self._process = SshProcess(options.words(host, there, *KEEP_ALIVE), self._LONGEST_LINE, takes_input=True)
+        self._waiting: deque[bytes] = deque()
+        self._sent_s = time.monotonic()
+        self._has_ended = False
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it can still be spoken with, as far as is known."""
+        return not self._has_ended and not self._process.has_ended
+
+    def send(self, action: str, **values: Any) -> None:
+        """Send one line; of a connection that is gone, `receive` says why."""
+        self._sent_s = time.monotonic()
+        self._process.write(json.dumps({"action": action, **values}).encode() + b"\n")
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Return the next line; None if there is none in time.
+
+        Raises:
+            LinkLost: there will be none any more.
+        """
+        if self._has_ended:
+            raise LinkLost("the connection was closed")
+        if time.monotonic() - self._sent_s > ALIVE_S:
+            self.send("alive")
+        if not self._waiting:
+            lines = self._process.read(timeout_s)
+            if lines is None:
+                problem, _ = self._process.explained(self._host, self._options)
+                self.end()
+                raise LinkLost(problem)
+            self._waiting.extend(lines)
+        return self._waiting.popleft() if self._waiting else None
+
+    def end(self) -> None:
+        """End it, and with it what it has started there."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._process.end(self._END_S)
+
+
+# ---- once
+
+RemoteSignal = Literal["TERM", "KILL"]
+
+_PATIENCE_S = 30.0
+_GONE, _ANOTHER, _REFUSED = 81, 82, 83
+_SEND = (
+    f"s=$(cat /proc/$1/stat 2>/dev/null) || exit {_GONE}; "
+    "p=$1; began=$2; signal=$3; set -- ${s##*) }; "
+    "hz=$(getconf CLK_TCK); boot=$(while read -r k v; do [ $k = btime ] && echo $v; done </proc/stat); "
+    "d=$((boot + ${20} / hz - began)); "
+    f"[ $d -ge -1 ] && [ $d -le 1 ] || exit {_ANOTHER}; "
+    f"kill -s $signal $p || exit {_REFUSED}"
+)
+"""Field 22 of /proc/PID/stat, the 20th after the name, is the start in clock ticks since the boot, whose time is btime
+in /proc/stat (proc(5)); a second is allowed for, as `monitor.processes` does."""
+
+
+class NotSignalled(Exception):
+    """The process was not signalled; one line says why."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command on a host came to: its exit code, the lines that it printed, and those of its stderr."""
+
+    code: int
+    lines: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+def run_there(words: Sequence[str], timeout_s: float) -> Done:
+    """Run ssh to its end, with no stdin. Takes as long as ssh does: not for the event loop.
+
+    Raises:
+        LinkLost: it cannot be started.
+        TimeoutError: it has not ended in time.
+    """
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError from error
+    lines, errors = (text.decode("utf-8", "replace").splitlines() for text in (done.stdout, done.stderr))
+    kept = (shortened(line.strip(), 300) for line in errors)
+    return Done(done.returncode, tuple(lines), tuple(line for line in kept if line))
+
+
+def send_signal(host: RemoteHost, options: SshOptions, process: HostProcess, signal: RemoteSignal) -> None:
+    """Signal the same process there that was shown, whatever its pid means by then.
+
+    Raises:
+        NotSignalled: it has ended, its pid is another process's, it may not be signalled, ssh failed.
+    """
+    there = f"{in_sh(_SEND)} gpumem-tui {process.pid} {int(process.start_time_s)} {signal}"
+    try:
+        done = run_there(options.words(host, there), _PATIENCE_S)
+    except LinkLost as error:
+        raise NotSignalled(str(error)) from error
+    except TimeoutError as error:
+        raise NotSignalled(f"{host.name} has not answered for {_PATIENCE_S:.0f} s; see whether it was ended") from error
+    if done.code:
+        raise NotSignalled(_why_not(done, host, options, process))
+
+
+def _why_not(done: Done, host: RemoteHost, options: SshOptions, process: HostProcess) -> str:
+    which = f"pid {process.pid} on {host.name}"
+    if done.code == _GONE:
+        return f"{which} is not there any more"
+    if done.code == _ANOTHER:
+        return f"{which} is another process by now: not signalled"
+    if done.code == _REFUSED:
+        reason = shortened(done.errors[-1] if done.errors else "kill failed", 120)
+        return f"{which} of {process.user} was not signalled: {reason}"
+    problem, _ = explained(done.code, done.errors, host, options)
+    return f"{which} was not signalled: {problem}"

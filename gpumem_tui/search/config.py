@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
+from gpumem_tui.formula.records import as_run_on
 from gpumem_tui.memory import format_bytes
+from gpumem_tui.run.control import Terms
+from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search import strategy
-from gpumem_tui.search.headroom import Room
-from gpumem_tui.search.prediction import Formula
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.search.prediction import Formula, Traced
+from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -34,50 +37,103 @@ class Device:
 
     @property
     def measured_title(self) -> str:
-        """The heading over what trials report: nothing simulated is ever called measured."""
+        """Return the heading over what trials report: nothing simulated is ever called measured."""
         return "Simulated" if self.simulated else "Measured"
 
 
 @dataclass(frozen=True)
-class SearchConfig:
-    """Everything a search needs to know.
+class Room:
+    """The memory that a headroom is a share of.
 
     Attributes:
-        python: the interpreter that trials run under; this one unless told otherwise.
+        limit_bytes: a user's cap on reserved bytes; None for the whole device.
+    """
+
+    gpu: Gpu
+    limit_bytes: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the device's memory, or the cap."""
+        return self.limit_bytes or self.gpu.total_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """Return what of it the allocator cannot have, at most; a cap counts what is reserved only."""
+        beside_bytes = beside_allocator_bytes(self.gpu)
+        return max(0, beside_bytes - (self.gpu.total_bytes - self.total_bytes))
+
+    def free_bytes(self, reserved_bytes: int, device_used_bytes: int) -> int:
+        """Return what a step leaves."""
+        left = self.gpu.cuda_total_bytes - device_used_bytes
+        return left if self.limit_bytes is None else min(left, self.limit_bytes - reserved_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTerms:
+    """How a search goes about it, whatever is searched and wherever.
+
+    Attributes:
         steps: full training steps a trial runs; three show lazily made state and steady reuse.
         limit_bytes: cap on what the allocator may reserve; None for the whole device.
+        headroom: share of the GPU to leave free, which the formula does.
         ramp_step: a ramp's step; None for one that suits the prediction.
         timeout_s: a trial silent for longer than this hangs.
         target_batch: samples wanted per optimizer step over all GPUs; None for none. No trial depends on it.
-        change: to be made to a command while it is traced, as `TraceRequest` has it.
     """
 
-    workload: WorkloadSpec
-    device: Device
     strategy: strategy.Name = "guided"
-    python: str = sys.executable
     steps: int = 3
     limit_bytes: int | None = None
     headroom: float = DEFAULT_HEADROOM
     ramp_step: int | None = None
     timeout_s: float = 300.0
     target_batch: int | None = None
+
+    @property
+    def search_terms(self) -> dict[str, Any]:
+        """These fields alone, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(SearchTerms)}
+
+
+@dataclass(frozen=True)
+class SearchConfig(SearchTerms):
+    """Everything a search needs to know.
+
+    Attributes:
+        python: the interpreter that trials run under; this one unless told otherwise.
+        change: to be made to a command while it is traced, as `TraceRequest` has it.
+    """
+
+    workload: WorkloadSpec
+    device: Device
+    python: str = sys.executable
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     change: str = ""
 
     @property
     def room(self) -> Room:
-        """The memory there is to search in."""
+        """Return the memory there is to search in."""
         return Room(self.device.gpu, self.limit_bytes)
 
     @property
     def formula(self) -> Formula:
-        """The closed form of what is searched."""
+        """Return the closed form of what is searched."""
         workload = replace(self.workload, recipe=as_run_on(self.workload.recipe, self.device.gpu))
         return Formula(workload, self.room.total_bytes, self.headroom, beside_bytes=self.room.beside_bytes)
 
+    def traced(self, ready: Ready, done: TraceDone) -> Traced:
+        """Return a finished trace as a prediction for this device."""
+        return Traced(ready, done, self.device.gpu, self.limit_bytes, self.allocator)
+
+    @property
+    def terms(self) -> Terms:
+        """Return what its children run under."""
+        uuids = tuple(uuid for uuid in (self.device.uuid, *self.device.more_uuids) if uuid is not None)
+        return Terms(self.python, uuids, self.timeout_s, self.target_batch)
+
     @property
     def where(self) -> str:
-        """The device and the cap on it, in words."""
+        """Return the device and the cap on it, in words."""
         limit = f" limited to {format_bytes(self.limit_bytes)}" if self.limit_bytes is not None else ""
         return f"{'simulated ' if self.device.simulated else ''}{self.device.gpu.title}{limit}"

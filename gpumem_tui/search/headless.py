@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search import json_report, report
-from gpumem_tui.search.command import SIDE_EFFECTS
-from gpumem_tui.search.comparison import caveat
+from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
+from gpumem_tui.run.children import SIDE_EFFECTS
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Ready, TrialDone
+from gpumem_tui.search import report
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.ledger import ledger_lines, reserve_words
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
-from gpumem_tui.search.prediction import Prediction, Traced
-from gpumem_tui.search.ranges import found_line, range_line
+from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.trial.events import Ready, TrialDone
 
 
 class CommandLog:
-    """What a command prints, on stderr and marked as its own, so that stdout is the program's alone."""
+    """What a command prints, on stderr and marked as its own, so that stdout is the program's alone.
 
-    def __init__(self, config: SearchConfig, *, quiet: bool) -> None:
+    Args:
+        progress: the line that is under way on stderr, to be cleared first.
+    """
+
+    def __init__(self, config: SearchConfig, *, quiet: bool, progress: Progress | None = None) -> None:
         self._quiet = quiet or config.workload.hugging_face is not None
+        self._progress = progress or Progress()
         if config.workload.command is not None and not self._quiet:
-            print(f"gpumem-tui: {SIDE_EFFECTS}", file=sys.stderr)
+            complain(SIDE_EFFECTS, 0)
 
     def show(self, event: CommandOutput | TraceStarted) -> None:
         """Show a line that the command printed, or that it is being run again."""
         if self._quiet:
             return
-        _progress("")
+        self._progress.clear()
         if isinstance(event, TraceStarted):
-            print(f"tracing batch size {event.batch_size}", file=sys.stderr, flush=True)
+            note(f"tracing batch size {event.batch_size}")
         else:
-            print(f"  | {event.text}", file=sys.stderr, flush=True)
+            note(f"  | {event.text}")
 
 
 Advise = Callable[[SearchConfig], list[str]]
@@ -62,12 +62,10 @@ def run(
         search_function: the search, wherever it runs.
     """
     control = Control()
-    before = signal.signal(signal.SIGINT, lambda *_: control.cancel())
-    try:
-        writer = _Json(config, advise) if as_json else _Plain(config, advise)
-        return _run(search_function(config, control), config, CommandLog(config, quiet=quiet), writer)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interrupts(control.cancel):
+        printer = _Printer(config, advise, as_json=as_json)
+        log = CommandLog(config, quiet=quiet, progress=printer.progress)
+        return _run(search_function(config, control), config, log, printer)
 
 
 def show_prediction(
@@ -85,164 +83,80 @@ def show_prediction(
         ready: what traced; None if nothing did.
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
     """
-    if not as_json:
-        for line in _prediction_lines(config, prediction, ready, batch_size, by):
-            print(line)
-        return
-    body = json_report.prediction_json(config, prediction, batch_size)
-    if (steps := json_report.wanted_accumulation(config, batch_size)) is not None:
-        body["accumulation"] = json_report.accumulation_json(steps)
-    print(json.dumps(body))
+
+    def body() -> dict[str, object]:
+        return report.with_accumulation(report.prediction_json(config, prediction, batch_size), config, batch_size)
+
+    Printer(as_json=as_json).show(
+        body=body, lines=partial(report.prediction_lines, config, prediction, ready, batch_size, by)
+    )
 
 
-def _prediction_lines(
-    config: SearchConfig, prediction: Prediction, ready: Ready | None, batch_size: int, by: str | None
-) -> Iterator[str]:
-    traced = prediction.traced
-    where = report.device_line(config.device, config.limit_bytes)
-    yield report.workload_line(config.workload, traced.parameters if isinstance(traced, Traced) else 0)
-    by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
-    yield f"on {where}, {by_what}"
-    if config.workload.command is None or config.workload.command.takes_batch:
-        yield report.predicted_line(prediction)
-    yield from report.prediction_notes(prediction)
-    yield from ledger_lines(config, prediction, None, batch_size)
-    if isinstance(traced, Unknown) and (said := report.formula_fits_line(prediction.formula, batch_size)):
-        yield said
-    if isinstance(traced, Traced):
-        yield report.peak_line(traced, batch_size)
-        yield report.fits_line(config.workload, traced, batch_size)
-        if said := range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)):
-            yield said
-        if note := report.sharding_line(config.workload.recipe):
-            yield note
-        yield f"CUDA context {report.context_words(traced)}"
-        if config.device.gpu.reserves:
-            yield f"driver reserve {reserve_words(config.device.gpu)}"
-        if line := report.layers_line(traced):
-            yield line
-        yield from report.assumed_lines(traced)
-        yield from traced.notes
-        if by is not None:
-            yield f"\nthe traced peak by {by}"
-            yield from report.composition_lines(traced, batch_size, by)
-    if (steps := json_report.wanted_accumulation(config, batch_size)) is not None:
-        yield report.accumulation_line(config.workload, steps)
-
-
-def _run(events: Iterator[SearchEvent], config: SearchConfig, log: CommandLog, writer: _Json | _Plain) -> int:
-    prediction: Prediction | None = None
-    results: dict[int, TrialDone] = {}
+def _run(events: Iterator[SearchEvent], config: SearchConfig, log: CommandLog, printer: _Printer) -> int:
     verdict: Verdict | None = None
     try:
         for event in events:
-            if isinstance(event, Predicted):
-                prediction = event.prediction
-                writer.predicted(event)
-            elif isinstance(event, CommandOutput | TraceStarted):
+            if isinstance(event, CommandOutput | TraceStarted):
                 log.show(event)
-            elif isinstance(event, TrialStarted):
-                _progress(f"trial {event.number}: batch {event.batch_size} …")
-            elif isinstance(event, TrialProgress):
-                _progress(
-                    f"trial {event.number}: batch {event.batch_size}, step {event.sample.step} {event.sample.phase}"
-                )
-            elif isinstance(event, TrialFinished):
-                _progress("")
-                results[event.result.batch_size] = event.result
-                writer.trial(event, prediction)
             elif isinstance(event, SearchFinished):
                 verdict = event.verdict
+            else:
+                printer.show(event)
     except Unusable as error:
-        _progress("")
-        print(f"gpumem-tui: {error}{_without_torch(config, error)}", file=sys.stderr)
-        return error.exit_code
-    _progress("")
+        printer.progress.clear()
+        return complain(f"{error}{_without_torch(config, error)}", error.exit_code)
     assert verdict is not None, "a search ends with a verdict"
-    writer.finished(verdict, prediction, results.get(verdict.max_batch_size))
+    printer.finish(verdict)
     return verdict.exit_code
 
 
 def _without_torch(config: SearchConfig, error: Unusable) -> str:
-    """What is known all the same where no step can run for want of torch."""
+    """Return what is known all the same where no step can run for want of torch."""
     largest = config.formula.max_batch_size
     if error.kind != "torch" or isinstance(largest, Unknown):
         return ""
     return f"; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
-class _Json:
-    def __init__(self, config: SearchConfig, advise: Advise) -> None:
+class _Printer:
+    """Prints a search as it goes on. As JSON the predictions come with the result.
+
+    Attributes:
+        progress: what is under way, on stderr.
+    """
+
+    def __init__(self, config: SearchConfig, advise: Advise, *, as_json: bool) -> None:
         self._config = config
         self._advise = advise
+        self._prediction: Prediction | None = None
+        self._results: dict[int, TrialDone] = {}
+        self._output = Printer(as_json=as_json)
+        self.progress = self._output.progress
+        self._output.show(lines=lambda: report.begun_lines(config))
 
-    def predicted(self, event: Predicted) -> None:
-        """The predictions come with the result."""
+    def show(self, event: Predicted | TrialStarted | TrialProgress | TrialFinished) -> None:
+        """Print an event."""
+        match event:
+            case Predicted(prediction=prediction, ready=ready):
+                self._prediction = prediction
+                self._output.show(lines=lambda: report.predicted_lines(prediction, ready))
+            case TrialStarted():
+                self.progress.say(f"trial {event.number}: batch {event.batch_size} …")
+            case TrialProgress(sample=sample):
+                self.progress.say(f"trial {event.number}: batch {event.batch_size}, step {sample.step} {sample.phase}")
+            case TrialFinished(number=number, result=result):
+                self._results[result.batch_size] = result
+                self._output.show(
+                    body=lambda: report.trial_json(number, result, self._config.device),
+                    lines=lambda: [report.trial_line(self._config, number, result, self._prediction)],
+                )
 
-    def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
-        self._print(json_report.trial_json(event.number, event.result, self._config.device))
-
-    def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
-        advice = self._advise(self._config) if verdict.outcome == "nothing_fits" else []
-        self._print(json_report.result_json(self._config, verdict, prediction, advice))
-
-    @staticmethod
-    def _print(body: dict[str, Any]) -> None:
-        print(json.dumps(body), flush=True)
-
-
-class _Plain:
-    def __init__(self, config: SearchConfig, advise: Advise) -> None:
-        self._config = config
-        self._advise = advise
-        self._print(report.workload_line(config.workload))
-        self._print(f"on {report.device_line(config.device, config.limit_bytes)}, strategy {config.strategy}")
-
-    def predicted(self, event: Predicted) -> None:
-        self._print(f"torch {event.ready.torch_version}, profile {event.ready.profile}")
-        self._print(report.predicted_line(event.prediction))
-        for note in report.prediction_notes(event.prediction):
-            self._print(note)
-        traced = event.prediction.traced
-        if isinstance(traced, Traced) and (line := report.assumed_line(traced)):
-            self._print(line)
-
-    def trial(self, event: TrialFinished, prediction: Prediction | None) -> None:
-        self._print(report.trial_line(self._config, event.number, event.result, prediction))
-
-    def finished(self, verdict: Verdict, prediction: Prediction | None, largest: TrialDone | None) -> None:
-        if prediction is not None and largest is not None:
-            self._print("")
-            for line in ledger_lines(self._config, prediction, largest, largest.batch_size):
-                self._print(line)
-            if said := caveat(self._config, prediction.traced):
-                self._print(said)
-            if isinstance(prediction.traced, Traced):
-                self._print(report.peak_line(prediction.traced, largest.batch_size))
-            self._print("")
-        self._print(f"result: {verdict.message}")
-        verified = "verified on the simulated GPU" if self._config.device.simulated else "verified"
-        checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
-        trials = "1 trial" if verdict.trials == 1 else f"{verdict.trials} trials"
-        self._print(f"{checked}{trials}, {verdict.ooms} out of memory")
-        traced = None if prediction is None else prediction.traced
-        if self._config.device.simulated and isinstance(traced, Traced) and verdict.outcome == "found":
-            for line in filter(None, (found_line(traced, verdict.max_batch_size),)):
-                self._print(line)
-        if verdict.with_headroom is not None:
-            self._print(report.headroom_line(verdict.with_headroom))
-        if verdict.outcome == "nothing_fits":
-            for line in self._advise(self._config):
-                self._print(f"  {line}")
-        if (steps := json_report.wanted_accumulation(self._config, verdict.max_batch_size)) is not None:
-            self._print(report.accumulation_line(self._config.workload, steps))
-
-    @staticmethod
-    def _print(line: str) -> None:
-        print(line, flush=True)
-
-
-def _progress(line: str) -> None:
-    """One line on stderr that the next one overwrites; nothing where stderr is no terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+    def finish(self, verdict: Verdict) -> None:
+        """Print how the search has ended."""
+        config, prediction = self._config, self._prediction
+        advice = self._advise(config) if verdict.outcome == "nothing_fits" else []
+        largest = self._results.get(verdict.max_batch_size)
+        self._output.show(
+            body=lambda: report.result_json(config, verdict, prediction, advice),
+            lines=lambda: report.result_lines(config, verdict, prediction, largest, advice),
+        )

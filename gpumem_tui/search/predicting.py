@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Control, Unusable, converse
+from gpumem_tui.run.events import Failed, Output, Ready, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control, Unusable, converse
 from gpumem_tui.search.prediction import Prediction, Traced
-from gpumem_tui.search.process import ChildDied
-from gpumem_tui.simulator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
-from gpumem_tui.trial.events import Failed, Output, Ready, TraceDone, TraceRequest
+from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
 from gpumem_tui.workload.command import BATCH
 
 
@@ -47,9 +47,9 @@ def predict(
     control: Control | None = None,
     batch_size: int | None = None,
     not_affine: str = "",
-    watch: Callable[[CommandOutput | TraceStarted], None] = lambda event: None,
+    watch: Callable[[CommandOutput | TraceStarted], None] = lambda _event: None,
 ) -> Predicted:
-    """Both predictions, the traced one from a child process.
+    """Return both predictions, the traced one from a child process.
 
     Args:
         batch_size: where memory does not grow evenly with the batch, trace this size alone; None: do without a trace.
@@ -73,7 +73,7 @@ def predict(
 def predicting(
     config: SearchConfig, control: Control, batch_size: int | None = None, not_affine: str = ""
 ) -> Iterator[Predicted | CommandOutput | TraceStarted]:
-    """What happens while a step is traced; ends with what is predicted."""
+    """Trace a step. Yields what happens meanwhile, and last what is predicted."""
     if config.workload.command is not None:
         yield from _tracing_command(config, control, batch_size, not_affine)
         return
@@ -82,11 +82,11 @@ def predicting(
     peaks: tuple[tuple[int, int], ...] = ()
     request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
     try:
-        for event in converse(request, config, control):
+        for event in converse(request, config.terms, control):
             if isinstance(event, Ready):
                 ready = event
             elif isinstance(event, TraceDone) and ready is not None:
-                traced = Traced.of(ready, event, config.device.gpu, config.limit_bytes, config.allocator)
+                traced = config.traced(ready, event)
             elif isinstance(event, Failed):
                 traced, peaks = _untraced(event, config, ready), event.peaks
     except ChildDied as death:
@@ -104,7 +104,7 @@ def predicting(
 def _tracing_command(
     config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
 ) -> Iterator[Predicted | CommandOutput | TraceStarted]:
-    """A command is run once for each batch size that is traced.
+    """Run a command once for each batch size that is traced.
 
     Two sizes give the affine form; a third one checks it, and is the size asked for where there is one.
     """
@@ -116,7 +116,7 @@ def _tracing_command(
         yield TraceStarted(size)
         ready: Ready | None = None
         request = TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
-        for event in converse(request, config, control):
+        for event in converse(request, config.terms, control):
             if isinstance(event, Ready):
                 ready = event
             elif isinstance(event, Output):
@@ -131,9 +131,8 @@ def _tracing_command(
         if trace is None:
             done = replace(done, only_at=size, not_affine=reason)
         else:
-            flat = TraceDone.of(trace, done.seconds, done.assumed, notes=done.notes)
-            done = replace(flat, changes=done.changes, is_sharded=done.is_sharded, parameters=done.parameters)
-        return Traced.of(ready, done, config.device.gpu, config.limit_bytes, config.allocator)
+            done = replace(done, trace=trace, only_at=0)
+        return config.traced(ready, done)
 
     found: Traced | Unknown
     guess: int | None = None
@@ -182,7 +181,7 @@ def _tracing_command(
 
 
 def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready: Ready) -> int | None:
-    """Where the line through two runs' allocated peaks meets the device's capacity; None if it does not rise."""
+    """Find where the line through two runs' allocated peaks meets the device's capacity; None if it does not rise."""
     (size, peak), (other, other_peak) = peaks
     slope = (other_peak - peak) / (other - size)
     capacity = config.device.gpu.cuda_total_bytes - ready.context_bytes
@@ -196,7 +195,7 @@ def _no_python(config: SearchConfig, death: str) -> Unusable:
 
 
 def _untraced(event: Failed, config: SearchConfig, ready: Ready | None) -> Unknown:
-    """Why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU.
+    """Say why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU.
 
     A torch too old to simulate a GPU trains on a real one all the same.
     """

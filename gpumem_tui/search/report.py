@@ -1,30 +1,48 @@
-"""The search and the predictions as plain lines."""
+"""The search and the predictions as plain lines and as JSON objects: schema 1, whose keys are a public contract."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from gpumem_tui.formula.accumulation import Accumulation, tokens_per_global_batch
-from gpumem_tui.formula.parallel import cuts
+from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
+from gpumem_tui.formula.checks import cuts
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Recipe, Sharding
-from gpumem_tui.memory import Unknown, format_bytes, format_range
-from gpumem_tui.search.comparison import compared, peak_error
+from gpumem_tui.formula.weights import trained_parameters
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
+from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
+from gpumem_tui.report.tables import TextColumn, TextTable, counted
+from gpumem_tui.run.events import Outcome, Ready, TrialDone
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.headroom import WithHeadroom
-from gpumem_tui.search.ledger import signed
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.ranges import up_to
-from gpumem_tui.search.shortfall import shortfall
-from gpumem_tui.simulator.rules import NOT_EXAMINED
+from gpumem_tui.search.verdict import Verdict, WithHeadroom
+from gpumem_tui.search.words import (
+    caveat,
+    compared,
+    found_line,
+    ledger_lines,
+    peak_error,
+    range_json,
+    range_line,
+    reserve_words,
+    shortfall,
+    signed,
+    up_to,
+)
+from gpumem_tui.simulator.allocator.replay import Replay
+from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED
 from gpumem_tui.step import Phase
-from gpumem_tui.trial.events import Outcome, TrialDone
 from gpumem_tui.workload.spec import WorkloadSpec
 
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
 _COMPOSITION_LINES = 20
+_COMPOSITION = TextTable(TextColumn("bucket", 16), TextColumn("place", 32), TextColumn("size", 10, ">"))
+_FORMULA_BUCKETS = tuple(bucket for bucket in ALLOCATED_BUCKETS if bucket is not Bucket.OTHER)
 _SHARDING_NOTES: dict[Sharding, str] = {
     "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
     "zero2": "ZeRO-2: FSDP2 without resharding after forward, so between steps parameters are sharded too",
@@ -40,7 +58,11 @@ PHASE_WORDS = {
 
 
 def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
-    """The workload in one line. `parameters`: as a trace has counted them, where there is no closed form."""
+    """Return the workload in one line.
+
+    Args:
+        parameters: as a trace has counted them, where there is no closed form.
+    """
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
     if model is not None:
         packed = recipe.base_quantization != "none"  # what a trace counts then are not weights
@@ -77,7 +99,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
 
 
 def device_line(device: Device, limit_bytes: int | None = None) -> str:
-    """The device in one line, saying in words when it is simulated, and when less of it may be used."""
+    """Return the device in one line, saying in words when it is simulated, and when less of it may be used."""
     reason = f" ({device.reason})" if device.reason else ""
     kind = "SIMULATED " if device.simulated else ""
     limit = f", limited to {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
@@ -86,21 +108,21 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
 
 
 def predicted_line(prediction: Prediction) -> str:
-    """Both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
+    """Return both predicted largest batches, with the same headroom, and what the trace says of the whole device."""
     formula, traced = prediction.formula, prediction.traced
-    said = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
+    words = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
     figures = f"formula {_value(formula.max_batch_size)}, traced "
     if isinstance(traced, Unknown):
-        return f"{said}{figures}{_value(traced)}"
+        return f"{words}{figures}{_value(traced)}"
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
     if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
-        return f"{said}{figures}{whole}"
+        return f"{words}{figures}{whole}"
     free = f"with {100 * formula.headroom:g} % left free"
-    return f"{said}{free} {figures}{_value(prediction.with_headroom)}; with none free traced {whole}"
+    return f"{words}{free} {figures}{_value(prediction.with_headroom)}; with none free traced {whole}"
 
 
 def gap_line(prediction: Prediction) -> str:
-    """Why the formula's largest batch is larger than the traced one, in figures; empty where it is not."""
+    """Return why the formula's largest batch is larger than the traced one, in figures; empty where it is not."""
     formula, traced = prediction.formula, prediction.traced
     if not isinstance(traced, Traced):
         return ""
@@ -118,7 +140,7 @@ def gap_line(prediction: Prediction) -> str:
 
 
 def formula_fits_line(formula: Formula, batch_size: int) -> str:
-    """Whether the step fits by the closed form, for what is not traced; empty where there is none."""
+    """Return whether a step that is not traced fits by the closed form; empty where there is no closed form."""
     found = formula.at(batch_size)
     if isinstance(found, Unknown):
         return ""
@@ -132,23 +154,23 @@ def formula_fits_line(formula: Formula, batch_size: int) -> str:
 
 
 def prediction_notes(prediction: Prediction) -> list[str]:
-    """Why the predictions differ, and which smaller sizes do not fit although the largest does."""
+    """Return why the predictions differ, and which smaller sizes do not fit although the largest does."""
     return [line for line in (gap_line(prediction), uneven_line(prediction.traced)) if line]
 
 
 def uneven_line(traced: Traced | Unknown) -> str:
-    """Which smaller sizes do not fit although the largest does; empty where all do."""
+    """Return which smaller sizes do not fit although the largest does; empty where all do."""
     if isinstance(traced, Unknown) or isinstance(largest := traced.expected_batch_size, Unknown):
         return ""
-    if not (found := traced.too_large_below(largest)):
+    if not (too_large := traced.too_large_below(largest)):
         return ""
-    sizes = ", ".join(f"{size:,}" for size in found)
-    do = "does" if len(found) == 1 else "do"
+    sizes = ", ".join(f"{size:,}" for size in too_large)
+    do = "does" if len(too_large) == 1 else "do"
     return f"by trace {sizes} {do} not fit although {largest:,} does: the allocator's pieces differ by size"
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
-    """Whether the traced step fits on the device."""
+    """Return whether the traced step fits on the device."""
     largest = traced.max_batch_size
     verdict = f"{workload.batch_words(batch_size)} {traced.fit(batch_size)}"
     if workload.command is not None and not workload.command.takes_batch:
@@ -159,7 +181,7 @@ def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
 
 
 def peak_line(traced: Traced, batch_size: int) -> str:
-    """The moment of the traced peak: what is not held then (gradients, most often) counts nothing."""
+    """Return the moment of the traced peak. What is not held then, gradients most often, counts nothing."""
     moment = traced.at(batch_size).peak_moment
     if moment is None:
         return "the traced step allocates nothing"
@@ -169,19 +191,19 @@ def peak_line(traced: Traced, batch_size: int) -> str:
 
 
 def context_words(traced: Traced) -> str:
-    """How large the CUDA context is taken to be, and how that is known."""
-    between = traced.context_range
-    said = "" if between is None or between.is_exact else f" ({format_range(between)})"
-    return f"{format_bytes(traced.context_bytes)}{said}: {traced.context_source}"
+    """Return how large the CUDA context is taken to be, and how that is known."""
+    between = traced.ready.context_range
+    ends = "" if between is None or between.is_exact else f" ({format_range(between)})"
+    return f"{format_bytes(traced.ready.context_bytes)}{ends}: {traced.ready.context_source}"
 
 
 def sharding_line(recipe: Recipe) -> str:
-    """How a sharded step is traced, where PyTorch's engine differs from the textbook; empty where it does not."""
+    """Return how a sharded step is traced where PyTorch's engine differs from the textbook; empty elsewhere."""
     return _SHARDING_NOTES.get(recipe.sharding, "")
 
 
 def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction: Prediction | None) -> str:
-    """One trial of the log."""
+    """Return one trial of the log."""
     line = f"trial {number:>2}  batch {result.batch_size:>5}  {OUTCOME_WORDS[result.outcome]:<13}"
     if result.peak_allocated_bytes:
         line += (
@@ -197,7 +219,7 @@ def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction:
 
 
 def headroom_line(found: WithHeadroom) -> str:
-    """Which batch leaves the headroom free, how much that is, and how it is known."""
+    """Return which batch leaves the headroom free, how much that is, and how it is known."""
     share = f"the headroom of {found.share * 100:g} %"
     if not found.batch_size:
         return f"no batch leaves {share} free, by trace"
@@ -206,7 +228,7 @@ def headroom_line(found: WithHeadroom) -> str:
 
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
-    """How the micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
+    """Return how micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
     shape, gpus = workload.shape, workload.recipe.data_parallel
     passes, wanted = steps.steps * gpus, f"{steps.target_batch:,}"
     one = steps.steps == 1
@@ -224,19 +246,19 @@ def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
 
 
 def layers_line(traced: Traced) -> str:
-    """Which networks were traced in place of a deeper one; empty where it was traced itself."""
-    if not traced.traced_layers:
+    """Return which networks were traced in place of a deeper one; empty where that was traced itself."""
+    if not traced.done.traced_layers:
         return ""
-    *others, last = traced.traced_layers
+    *others, last = traced.done.traced_layers
     counts = f"{', '.join(map(str, others))} and {last}"
     return f"traced with {counts} such layers: each adds the same to the step, and the last count confirms it"
 
 
 def assumed_lines(traced: Traced) -> list[str]:
-    """The operators whose kernels' scratch is counted as none: known to take some, a line each, and not examined."""
-    known = [entry for entry in traced.assumed if entry[2] != NOT_EXAMINED]
-    unknown = [name for name, _, why in traced.assumed if why == NOT_EXAMINED]
-    lines = [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in known]
+    """Return the operators whose scratch is counted as none: a line for each that takes some, one for all others."""
+    examined = [entry for entry in traced.done.assumed if entry[2] != NOT_EXAMINED]
+    unknown = [name for name, _, why in traced.done.assumed if why == NOT_EXAMINED]
+    lines = [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in examined]
     if unknown:
         one = len(unknown) == 1
         lines.append(f"{len(unknown)} operator{'' if one else 's'} not examined: {', '.join(unknown)}")
@@ -244,22 +266,301 @@ def assumed_lines(traced: Traced) -> list[str]:
 
 
 def assumed_line(traced: Traced) -> str:
-    """The same in one line; empty if nothing was assumed."""
-    names = [f"aten.{name}" for name, _, _ in traced.assumed]
+    """Return the operators whose scratch is counted as none in one line; empty if there is none."""
+    names = [f"aten.{name}" for name, _, _ in traced.done.assumed]
     return f"counted without scratch, which is not known: {', '.join(names)}" if names else ""
 
 
 def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
-    """What holds the peak, by ``module``, ``operator`` or ``source`` line; layers of one kind are counted together."""
+    """Return what holds the peak, by ``module``, ``operator`` or ``source`` line; layers of one kind count together."""
     totals: Counter[tuple[str, str]] = Counter()
     for held in traced.held_at_peak(batch_size):
         place = re.sub(r"\b\d+\b", "*", str(getattr(held.site, by))) if by == "module" else str(getattr(held.site, by))
         totals[held.bucket.title, place or "–"] += held.size_bytes
     return [
-        f"{bucket:<16}  {place:<32}  {format_bytes(size_bytes):>10}"
+        _COMPOSITION.row(bucket, place, format_bytes(size_bytes))
         for (bucket, place), size_bytes in totals.most_common(_COMPOSITION_LINES)
     ]
 
 
 def _value(value: int | Unknown) -> str:
     return f"none ({value.reason})" if isinstance(value, Unknown) else str(value)
+
+
+# A whole report
+
+
+def prediction_lines(
+    config: SearchConfig, prediction: Prediction, ready: Ready | None, batch_size: int, by: str | None
+) -> Iterator[str]:
+    """Yield all that `predict` says.
+
+    Args:
+        ready: what traced; None if nothing did.
+        by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
+    """
+    traced = prediction.traced
+    where = device_line(config.device, config.limit_bytes)
+    yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
+    by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
+    yield f"on {where}, {by_what}"
+    if config.workload.command is None or config.workload.command.takes_batch:
+        yield predicted_line(prediction)
+    yield from prediction_notes(prediction)
+    yield from ledger_lines(config, prediction, None, batch_size)
+    if isinstance(traced, Unknown) and (line := formula_fits_line(prediction.formula, batch_size)):
+        yield line
+    if isinstance(traced, Traced):
+        yield from _traced_lines(config, traced, batch_size)
+        if by is not None:
+            yield f"\nthe traced peak by {by}"
+            yield from composition_lines(traced, batch_size, by)
+    if (steps := wanted_accumulation(config, batch_size)) is not None:
+        yield accumulation_line(config.workload, steps)
+
+
+def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[str]:
+    yield peak_line(traced, batch_size)
+    yield fits_line(config.workload, traced, batch_size)
+    if line := range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)):
+        yield line
+    if note := sharding_line(config.workload.recipe):
+        yield note
+    yield f"CUDA context {context_words(traced)}"
+    if config.device.gpu.reserves:
+        yield f"driver reserve {reserve_words(config.device.gpu)}"
+    if line := layers_line(traced):
+        yield line
+    yield from assumed_lines(traced)
+    yield from traced.done.notes
+
+
+def begun_lines(config: SearchConfig) -> list[str]:
+    """Return what a search is about, before anything is known."""
+    where = device_line(config.device, config.limit_bytes)
+    return [workload_line(config.workload), f"on {where}, strategy {config.strategy}"]
+
+
+def predicted_lines(prediction: Prediction, ready: Ready) -> Iterator[str]:
+    """Yield what a search says of its prediction."""
+    yield f"torch {ready.torch_version}, profile {ready.profile}"
+    yield predicted_line(prediction)
+    yield from prediction_notes(prediction)
+    if isinstance(prediction.traced, Traced) and (line := assumed_line(prediction.traced)):
+        yield line
+
+
+def result_lines(
+    config: SearchConfig,
+    verdict: Verdict,
+    prediction: Prediction | None,
+    largest: TrialDone | None,
+    advice: Sequence[str],
+) -> Iterator[str]:
+    """Yield how a search has ended.
+
+    Args:
+        largest: the trial of the largest batch that fits.
+        advice: what would help where nothing fits.
+    """
+    traced = None if prediction is None else prediction.traced
+    if prediction is not None and largest is not None:
+        yield ""
+        yield from ledger_lines(config, prediction, largest, largest.batch_size)
+        if line := caveat(config, prediction.traced):
+            yield line
+        if isinstance(traced, Traced):
+            yield peak_line(traced, largest.batch_size)
+        yield ""
+    yield f"result: {verdict.message}"
+    verified = "verified on the simulated GPU" if config.device.simulated else "verified"
+    checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
+    yield f"{checked}{counted(verdict.trials, 'trial')}, {verdict.ooms} out of memory"
+    if config.device.simulated and isinstance(traced, Traced) and verdict.outcome == "found":
+        yield from filter(None, [found_line(traced, verdict.max_batch_size)])
+    if verdict.with_headroom is not None:
+        yield headroom_line(verdict.with_headroom)
+    yield from (f"  {line}" for line in advice)
+    if (steps := wanted_accumulation(config, verdict.max_batch_size)) is not None:
+        yield accumulation_line(config.workload, steps)
+
+
+def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation | None:
+    """Return how a micro-batch reaches the wanted global batch; None if none is wanted, or not one sample fits."""
+    if config.target_batch is None or not batch_size:
+        return None
+    return accumulation(config.target_batch, batch_size, config.workload.recipe.data_parallel)
+
+
+# JSON
+
+
+def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict[str, Any]:
+    """Return what is trained."""
+    body: dict[str, Any] = {"model": workload.name}
+    command, model, shape = workload.command, workload.hugging_face, workload.shape
+    if command is not None:
+        body.update(command=list(command.words), gpus=workload.recipe.gpus)
+        if not command.takes_batch:
+            batch_size = None if command.proposal is None else command.proposal.batch_size
+            body["batch_size"] = batch_size
+    if batch_size is not None:
+        body["batch_size"] = batch_size
+    if model is not None:
+        body.update(picked(model, "model_type", "architecture", "seq_len"))
+    if shape is not None:
+        body["parameters"] = count_parameters(shape)
+        body["trained_parameters"] = trained_parameters(shape, workload.recipe)
+        unsaid = ("name", "source", "published_parameters", "part")
+        body["shape"] = {key: value for key, value in asdict(shape).items() if value and key not in unsaid}
+    if model is not None or shape is not None:
+        body.update(asdict(workload.recipe))
+    return body
+
+
+def device_json(device: Device) -> dict[str, Any]:
+    """Return where it runs."""
+    return {
+        "name": device.gpu.title,
+        "total_bytes": device.gpu.total_bytes,
+        "simulated": device.simulated,
+        "reason": device.reason or None,
+        "host": device.host or None,
+    }
+
+
+def _moment_json(replay: Replay) -> dict[str, Any] | None:
+    if replay.peak_moment is None:
+        return None
+    mark, site = replay.peak_moment
+    return {"step": mark.step, "phase": mark.phase.value, **asdict(site)}
+
+
+def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
+    """Return the closed form at a batch size; null figures carry their reason under `unavailable`."""
+    prediction = formula.at(batch_size)
+    if isinstance(prediction, Unknown):
+        return {"buckets": None, "peak_bytes": None, "max_batch_size": None, "unavailable": prediction.reason}
+    spare_bytes = formula.usable_bytes() - prediction.needed_bytes
+    return {
+        "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
+        "peak_bytes": prediction.peak_bytes,
+        "moment": prediction.moment.value,
+        "cache_bytes": prediction.cache_bytes,
+        "max_batch_size": formula.max_batch_size,
+        "fits": spare_bytes >= 0,
+        "spare_bytes": spare_bytes,
+        "headroom": formula.headroom,
+        "rows": [
+            {"bucket": row.bucket.value, "name": row.name, "size_bytes": row.size_bytes, "formula": row.expression,
+             "source": row.source, "note": row.note}
+            for row in prediction.rows
+        ],
+        "assumptions": list(prediction.assumptions),
+    }  # fmt: skip
+
+
+def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
+    """Return the traced step at a batch size."""
+    keys = ("buckets", "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "max_batch_size", "profile")
+    if isinstance(traced, Unknown):
+        return {**dict.fromkeys(keys), "unavailable": traced.reason}
+    replay = traced.at(batch_size)
+    body: dict[str, Any] = {
+        "buckets": replay.breakdown.as_json(),
+        **picked(replay, "peak_allocated_bytes", "peak_reserved_bytes"),
+        "device_used_bytes": traced.device_used_bytes(batch_size),
+        "max_batch_size": known(traced.max_batch_size),
+        "parameters": traced.done.parameters or None,
+        "profile": traced.ready.profile,
+        **range_json(
+            traced.fit(batch_size),
+            traced.device_used_range(batch_size),
+            traced.may_fit_batch_size,
+            traced.unknowns(batch_size),
+        ),
+        "peak": _moment_json(replay),
+        **picked(traced.ready, "context_bytes", "context_source"),
+        "notes": list(traced.done.notes),
+        "traced_layers": list(traced.done.traced_layers),
+        "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.done.assumed],
+        "phases": [
+            {"step": p.step, "phase": p.phase.value, **picked(p, "peak_allocated_bytes", "reserved_bytes"),
+             "buckets": p.breakdown.as_json()}
+            for p in replay.phases
+        ],
+        "composition": [
+            {"bucket": held.bucket.value, **picked(held.site, "module", "operator", "source"),
+             "bytes": held.size_bytes, "allocations": held.allocations}
+            for held in traced.held_at_peak(batch_size)
+        ],
+    }  # fmt: skip
+    if reason := reason_of(traced.max_batch_size):
+        body["unavailable"] = reason
+    return body
+
+
+def prediction_json(config: SearchConfig, prediction: Prediction, batch_size: int) -> dict[str, Any]:
+    """Return the object that `predict --json` prints, but for the accumulation."""
+    roomy = {"share": prediction.formula.headroom, "max_batch_size": known(prediction.with_headroom)}
+    return {
+        "schema": SCHEMA,
+        "workload": workload_json(config.workload, batch_size),
+        "device": device_json(config.device),
+        "formula": formula_json(prediction.formula, batch_size),
+        "traced": {**traced_json(prediction.traced, batch_size), "with_headroom": roomy},
+    }
+
+
+def with_accumulation(body: dict[str, Any], config: SearchConfig, batch_size: int) -> dict[str, Any]:
+    """Return an object with how the batch reaches the wanted one, where one is wanted."""
+    steps = wanted_accumulation(config, batch_size)
+    return body if steps is None else {**body, "accumulation": accumulation_json(steps)}
+
+
+def trial_json(number: int, result: TrialDone, device: Device) -> dict[str, Any]:
+    """Return one line of `search --json`."""
+    return {
+        "event": "trial",
+        "schema": SCHEMA,
+        "number": number,
+        **picked(result, "batch_size", "outcome"),
+        "simulated": device.simulated,
+        **picked(result, "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "buckets"),
+        "buckets_unavailable": result.buckets_unknown or None,
+        "steps": result.steps,
+        "step_seconds": list(result.step_seconds),
+        "seconds": round(result.seconds, 3),
+        "alloc_retries": result.alloc_retries,
+        "detail": result.detail or None,
+        "notes": list(result.notes),
+    }
+
+
+def result_json(
+    config: SearchConfig, verdict: Verdict, prediction: Prediction | None, advice: Sequence[str]
+) -> dict[str, Any]:
+    """Return the last line of `search --json`."""
+    roomy = verdict.with_headroom
+    body: dict[str, Any] = {
+        "event": "result",
+        "schema": SCHEMA,
+        **picked(verdict, "outcome", "max_batch_size", "first_failing", "verified"),
+        "with_headroom": None if roomy is None else {
+            "headroom": roomy.share, "max_batch_size": roomy.batch_size, **picked(roomy, "free_bytes", "known_by"),
+        },
+        **picked(verdict, "trials", "ooms", "message"),
+        "workload": workload_json(config.workload),
+        "device": device_json(config.device),
+        "advice": list(advice),
+    }  # fmt: skip
+    if prediction is not None:
+        at = max(1, verdict.max_batch_size)
+        body["formula"] = formula_json(prediction.formula, at)
+        body["traced"] = traced_json(prediction.traced, at)
+    return with_accumulation(body, config, verdict.max_batch_size)
+
+
+def accumulation_json(steps: Accumulation) -> dict[str, int]:
+    """Return how the found batch reaches the wanted one."""
+    return picked(steps, "steps", "global_batch_size", "target_batch")

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Cancelled, Control, Unusable, converse
+from gpumem_tui.run.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Cancelled, Control, Unusable, converse
-from gpumem_tui.search.headroom import with_headroom
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted, predicting
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.process import ChildDied
-from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.trial.events import Failed, Output, Sample, TrialDone, TrialRequest
+from gpumem_tui.search.verdict import Verdict, with_headroom
 
 
 @dataclass(frozen=True)
@@ -95,14 +94,14 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
 
 
 def _trial(size: int, config: SearchConfig, control: Control, results: list[TrialDone]) -> Iterator[SearchEvent]:
-    """One size in a fresh process; a second try if the process died rather than failed."""
+    """Try one size in a fresh process, and again if the process died rather than failed."""
     for attempt in (1, 2):
         number = len(results) + 1
         yield TrialStarted(number, size)
         result: TrialDone | None = None
         died = "the trial ended without a result"
         try:
-            for event in converse(_trial_request(size, config), config, control):
+            for event in converse(_trial_request(size, config), config.terms, control):
                 if isinstance(event, Sample):
                     yield TrialProgress(number, size, event)
                 elif isinstance(event, Output):
@@ -123,11 +122,12 @@ def _trial(size: int, config: SearchConfig, control: Control, results: list[Tria
 
 
 def _levelled(traced: Traced | Unknown, results: list[TrialDone]) -> bool:
-    """Whether larger batches are asked for and not made, as of a data set that is smaller than the batch: twice the
-    samples took not one byte more, though by the trace they would.
+    """Return whether twice the samples took not one byte more, though by the trace they would.
+
+    Larger batches are asked for and not made then, as of a data set that is smaller than the batch.
     """
     sizes = strategy.level(verdict.tried(results))
-    if sizes is None or sizes[1] < 2 * sizes[0] or not isinstance(traced, Traced) or traced.only_at:
+    if sizes is None or sizes[1] < 2 * sizes[0] or not isinstance(traced, Traced) or traced.done.only_at:
         return False
     below, above = (traced.at(size).peak_allocated_bytes for size in sizes)
     return below < above
@@ -147,7 +147,7 @@ def _trial_request(size: int, config: SearchConfig) -> TrialRequest:
 
 
 def _failed_run(size: int, failure: Failed) -> TrialDone:
-    """A run of the command that ended in an error of its own."""
+    """Return the outcome of a command that ended in an error of its own."""
     return TrialDone(size, "error", 0, 0, 0, {}, "", 0.0, 0, detail=failure.detail)
 
 

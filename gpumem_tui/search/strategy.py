@@ -26,9 +26,7 @@ segments, so two sizes side by side can predict a next one that is only one furt
 
 @dataclass(frozen=True)
 class Tried:
-    """One batch size that was run. `peak_bytes` is the reserved peak and `allocated_bytes` the allocated one, where it
-    fits.
-    """
+    """One batch size that was run; where it fits, `peak_bytes` is the reserved and `allocated_bytes` the other peak."""
 
     batch_size: int
     fits: bool
@@ -57,7 +55,7 @@ class StrategySettings:
 
 
 def next_size(tried: Sequence[Tried], settings: StrategySettings) -> int | None:
-    """The batch size to try next, or None when the search is done."""
+    """Return the batch size to try next, or None when the search is done."""
     fit, oom = bracket(tried, settings.floor)
     if oom is not None and oom - fit <= 1:
         return None
@@ -69,15 +67,17 @@ def next_size(tried: Sequence[Tried], settings: StrategySettings) -> int | None:
 
 
 def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:
-    """The largest size that fits (one below `floor` if none did) and the smallest beyond it that does not, None if none
-    is known yet."""
+    """Return the largest size that fits, and the smallest beyond it that does not.
+
+    One below `floor` where none fits; None where none beyond is known.
+    """
     fit = max((t.batch_size for t in tried if t.fits), default=floor - 1)
     oom = min((t.batch_size for t in tried if not t.fits and t.batch_size > fit), default=None)
     return fit, oom
 
 
 def _guided(tried: Sequence[Tried], settings: StrategySettings) -> int:
-    """The prediction and its successor; when it is off, the size that the measured slope predicts."""
+    """Try the prediction and its successor; when it is off, the size that the measured slope predicts."""
     fit, oom = bracket(tried, settings.floor)
     sizes = {t.batch_size for t in tried}
     if settings.predicted is None:
@@ -99,7 +99,7 @@ def _guided(tried: Sequence[Tried], settings: StrategySettings) -> int:
 
 
 def level(tried: Sequence[Tried]) -> tuple[int, int] | None:
-    """The two largest sizes that fit, if they took the same memory to the byte."""
+    """Return the two largest sizes that fit, if they took the same memory to the byte."""
     largest = _two_largest(tried)
     if largest is None or not largest[0].allocated_bytes == largest[1].allocated_bytes > 0:
         return None
@@ -112,7 +112,7 @@ def _two_largest(tried: Sequence[Tried]) -> tuple[Tried, Tried] | None:
 
 
 def _extrapolate(tried: Sequence[Tried], capacity_bytes: int) -> int | None:
-    """Where the line through the two largest fitting sizes reaches the capacity."""
+    """Return where the line through the two largest fitting sizes reaches the capacity."""
     largest = _two_largest(tried)
     if largest is None:
         return None
@@ -124,7 +124,7 @@ def _extrapolate(tried: Sequence[Tried], capacity_bytes: int) -> int | None:
 
 
 def _ramp(tried: Sequence[Tried], settings: StrategySettings) -> int:
-    """From one sample upward in equal steps; after the first failure, halve the gap it leaves."""
+    """Climb from one sample in equal steps; after the first failure, halve the gap it leaves."""
     fit, oom = bracket(tried, settings.floor)
     if oom is not None:
         return (fit + oom) // 2

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumem_tui.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from gpumem_tui.memory import format_bytes
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search import strategy
-from gpumem_tui.search.headroom import WithHeadroom
+from gpumem_tui.search.config import Room
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
-from gpumem_tui.trial.events import TrialDone
 
 Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
 _EXIT_CODES: dict[Conclusion, int] = {
@@ -20,6 +21,22 @@ _EXIT_CODES: dict[Conclusion, int] = {
     "failed": EXIT_FAILED,
     "cancelled": EXIT_INTERRUPTED,
 }
+
+
+@dataclass(frozen=True)
+class WithHeadroom:
+    """The largest batch that leaves a share of the memory free at its peak.
+
+    Attributes:
+        share: the headroom. `batch_size`: 0 if not even one sample leaves that.
+        free_bytes: what the batch leaves, of the device or of a user's cap.
+        known_by: ``trial``: it ran so; ``trace``: the trace predicts it.
+    """
+
+    share: float
+    batch_size: int
+    free_bytes: int
+    known_by: Literal["trial", "trace"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,12 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """The process exit code the command line promises."""
+        """Return the process exit code the command line promises."""
         return _EXIT_CODES[self.outcome]
 
 
 def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, levelled: bool = False) -> Verdict:
-    """The verdict of a search that came to its end.
+    """Return the verdict of a search that came to its end.
 
     Args:
         results: of at least one trial, in order.
@@ -90,13 +107,13 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, l
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:
-    """The verdict of a search that could not go on."""
+    """Return the verdict of a search that could not go on."""
     fit, failing = _bracket(results)
     return _finish("failed", results, fit, failing, message, verified=False)
 
 
 def cancelled(results: Sequence[TrialDone]) -> Verdict:
-    """The verdict of a search that the user ended."""
+    """Return the verdict of a search that the user ended."""
     fit, failing = _bracket(results)
     message = f"cancelled; the largest batch that ran is {fit}" if fit else "cancelled before any batch ran"
     return _finish("cancelled", results, fit, failing, message, verified=False)
@@ -119,7 +136,7 @@ def _finish(
 
 
 def tried(results: Sequence[TrialDone]) -> list[strategy.Tried]:
-    """By size, the last word counts: a retry overrules the death it follows."""
+    """Return the trials by size, of which the last counts: a retry overrules the death it follows."""
     by_size = {r.batch_size: r for r in results if r.batch_size >= floor(results)}
     return [
         strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes, r.peak_allocated_bytes)
@@ -128,22 +145,57 @@ def tried(results: Sequence[TrialDone]) -> list[strategy.Tried]:
 
 
 def floor(results: Sequence[TrialDone]) -> int:
-    """2 if the step raises for one sample, which is no matter of memory; else 1."""
+    """Return 2 if the step raises for one sample, which is no matter of memory; else 1."""
     return 2 if any(result.batch_size == 1 and _raised(result) for result in results) else 1
 
 
 def _bracket(results: Sequence[TrialDone]) -> tuple[int, int | None]:
-    """The largest size that ran, 0 for none, and the smallest beyond it that did not, None if none was found."""
+    """Return the largest size that ran, 0 for none, and the smallest beyond it that did not, None for none."""
     fit, failing = strategy.bracket(tried(results), floor(results))
     return (fit if any(result.outcome == "fit" for result in results) else 0), failing
 
 
 def _raised(result: TrialDone) -> bool:
-    """The step itself failed, not the process it ran in."""
+    """Return whether the step itself failed, not the process it ran in."""
     return result.outcome == "error" and result.buckets is not None
 
 
 def always_raises(results: Sequence[TrialDone]) -> bool:
-    """The step itself raises at two sizes and runs at none: that is no matter of size."""
+    """Return whether the step itself raises at two sizes and runs at none, which is no matter of size."""
     raising = {result.batch_size for result in results if _raised(result)}
     return len(raising) > 1 and all(result.outcome != "fit" for result in results)
+
+
+# The largest batch that leaves the headroom free, too: the largest that runs may leave next to nothing
+
+
+def with_headroom(
+    room: Room, share: float, traced: Traced | Unknown, results: Iterable[TrialDone], largest: int
+) -> WithHeadroom | None:
+    """Find the largest batch up to `largest`, which ran, that leaves `share` free; None if none is wanted or known.
+
+    By trial, if the largest itself leaves it; else by trace, which answers for sizes that were not tried; else by the
+    trials.
+    """
+    wanted_bytes = room.total_bytes * share
+    if not share or not largest:
+        return None
+    ran = {r.batch_size: room.free_bytes(r.peak_reserved_bytes, r.device_used_bytes)
+           for r in results if r.outcome == "fit"}  # fmt: skip
+    enough = [size for size, free_bytes in ran.items() if free_bytes >= wanted_bytes]
+    if largest not in enough and isinstance(traced, Traced) and not traced.done.only_at:
+        return _by_trace(room, share, traced, largest)
+    if not enough:
+        return None
+    return WithHeadroom(share, max(enough), ran[max(enough)], "trial")
+
+
+def _by_trace(room: Room, share: float, traced: Traced, beyond: int) -> WithHeadroom:
+    def free_bytes(size: int) -> int:
+        return room.free_bytes(traced.at(size).peak_reserved_bytes, traced.device_used_bytes(size))
+
+    low, high = 0, beyond
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if free_bytes(middle) >= room.total_bytes * share else (low, middle)
+    return WithHeadroom(share, low, free_bytes(low) if low else 0, "trace")

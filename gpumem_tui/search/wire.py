@@ -6,17 +6,16 @@ move the cursor of the terminal that shows it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.run.events import EventError, Failed, Ready, TraceDone, printable, uncollected
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
-from gpumem_tui.text import cleaned
-from gpumem_tui.trial.events import EventError, Failed, Ready, TraceDone, uncollected
 
 SCHEMA = 1
 
@@ -30,7 +29,7 @@ class Configured:
 
 
 @dataclass(frozen=True)
-class Refused:
+class NotSearchable:
     """The options cannot be searched there; one line."""
 
     detail: str
@@ -58,12 +57,12 @@ class _Line(msgspec.Struct):
     body: msgspec.Raw
 
 
-Reply = SearchEvent | Failed | Configured | Refused
+Reply = SearchEvent | Failed | Configured | NotSearchable
 """`Failed`: the search ended without a verdict."""
 
 _KINDS: dict[str, type] = {
     "configured": Configured,
-    "refused": Refused,
+    "refused": NotSearchable,
     "predicted": _PredictedParts,
     "output": CommandOutput,
     "trace_started": TraceStarted,
@@ -77,7 +76,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """One JSON line."""
+    """Return a reply as one JSON line."""
     body = _parts(reply) if isinstance(reply, Predicted) else reply
     return msgspec.json.encode({"schema": SCHEMA, "event": _NAMES[type(body)], "body": body}) + b"\n"
 
@@ -92,8 +91,7 @@ def decode_reply(line: bytes, config: SearchConfig | None = None) -> Reply:
         EventError: no JSON, another schema, an unknown event, or a field of the wrong type.
     """
     try:
-        if b"\\" in line:  # behind it JSON has what is not printable
-            line = msgspec.json.encode(cleaned(msgspec.json.decode(line)))
+        line = printable(line)
         head = msgspec.json.decode(line, type=_Line)
         if head.schema != SCHEMA:
             raise EventError(f"event of schema {head.schema}, expected {SCHEMA}")
@@ -113,18 +111,11 @@ def _parts(event: Predicted) -> _PredictedParts:
     traced = event.prediction.traced
     if isinstance(traced, Unknown):
         return _PredictedParts(event.ready, None, traced.reason, event.guess)
-    flat = TraceDone.of(
-        traced.trace, traced.seconds, traced.assumed, traced.only_at, traced.not_affine, notes=traced.notes
-    )
-    whole = replace(
-        flat, changes=traced.changes, is_sharded=traced.is_sharded, parameters=traced.parameters,
-        traced_layers=traced.traced_layers,
-    )  # fmt: skip
-    return _PredictedParts(event.ready, whole, "", event.guess)
+    return _PredictedParts(traced.ready, traced.done, "", event.guess)
 
 
 def _predicted(parts: _PredictedParts, config: SearchConfig) -> Predicted:
     traced: Traced | Unknown = Unknown(parts.untraced)
     if parts.trace is not None:
-        traced = Traced.of(parts.ready, parts.trace, config.device.gpu, config.limit_bytes, config.allocator)
+        traced = config.traced(parts.ready, parts.trace)
     return Predicted(Prediction(config.formula, traced), parts.ready, parts.guess)

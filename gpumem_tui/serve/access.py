@@ -17,7 +17,7 @@ _TOKEN_BYTES = 24
 
 
 def new_token() -> str:
-    """One that cannot be guessed, fit for a URL."""
+    """Return a token that cannot be guessed, fit for a URL."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
@@ -32,7 +32,7 @@ class Access:
         self._token = token.encode()
 
     def foreign(self, host: str, origin: str | None) -> str:
-        """Why a request does not come from a page of this server, by its headers; empty if it does.
+        """Return why a request does not come from a page of this server, by its headers; empty if it does.
 
         The port may be any: over ``ssh -L`` it is another than the server's.
 
@@ -47,12 +47,12 @@ class Access:
         return ""
 
     def knows_token(self, given: str) -> bool:
-        """Whether it is the token; takes as long for any that is not."""
+        """Return whether `given` is the token; takes as long for any text that is not."""
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
 
 
 def _name_of(url: str) -> str | None:
-    """The host of a URL, None if it is none."""
+    """Return the host of a URL; None if it is no URL."""
     try:
         return urlsplit(url).hostname
     except ValueError:

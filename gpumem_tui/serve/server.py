@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from gpumem_tui.addresses import in_url
 from gpumem_tui.serve.access import Access
-from gpumem_tui.serve.pages import message_page, terminal_page
 from gpumem_tui.serve.visit import Visit
 
 _POLICY = (
@@ -37,6 +39,9 @@ _HEARTBEAT_S = 15.0
 """A browser that does not answer within half of this has left."""
 _LARGEST_MESSAGE_BYTES = 1 << 20
 _CELLS = range(1, 1001)
+_SMALLEST_FONT, _LARGEST_FONT = 6, 48
+_FONT_PX = 15
+_AGAIN_S = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -105,7 +110,7 @@ class WebServer:
     async def _check_origin(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """For everything, static files too."""
+        """Refuse what comes from elsewhere, static files included."""
         if reason := self._access.foreign(request.host, request.headers.get("Origin")):
             return _message(403, "Not from here", f"gpumem-tui serve: {reason}.")
         return await handler(request)
@@ -116,7 +121,7 @@ class WebServer:
         if len(self._visits) >= self._most:
             return self._full()
         websocket = f"ws://{request.host}/ws/{self._token}"
-        page = terminal_page(socket.gethostname(), websocket, request.query.get("fontsize", ""))
+        page = _terminal_page(socket.gethostname(), websocket, request.query.get("fontsize", ""))
         policy = f"{_POLICY} ws://{request.host}"  # not every browser takes 'self' for a websocket too
         return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
 
@@ -139,8 +144,8 @@ class WebServer:
             del self._visits[visit]
         return connection
 
-    async def _end_visits(self, application: web.Application) -> None:
-        """The processes first, whatever the browsers do."""
+    async def _end_visits(self, _application: web.Application) -> None:
+        """End the processes first, whatever the browsers do."""
         connections = list(self._visits.values())
         await asyncio.gather(*(visit.stop() for visit in self._visits))
         await asyncio.gather(*(connection.close() for connection in connections if connection.prepared))
@@ -176,14 +181,14 @@ async def _converse(connection: web.WebSocketResponse, visit: Visit) -> None:
 
 
 def _cells(given: object, usual: int) -> int:
-    """A width or height that a browser names; the usual one where it is none that a terminal has."""
+    """Return a width or height that a browser names; the usual one where it is none that a terminal has."""
     with suppress(ValueError):
         cells = int(given) if isinstance(given, (int, str)) else usual
         return cells if cells in _CELLS else usual
     return usual
 
 
-async def _script(request: web.Request) -> web.FileResponse:
+async def _script(_request: web.Request) -> web.FileResponse:
     return web.FileResponse(Path(__file__).with_name("page.js"))
 
 
@@ -193,10 +198,40 @@ def _no_token() -> web.Response:
 
 
 def _message(status: int, title: str, text: str, *, reloads: bool = False) -> web.Response:
-    page = message_page(title, text, reloads=reloads)
+    page = _message_page(title, text, reloads=reloads)
     return web.Response(status=status, text=page, content_type="text/html")
 
 
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
+
+
+# Pages: none of them asks anything of another server, they work without a network
+
+
+def _terminal_page(host_name: str, websocket: str, font_px: str) -> str:
+    """Return the terminal that textual-serve's script draws into: it looks for the class and two ``data`` attributes.
+
+    Args:
+        websocket: the URL that the script connects to, to which it appends ``?width=…&height=…``.
+        font_px: as the page's URL asks for it; what is no size gets the usual one.
+    """
+    size = int(font_px) if font_px.isdecimal() else _FONT_PX
+    size = min(max(_SMALLEST_FONT, size), _LARGEST_FONT)
+    return _filled("terminal.html", host=html.escape(host_name), websocket=html.escape(websocket), font_size=str(size))
+
+
+def _message_page(title: str, text: str, *, reloads: bool = False) -> str:
+    """Return a page with one message; with `reloads` the browser asks again every few seconds."""
+    head = f'<meta http-equiv="refresh" content="{_AGAIN_S}">' if reloads else ""
+    return _filled("message.html", head=head, title=html.escape(title), text=html.escape(text))
+
+
+@cache
+def _template(name: str) -> Template:
+    return Template(Path(__file__).with_name(name).read_text("utf-8"))
+
+
+def _filled(name: str, **parts: str) -> str:
+    return _template(name).substitute(parts)

@@ -73,8 +73,10 @@ class Visit(AppService):
             await super().on_data(payload)
 
     async def stop(self) -> None:
-        """Hang up, and wait until the process has ended, with what it started. May be called twice, and waits for no
-        browser."""
+        """Hang up, and wait until the process has ended, with what it started.
+
+        May be called twice, and waits for no browser.
+        """
         self._is_ending = True
         process = self._process
         if process is None:
@@ -94,6 +96,6 @@ class Visit(AppService):
 
 
 def _environment(made: dict[str, str]) -> dict[str, str]:
-    """The browser is a terminal of its own: what the server's can show says nothing of it."""
+    """Describe the browser's terminal, of which the server's says nothing."""
     left = {name: value for name, value in made.items() if name not in ("NO_COLOR", "LINES", "TEXTUAL_FPS")}
     return {**left, "TERM": "xterm-256color", "COLORTERM": "truecolor"}

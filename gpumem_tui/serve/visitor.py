@@ -22,7 +22,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def command(settings: Path | None, *, read_only: bool) -> list[str]:
-    """What starts it: without the working directory among the places of modules, and with UTF-8 whatever the locale."""
+    """Return what starts it: no module comes from the working directory, and text is UTF-8 whatever the locale."""
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []
     options = ["--read-only"] if read_only else []
     if settings is not None:

@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumem_tui.simulator.timeline import rounded
+from gpumem_tui.simulator.allocator.timeline import rounded
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.model import MemorySnapshot
-from gpumem_tui.snapshots.places import Places
-from gpumem_tui.snapshots.recording import Recording
+from gpumem_tui.snapshots.recording import RecordedRun
+from gpumem_tui.snapshots.states import Places
 from gpumem_tui.step import Site
 
 _ANCHORS = (32, 16, 8, 4)
@@ -45,7 +45,7 @@ class AllocationRequest:
 
     @property
     def key(self) -> Key:
-        """What is compared."""
+        """The part of an event that is compared."""
         return self.is_allocation, self.size_bytes
 
 
@@ -64,7 +64,7 @@ class Differing:
 
     @property
     def total_bytes(self) -> int:
-        """What they sum to."""
+        """The bytes of all of them."""
         return self.size_bytes * self.count
 
 
@@ -92,12 +92,12 @@ class Comparison:
     differing: tuple[Differing, ...] = ()
 
     def bytes_only(self, *, in_file: bool) -> int:
-        """What allocations that only one side has sum to."""
+        """Sum the allocations that only one side has."""
         return sum(one.total_bytes for one in self.differing if one.in_file == in_file)
 
 
 def requests_of_snapshot(snapshot: MemorySnapshot, device: int) -> list[AllocationRequest]:
-    """The allocations and releases of a recording, in order."""
+    """List the allocations and releases of a recording, in order."""
     history, places = snapshot.history(device), Places(snapshot)
     return [
         AllocationRequest(
@@ -108,8 +108,8 @@ def requests_of_snapshot(snapshot: MemorySnapshot, device: int) -> list[Allocati
     ]
 
 
-def requests_of_recording(recording: Recording) -> list[AllocationRequest]:
-    """The allocations and releases of a simulated run, in order."""
+def requests_of_recording(recording: RecordedRun) -> list[AllocationRequest]:
+    """List the allocations and releases of a simulated run, in order."""
     timeline = recording.timeline
     table = [_place(site) for site in timeline.site_table] or [""]
     return [
@@ -155,8 +155,11 @@ def compare(
 
 
 def _start(file: Sequence[Key], traced: Sequence[Key]) -> tuple[int, int] | None:
-    """Where the two first agree: the longest stretch that can be had decides which parts of them are the same, and
-    where both have something before it, a shorter one there is the start."""
+    """Find where the two first agree.
+
+    The longest stretch that can be had decides which parts of them are the same, and where both have something before
+    it, a shorter one there is the start.
+    """
     start: tuple[int, int] | None = None
     for length in _ANCHORS:
         if start is not None and length < _AGREE:
@@ -167,7 +170,7 @@ def _start(file: Sequence[Key], traced: Sequence[Key]) -> tuple[int, int] | None
 
 
 def _first_stretch(file: Sequence[Key], traced: Sequence[Key], length: int) -> tuple[int, int] | None:
-    """The earliest stretch of the file that the trace has too; of several of the trace the one that goes on longest."""
+    """Find the earliest stretch of the file that the trace has too, where the trace goes on alike for longest."""
     places: defaultdict[tuple[Key, ...], list[int]] = defaultdict(list)
     for index in range(len(traced) - length + 1):
         places[tuple(traced[index : index + length])].append(index)
@@ -179,7 +182,7 @@ def _first_stretch(file: Sequence[Key], traced: Sequence[Key], length: int) -> t
 
 
 def _common(file: Sequence[Key], traced: Sequence[Key], at: int, traced_at: int) -> int:
-    """How many events agree from there on."""
+    """Count the events that agree from there on."""
     length = 0
     for one, other in zip(file[at:], traced[traced_at:], strict=False):
         if one != other:
@@ -201,7 +204,7 @@ class _Walk:
         self._only: Counter[tuple[bool, int, str]] = Counter()
 
     def go(self) -> None:
-        """To the end of the side that ends first."""
+        """Walk to the end of the side that ends first."""
         file, traced = self._file, self._traced
         while self.at < len(file) and self.traced_at < len(traced):
             if file[self.at].key == traced[self.traced_at].key:
@@ -212,12 +215,12 @@ class _Walk:
                 self._skip(*self._next_common())
 
     def differing(self) -> tuple[Differing, ...]:
-        """What only one side has."""
+        """List what only one side has."""
         found = [Differing(in_file, size, place, count) for (in_file, size, place), count in self._only.items()]
         return tuple(sorted(found, key=lambda one: (-one.total_bytes, one.place)))
 
     def _next_common(self) -> tuple[int, int]:
-        """How many events to pass over on each side until they agree again; all that are left if they never do."""
+        """Count the events to pass over on each side until they agree again; all that are left if they never do."""
         reach = _NEAR
         while True:
             found = self._common_within(reach)

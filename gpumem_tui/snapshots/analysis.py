@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentMap, out_of_memory, segment_map
-from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot
+from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, SnapshotBlock
 from gpumem_tui.snapshots.pickles import Progress
-from gpumem_tui.snapshots.places import Places, frame_text
-from gpumem_tui.snapshots.states import BlockState, HeldBlock, Rules, first_state
+from gpumem_tui.snapshots.states import BlockState, Places, Rules, first_state, frame_text
 
 _POINTS = 600
 """Of the timeline: as many as a wide screen has columns, times a few."""
@@ -96,7 +95,7 @@ class Analysis:
         return f"the events lead to {size} {way} than the file has at its end: its history is not whole"
 
 
-def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda share: None) -> Analysis:
+def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _: None) -> Analysis:
     """Take a device of a snapshot apart; `progress` is told the share that is done."""
     history, places, rules = snapshot.history(device), Places(snapshot), Rules(snapshot)
     course = _Course(first_state(snapshot, device), history, places, rules, progress)
@@ -149,7 +148,7 @@ class _Course:
         self._points: list[Point] = [self._point()]
 
     def run(self) -> None:
-        """Up to the last event."""
+        """Walk up to the last event."""
         state, history, total = self.state, self._history, len(self._history)
         filled = -1
         for event in range(total):
@@ -184,7 +183,7 @@ class _Course:
         if after is not None:
             self._count(after, 1)
 
-    def _count(self, block: HeldBlock, sign: int) -> None:
+    def _count(self, block: SnapshotBlock, sign: int) -> None:
         if not block.is_allocated:
             return
         name = self._places.category(block)
@@ -198,30 +197,32 @@ class _Course:
         return Point(state.event, state.allocated_bytes, state.reserved_bytes, tuple(self._totals))
 
     def points(self) -> Iterator[Point]:
-        """The timeline; categories that came later count as 0 before."""
+        """Yield the timeline; categories that came later count as 0 before."""
         for point in self._points:
             missing = len(self.categories) - len(point.by_category)
             yield Point(point.event, point.allocated_bytes, point.reserved_bytes, (*point.by_category, *[0] * missing))
 
 
-def _parts(held: Iterable[HeldBlock], places: Places, name_of: Callable[[HeldBlock], Hashable]) -> tuple[Part, ...]:
-    """What is held, by name, the largest first."""
-    found: defaultdict[Hashable, list[HeldBlock]] = defaultdict(list)
+def _parts(
+    held: Iterable[SnapshotBlock], places: Places, name_of: Callable[[SnapshotBlock], Hashable]
+) -> tuple[Part, ...]:
+    """Sum what is held, by name, the largest first."""
+    found: defaultdict[Hashable, list[SnapshotBlock]] = defaultdict(list)
     for block in held:
         found[name_of(block)].append(block)
     parts = [_part(str(name), blocks, places) for name, blocks in found.items()]
     return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
 
 
-def _part(name: str, blocks: Sequence[HeldBlock], places: Places, frames: tuple[str, ...] = ()) -> Part:
+def _part(name: str, blocks: Sequence[SnapshotBlock], places: Places, frames: tuple[str, ...] = ()) -> Part:
     categories: Counter[str] = Counter()
     for block in blocks:
         categories[places.category(block)] += block.size_bytes
     return Part(name, categories.total(), len(blocks), tuple(categories.most_common()), frames)
 
 
-def _stacks(held: Iterable[HeldBlock], places: Places, snapshot: MemorySnapshot) -> tuple[Part, ...]:
-    found: defaultdict[int, list[HeldBlock]] = defaultdict(list)
+def _stacks(held: Iterable[SnapshotBlock], places: Places, snapshot: MemorySnapshot) -> tuple[Part, ...]:
+    found: defaultdict[int, list[SnapshotBlock]] = defaultdict(list)
     for block in held:
         found[block.stack].append(block)
     parts = [
@@ -237,7 +238,7 @@ def _stacks(held: Iterable[HeldBlock], places: Places, snapshot: MemorySnapshot)
 
 
 def _marks(snapshot: MemorySnapshot, device: int) -> Iterator[tuple[int, str]]:
-    """Where the program said that something begins, by the number of the first event from then on."""
+    """Yield what the program said that begins, each with the number of the first event from then on."""
     times = snapshot.history(device).times_us
     for note in snapshot.annotations[:_MOST_MARKS]:
         if note.is_start and note.device == device:

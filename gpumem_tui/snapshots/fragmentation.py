@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.simulator.allocator import SMALL_REQUEST_BYTES
+from gpumem_tui.simulator.allocator.caching import SMALL_REQUEST_BYTES
 from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment
-from gpumem_tui.snapshots.places import Places
-from gpumem_tui.snapshots.states import BlockState, Rules
+from gpumem_tui.snapshots.states import BlockState, Places, Rules
 
 Reason = Literal["full", "fragmented", "limited"]
 _REMEDY = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
@@ -33,11 +32,6 @@ class SegmentRow:
     free_bytes: int
     largest_free_bytes: int
     free_pieces: int
-
-    @property
-    def is_partly_used(self) -> bool:
-        """Whether it has free blocks that it cannot give back."""
-        return bool(self.taken) and self.free_bytes > 0
 
 
 @dataclass(frozen=True)
@@ -100,11 +94,11 @@ class FailedRequest:
 
     @property
     def free_bytes(self) -> int:
-        """What was free in all."""
+        """All bytes that were free."""
         return self.device_free_bytes + self.cached_bytes
 
     def explanation(self) -> list[str]:
-        """Why it did not fit, a sentence a line."""
+        """Say why it did not fit, a sentence a line."""
         wanted = format_bytes(self.wanted_bytes)
         free = f"{format_bytes(self.device_free_bytes)} with the driver, {format_bytes(self.cached_bytes)} in the cache"
         if self.reason == "limited":
@@ -131,7 +125,7 @@ class FailedRequest:
 
 
 def segment_map(snapshot: MemorySnapshot, device: int) -> SegmentMap:
-    """The segments of a device when the snapshot was taken."""
+    """Map the segments of a device when the snapshot was taken."""
     rows = [_row(segment) for segment in snapshot.segments if segment.device == device]
     rows.sort(key=lambda row: (-row.segment.size_bytes, row.segment.address))
     return SegmentMap(
@@ -157,7 +151,7 @@ def _row(segment: Segment) -> SegmentRow:
 
 
 def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places: Places) -> FailedRequest:
-    """The request that failed in the event that a state has just reached."""
+    """Explain the request that failed in the event that a state has just reached."""
     event = state.event
     wanted, stream = rules.rounded(history.sizes[event]), history.streams[event]
     device_free, is_small = history.addresses[event], wanted <= SMALL_REQUEST_BYTES
@@ -197,7 +191,7 @@ def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places
 
 
 def _pins(state: BlockState, free: dict[int, list[int]], places: Places) -> list[Pin]:
-    """The segments with most free memory between blocks, and what keeps them."""
+    """Find the segments with most free memory between blocks, and what keeps them."""
     most = sorted(free, key=lambda start: -sum(free[start]))[:_MOST_PINS]
     return [
         Pin(start, state.memory[start].size_bytes, sum(free[start]), len(blocks), _lines(state, blocks, places))

@@ -71,7 +71,7 @@ class Stacks:
         return tuple(self.frames[frame] for frame in self._stacks[number])
 
     def frame(self, file: object, line: object, function: object) -> int:
-        """The number of a frame; what is no text or number in it counts as not known."""
+        """Return the number of a frame; what is no text or number in it counts as not known."""
         found = Frame(_text(file), line if isinstance(line, int) and 0 <= line < _MOST_LINES else 0, _text(function))
         if found not in self._frame_numbers:
             self._frame_numbers[found] = len(self.frames)
@@ -79,7 +79,7 @@ class Stacks:
         return self._frame_numbers[found]
 
     def add(self, frames: tuple[int, ...]) -> int:
-        """The number of a stack."""
+        """Return the number of a stack."""
         if frames not in self._numbers:
             self._numbers[frames] = len(self._stacks)
             self._stacks.append(frames)
@@ -113,7 +113,7 @@ class EventHistory:
     def __len__(self) -> int:
         return len(self.actions)
 
-    def append(
+    def append(  # noqa: PLR0913 - a column each
         self, action: str, address: int, size_bytes: int, stream: int, time_us: int = 0, stack: int = NO_STACK,
         category: str = "",
     ) -> None:  # fmt: skip
@@ -139,13 +139,20 @@ class EventHistory:
         return self.category_names.index(clean)
 
 
-@dataclass(frozen=True, slots=True)
+ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
+BEFORE = -1
+"""The event that made a block which was there before the first."""
+
+
+@dataclass(slots=True)
 class SnapshotBlock:
-    """A part of a segment.
+    """A part of a segment, as it was when the snapshot was taken, or as it is followed from event to event.
 
     Attributes:
         requested_bytes: what the program asked for; of a free block 0.
-        state: ``active_allocated``, ``inactive``, or ``active_pending_free`` (another stream may still use it).
+        state: `ALLOCATED`, `INACTIVE`, or `PENDING`: the program gave it back while another stream may still use it.
+        stack, category: as the file has them; the category is "" where it names none.
+        event: that made it, or `BEFORE`.
     """
 
     address: int
@@ -154,16 +161,17 @@ class SnapshotBlock:
     state: str
     stack: int = NO_STACK
     category: str = ""
+    event: int = BEFORE
 
     @property
     def is_free(self) -> bool:
         """Whether it can be given again."""
-        return self.state == "inactive"
+        return self.state == INACTIVE
 
     @property
     def is_allocated(self) -> bool:
         """Whether the program holds it."""
-        return self.state == "active_allocated"
+        return self.state == ALLOCATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +229,5 @@ class MemorySnapshot:
         return sorted(named | {device for device, history in enumerate(self.histories) if len(history)}) or [0]
 
     def history(self, device: int) -> EventHistory:
-        """What happened on a device."""
+        """Return what happened on a device."""
         return self.histories[device] if 0 <= device < len(self.histories) else EventHistory()

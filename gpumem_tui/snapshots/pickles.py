@@ -11,17 +11,106 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn
 
-from gpumem_tui.snapshots.gathering import Broken, Frames, Gathered
-from gpumem_tui.snapshots.model import SnapshotError, Stacks
+from gpumem_tui.snapshots.model import EventHistory, SnapshotError, Stacks
 from gpumem_tui.text import shortened
+
+
+class Broken(Exception):
+    """A file that is not a valid snapshot; one line says why."""
+
+
+class Frames:
+    """In the place of a list that turned out to be a stack of frames: its number."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Gathered:
+    """The histories of a pickle by the list that stands for them in it, and its stacks."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        self._known: dict[bytes, Frames] = {}
+        self._histories: dict[int, tuple[list[Any], EventHistory]] = {}
+
+    def take_events(self, target: list[Any], events: list[Any]) -> None:
+        """Put events into the columns of the list that they were to be appended to; they are empty afterwards.
+
+        Raises:
+            Broken: the list holds something else.
+            TypeError, OverflowError: an event says something else than PyTorch would.
+        """
+        if id(target) not in self._histories:
+            if target:
+                raise Broken("events follow what are none")
+            self._histories[id(target)] = target, EventHistory()
+        history = self._histories[id(target)][1]
+        for event in events:
+            if type(event) is not dict or type(event.get("action")) is not str:
+                raise Broken("what is no event follows one")
+            action = event["action"]
+            history.append(
+                action,
+                event.get("device_free", 0) if action == "oom" else event.get("addr", 0),
+                event.get("size", 0),
+                event.get("stream", 0),
+                event.get("time_us", 0),
+                self.stack_number(event.get("frames")),
+                event.get("category", ""),
+            )
+            event.clear()  # what is remembered of it
+
+    def history_of(self, trace: Any) -> Any:
+        """Return the events that were read into a list; any other value as it is."""
+        return self._histories[id(trace)][1] if id(trace) in self._histories else trace
+
+    def stack_number(self, frames: Any) -> int:
+        """Return the number of the stack that a value is."""
+        if type(frames) is Frames:
+            return frames.number
+        numbers = self._frame_numbers(frames) if type(frames) is list else ()
+        return self._stacks.add(numbers or ())
+
+    def known_frames(self, references: bytes, memo: Sequence[Any]) -> Frames | None:
+        """Find the stack that references (instructions that get a remembered value) name; None if it is none.
+
+        Raises:
+            IndexError: one of them leads nowhere.
+        """
+        if references in self._known:
+            return self._known[references]
+        frames, at = [], 0
+        while at < len(references):
+            end = at + (2 if references[at] == _GET_SHORT else 5)
+            frames.append(memo[int.from_bytes(references[at + 1 : end], "little")])
+            at = end
+        numbers = self._frame_numbers(frames)
+        if numbers is None:
+            return None
+        found = self._known[references] = Frames(self._stacks.add(numbers))
+        return found
+
+    def _frame_numbers(self, frames: list[Any]) -> tuple[int, ...] | None:
+        """Return the numbers of frames; None if there is something else among them."""
+        found = []
+        for frame in frames:
+            if type(frame) is not dict or "filename" not in frame:
+                return None
+            found.append(self._stacks.frame(frame["filename"], frame.get("line"), frame.get("name")))
+        return tuple(found)
+
+
+# The unpickler
 
 Progress = Callable[[float], None]
 """Told how much of a file is read, from 0 to 1; what it raises ends the reading."""
 
-_MARK = object()
 _MOST_STACKED = 200_000
 """Values on the stack at once; a pickler puts lists and dictionaries together from batches of 1,000."""
 _MOST_KEYS = 100_000
@@ -39,6 +128,54 @@ _FRAMES = re.compile(rb"\](?:\x94|q.|r.{4})\(((?:h.|j.{4})+)e", re.DOTALL)
 stacks, which makes most of a snapshot one look-up each."""
 
 Data = bytes | mmap.mmap
+
+
+_U1, _U2, _U4, _I4, _U8, _F8 = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<i", "<Q", ">d"))
+_REPORT_BYTES = 1 << 20
+_STOP, _GLOBAL, _STACK_GLOBAL, _MEMOIZE, _MARK_CODE, _LONG_SHORT = b"."[0], b"c"[0], 0x93, 0x94, b"("[0], 0x8A
+_GET_SHORT, _GET_LONG, _INT_SHORT, _INT_TWO, _INT_FOUR, _EMPTY_LIST, _SET_ITEMS = b"hjKMJ]u"
+
+_Action = Callable[["SnapshotUnpickler"], object]
+
+
+# What makes an instruction of the layout of the number that follows it
+
+
+def _constant(value: Any) -> _Action:
+    return lambda self: self._push(value)
+
+
+def _skip(count: int) -> _Action:
+    return lambda self: self._take(count)
+
+
+def _get(layout: struct.Struct) -> _Action:
+    return lambda self: self._push(self._memo[self._number(layout)])
+
+
+def _put(layout: struct.Struct) -> _Action:
+    return lambda self: self._remember(self._number(layout))
+
+
+def _plain(layout: struct.Struct) -> _Action:
+    return lambda self: self._push(self._number(layout))
+
+
+def _sized(layout: struct.Struct, value_of: Callable[[bytes], Any]) -> _Action:
+    """Make what pushes the value of as many bytes as a number in that layout says."""
+    return lambda self: self._push(value_of(self._take(self._number(layout))))
+
+
+def _text_of(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _int_of(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _bytes_of(data: bytes) -> bytes:
+    return data
 
 
 class SnapshotUnpickler:
@@ -63,19 +200,19 @@ class SnapshotUnpickler:
         self._reported = 0
 
     def load(self) -> Any:
-        """The value; a list of events is a `History` in it, and a stack of frames a number in `stacks`.
+        """Read the value; a list of events is an `EventHistory` in it, and a stack of frames a number in `stacks`.
 
         Raises:
             SnapshotError: the file is broken or ends early, or it asks for a Python object.
         """
-        data, codes = self._data, _CODES
+        data, codes = self._data, self._CODES
         try:
             while True:
                 code = data[self._at]
                 self._at += 1
                 if code == _STOP:
                     return self._finished(self._stack[-1])
-                action = codes[code]
+                action = codes.get(code)
                 if action is None:
                     raise Broken(f"it holds {code:#04x}, which is no instruction")
                 action(self)
@@ -133,67 +270,13 @@ class SnapshotUnpickler:
 
     # Instructions
 
-    def _nothing(self) -> None:
-        """A part begins here (protocol 2 and 4)."""
-
-    def _protocol(self) -> None:
-        self._take(1)
-
-    def _frame(self) -> None:
-        self._take(8)
-
     def _mark(self) -> None:
         if len(self._marks) > _MOST_STACKED:
             raise Broken("its values are nested beyond what a snapshot has")
         self._marks.append(len(self._stack))
 
-    def _get_short(self) -> None:
-        self._push(self._memo[self._take(1)[0]])
-
-    def _get_long(self) -> None:
-        self._push(self._memo[self._number(_U4)])
-
-    def _put_short(self) -> None:
-        self._remember(self._take(1)[0])
-
-    def _put_long(self) -> None:
-        self._remember(self._number(_U4))
-
     def _memorize(self) -> None:
         self._remember(len(self._memo))
-
-    def _int_short(self) -> None:
-        self._push(self._take(1)[0])
-
-    def _int_two(self) -> None:
-        self._push(self._number(_U2))
-
-    def _int_four(self) -> None:
-        self._push(self._number(_I4))
-
-    def _long_short(self) -> None:
-        self._push(int.from_bytes(self._take(self._take(1)[0]), "little", signed=True))
-
-    def _float(self) -> None:
-        self._push(self._number(_F8))
-
-    def _text_short(self) -> None:
-        self._push(self._take(self._take(1)[0]).decode("utf-8", "surrogatepass"))
-
-    def _text_long(self) -> None:
-        self._push(self._take(self._number(_U4)).decode("utf-8", "surrogatepass"))
-
-    def _text_longest(self) -> None:
-        self._push(self._take(self._number(_U8)).decode("utf-8", "surrogatepass"))
-
-    def _bytes_short(self) -> None:
-        self._push(self._take(self._take(1)[0]))
-
-    def _bytes_long(self) -> None:
-        self._push(self._take(self._number(_U4)))
-
-    def _bytes_longest(self) -> None:
-        self._push(self._take(self._number(_U8)))
 
     def _dictionary(self) -> None:
         self._count()
@@ -337,64 +420,47 @@ class SnapshotUnpickler:
         )
 
     def _finished(self, value: Any) -> Any:
-        """The value with its events in place of the lists that they were read into."""
+        """Return the value with its events in place of the lists that they were read into."""
         self._progress(1.0)
         traces = value.get("device_traces") if type(value) is dict else None
         if type(traces) is list:
             value["device_traces"] = [self.gathered.history_of(trace) for trace in traces]
         return value
 
-
-_U2, _U4, _I4, _U8, _F8 = (struct.Struct(layout) for layout in ("<H", "<I", "<i", "<Q", ">d"))
-_REPORT_BYTES = 1 << 20
-_STOP, _GLOBAL, _STACK_GLOBAL, _MEMOIZE, _MARK_CODE, _LONG_SHORT = b"."[0], b"c"[0], 0x93, 0x94, b"("[0], 0x8A
-_GET_SHORT, _GET_LONG, _INT_SHORT, _INT_TWO, _INT_FOUR, _EMPTY_LIST, _SET_ITEMS = b"hjKMJ]u"
-
-_Action = Callable[[SnapshotUnpickler], None]
-_U = SnapshotUnpickler
-_CODES: list[_Action | None] = [None] * 256
-
-
-def _constant(value: Any) -> _Action:
-    return lambda unpickler: unpickler._push(value)
-
-
-for _code, _action in {
-    b"\x80": _U._protocol,
-    b"\x95": _U._frame,
-    b"(": _U._mark,
-    b"h": _U._get_short,
-    b"j": _U._get_long,
-    b"q": _U._put_short,
-    b"r": _U._put_long,
-    b"\x94": _U._memorize,
-    b"N": _constant(None),
-    b"\x88": _constant(True),
-    b"\x89": _constant(False),
-    b"K": _U._int_short,
-    b"M": _U._int_two,
-    b"J": _U._int_four,
-    b"\x8a": _U._long_short,
-    b"G": _U._float,
-    b"\x8c": _U._text_short,
-    b"X": _U._text_long,
-    b"\x8d": _U._text_longest,
-    b"C": _U._bytes_short,
-    b"B": _U._bytes_long,
-    b"\x8e": _U._bytes_longest,
-    b"}": _U._dictionary,
-    b"]": _U._list,
-    b")": _constant(()),
-    b"t": _U._tuple,
-    b"\x85": lambda unpickler: unpickler._tuple_of(1),
-    b"\x86": lambda unpickler: unpickler._tuple_of(2),
-    b"\x87": lambda unpickler: unpickler._tuple_of(3),
-    b"a": _U._append,
-    b"e": _U._appends,
-    b"s": _U._set_item,
-    b"u": _U._set_items,
-    **dict.fromkeys(
-        [b"c", b"\x93", b"R", b"b", b"i", b"o", b"\x81", b"\x92", b"\x82", b"\x83", b"\x84", b"P", b"Q"], _U._refuse
-    ),
-}.items():
-    _CODES[_code[0]] = _action
+    _CODES: ClassVar[dict[int, _Action]] = {
+        b"\x80"[0]: _skip(1),
+        b"\x95"[0]: _skip(8),
+        b"("[0]: _mark,
+        b"h"[0]: _get(_U1),
+        b"j"[0]: _get(_U4),
+        b"q"[0]: _put(_U1),
+        b"r"[0]: _put(_U4),
+        b"\x94"[0]: _memorize,
+        b"N"[0]: _constant(None),
+        b"\x88"[0]: _constant(True),
+        b"\x89"[0]: _constant(False),
+        b"K"[0]: _plain(_U1),
+        b"M"[0]: _plain(_U2),
+        b"J"[0]: _plain(_I4),
+        b"\x8a"[0]: _sized(_U1, _int_of),
+        b"G"[0]: _plain(_F8),
+        b"\x8c"[0]: _sized(_U1, _text_of),
+        b"X"[0]: _sized(_U4, _text_of),
+        b"\x8d"[0]: _sized(_U8, _text_of),
+        b"C"[0]: _sized(_U1, _bytes_of),
+        b"B"[0]: _sized(_U4, _bytes_of),
+        b"\x8e"[0]: _sized(_U8, _bytes_of),
+        b"}"[0]: _dictionary,
+        b"]"[0]: _list,
+        b")"[0]: _constant(()),
+        b"t"[0]: _tuple,
+        b"\x85"[0]: lambda self: self._tuple_of(1),
+        b"\x86"[0]: lambda self: self._tuple_of(2),
+        b"\x87"[0]: lambda self: self._tuple_of(3),
+        b"a"[0]: _append,
+        b"e"[0]: _appends,
+        b"s"[0]: _set_item,
+        b"u"[0]: _set_items,
+        **dict.fromkeys(b"c\x93Rbio\x81\x92\x82\x83\x84PQ", _refuse),
+    }
+    """What each instruction does."""

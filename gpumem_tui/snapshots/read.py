@@ -1,4 +1,4 @@
-"""Opens a memory snapshot: a pickle as PyTorch writes it, or JSON, either of them gzipped."""
+"""Opens a memory snapshot: a pickle as PyTorch writes it, or JSON, either of them gzipped; validated by msgspec."""
 
 from __future__ import annotations
 
@@ -6,15 +6,246 @@ import gzip
 import io
 import mmap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from gpumem_tui.snapshots import documents
-from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, SnapshotError, Stacks
+import msgspec
+
+from gpumem_tui.snapshots.model import (
+    NO_STACK,
+    Annotation,
+    EventHistory,
+    MemorySnapshot,
+    Segment,
+    SnapshotBlock,
+    SnapshotError,
+    Stacks,
+)
 from gpumem_tui.snapshots.pickles import Data, Progress, SnapshotUnpickler
 from gpumem_tui.text import shortened
+
+StackOf = Callable[[Any], int]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Device = Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)]
+_MOST_ANNOTATIONS = 100_000
+_MOST_FRAMES = 10_000
+
+
+class _FrameDocument(msgspec.Struct):
+    filename: str = ""
+    line: int = 0
+    name: str = ""
+
+
+class _PastDocument(msgspec.Struct):
+    """What a block of torch 2.0 says of its allocation."""
+
+    real_size: Count = 0
+    frames: Any = None
+
+
+class _BlockDocument(msgspec.Struct):
+    size: Count
+    state: str
+    address: Count | None = None
+    requested_size: Count | None = None
+    frames: Any = None
+    category: str = ""
+    history: list[_PastDocument] = []
+
+
+_ReducedBlock = tuple[Count, Count, str]
+"""Size, requested size, state."""
+
+
+class SegmentDocument(msgspec.Struct):
+    """A segment as PyTorch writes it; keys that came with later versions have defaults."""
+
+    address: Count
+    total_size: Count
+    blocks: list[_BlockDocument | _ReducedBlock]
+    stream: Signed = 0
+    device: Device = 0
+    segment_type: str = "large"
+    segment_pool_id: tuple[Signed, Signed] = (0, 0)
+    is_expandable: bool = False
+
+
+class AnnotationDocument(msgspec.Struct):
+    """An entry of ``external_annotations``."""
+
+    name: str = ""
+    stage: str = ""
+    device: Device = 0
+    time_us: Signed = 0
+
+
+class EventDocument(msgspec.Struct):
+    """An entry of ``device_traces`` in JSON; the frames stay as they are written until they are looked at."""
+
+    action: str
+    addr: Count = 0
+    size: Count = 0
+    stream: Signed = 0
+    time_us: Signed = 0
+    device_free: Count = 0
+    category: str = ""
+    frames: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class SnapshotDocument(msgspec.Struct):
+    """A snapshot but for the events of a pickle; or the recordings' reduced form of one (``traces``, ``settings``)."""
+
+    segments: list[SegmentDocument]
+    device_traces: list[list[EventDocument]] | None = None
+    traces: list[list[tuple[str, int | None, int, int]]] | None = None
+    allocator_settings: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+    external_annotations: list[AnnotationDocument] = []
+
+
+def read_json(data: Any, stacks: Stacks) -> tuple[SnapshotDocument, list[EventHistory], str]:
+    """Read a snapshot written as JSON, its events in columns, and which kind it is.
+
+    Raises:
+        SnapshotError: it is something else.
+    """
+    try:
+        document = msgspec.json.decode(data, type=SnapshotDocument)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotError(f"is no memory snapshot: {shortened(str(error), 200)}") from error
+    if document.device_traces is None and document.traces is None:
+        raise SnapshotError("is no memory snapshot: it has no events (`device_traces`)")
+    if document.traces is not None:
+        return document, [_reduced_history(trace) for trace in document.traces], "reduced JSON"
+    known: dict[bytes, int] = {}
+    return document, [_history(trace, stacks, known) for trace in document.device_traces or ()], "JSON"
+
+
+def _reduced_history(trace: Iterable[tuple[str, int | None, int, int]]) -> EventHistory:
+    history = EventHistory()
+    try:
+        for action, address, size_bytes, stream in trace:
+            history.append(action, address or 0, size_bytes, stream)
+    except OverflowError as error:
+        raise SnapshotError(f"is broken: {error}") from error
+    return history
+
+
+def _history(trace: Iterable[EventDocument], stacks: Stacks, known: dict[bytes, int]) -> EventHistory:
+    history = EventHistory()
+    for event in trace:
+        written = bytes(event.frames)
+        if written not in known:
+            known[written] = _json_stack(written, stacks)
+        address = event.device_free if event.action == "oom" else event.addr
+        try:
+            history.append(
+                event.action, address, event.size, event.stream, event.time_us, known[written], event.category
+            )
+        except OverflowError as error:
+            raise SnapshotError(f"is broken: {error}") from error
+    return history
+
+
+def _json_stack(written: bytes, stacks: Stacks) -> int:
+    try:
+        frames = msgspec.json.decode(written, type=list[_FrameDocument] | None)
+    except msgspec.MsgspecError as error:
+        raise SnapshotError(f"is no memory snapshot: {shortened(str(error), 200)}") from error
+    return stacks.add(tuple(stacks.frame(frame.filename, frame.line, frame.name) for frame in frames or ()))
+
+
+def stack_of_values(stacks: Stacks) -> StackOf:
+    """Make what gives the number of a stack whose frames are plain dictionaries."""
+
+    def number(frames: Any) -> int:
+        if not isinstance(frames, list):
+            return NO_STACK
+        found = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, dict)]
+        return stacks.add(
+            tuple(stacks.frame(frame.get("filename"), frame.get("line"), frame.get("name")) for frame in found)
+        )
+
+    return number
+
+
+def segments_of(values: Any) -> list[SegmentDocument]:
+    """Validate segments that were read from a pickle.
+
+    Raises:
+        SnapshotError: they are something else.
+    """
+    try:
+        return msgspec.convert(values, list[SegmentDocument])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise SnapshotError(f"is no memory snapshot: its segments: {shortened(str(error), 200)}") from error
+
+
+def annotations_of(values: Any) -> list[AnnotationDocument]:
+    """Validate annotations that were read from a pickle; none where they are not what PyTorch writes."""
+    try:
+        return msgspec.convert((values or [])[:_MOST_ANNOTATIONS], list[AnnotationDocument])
+    except (msgspec.MsgspecError, TypeError, RecursionError):
+        return []
+
+
+def segment(document: SegmentDocument, stack_of: StackOf) -> Segment:
+    """Make a segment with its blocks.
+
+    Raises:
+        SnapshotError: its blocks do not fill it.
+    """
+    blocks = tuple(_blocks(document, stack_of))
+    if sum(block.size_bytes for block in blocks) != document.total_size:
+        raise SnapshotError(f"is broken: the blocks of the segment at {document.address:#x} do not fill it")
+    return Segment(
+        device=document.device,
+        address=document.address,
+        size_bytes=document.total_size,
+        stream=document.stream,
+        is_small=document.segment_type == "small",
+        pool=document.segment_pool_id,
+        is_expandable=document.is_expandable,
+        blocks=blocks,
+    )
+
+
+def _blocks(document: SegmentDocument, stack_of: StackOf) -> Iterator[SnapshotBlock]:
+    address = document.address
+    for block in document.blocks:
+        if isinstance(block, tuple):
+            size_bytes, requested_bytes, state = block
+            yield SnapshotBlock(address, size_bytes, requested_bytes if state != "inactive" else 0, state)
+        else:
+            size_bytes = block.size
+            yield _block(block, address, stack_of)
+        if size_bytes <= 0:
+            raise SnapshotError(f"is broken: a block of {size_bytes} bytes")
+        address += size_bytes
+
+
+def _block(block: _BlockDocument, address: int, stack_of: StackOf) -> SnapshotBlock:
+    requested_bytes, frames = block.requested_size, block.frames
+    if block.history:
+        requested_bytes, frames = block.history[0].real_size, block.history[0].frames
+    if block.state == "inactive":
+        requested_bytes = 0
+    elif requested_bytes is None:
+        requested_bytes = block.size
+    return SnapshotBlock(address, block.size, requested_bytes, block.state, stack_of(frames), shortened(block.category))
+
+
+def annotation(document: AnnotationDocument) -> Annotation:
+    """Make an annotation fit to be shown."""
+    return Annotation(document.device, shortened(document.name), document.stage == "START", document.time_us)
+
+
+# Files
 
 _GZIP, _ZIP, _PICKLE = b"\x1f\x8b", b"PK\x03\x04", 0x80
 _JSON_STARTS = b"{[ \t\r\n"
@@ -23,8 +254,8 @@ MOST_UNPACKED_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
 
-def read_snapshot(path: Path, progress: Progress = lambda share: None) -> MemorySnapshot:
-    """The snapshot in a file.
+def read_snapshot(path: Path, progress: Progress = lambda _: None) -> MemorySnapshot:
+    """Read the snapshot in a file.
 
     Args:
         progress: told how much of it is read, from 0 to 1; what it raises ends the reading.
@@ -39,7 +270,7 @@ def read_snapshot(path: Path, progress: Progress = lambda share: None) -> Memory
                 raise SnapshotError("is empty")
             with closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as mapped:
                 data: Data = _unpacked(file) if mapped[:2] == _GZIP else mapped
-                return _read(data, path.name, size_bytes, progress)
+                return replace(_read(data, progress), name=shortened(path.name, 80), size_bytes=size_bytes)
     except SnapshotError as error:
         raise SnapshotError(f"{shortened(str(path), 200)} {error}") from error
     except (OSError, ValueError) as error:
@@ -65,40 +296,37 @@ def _unpacked(file: io.BufferedReader) -> bytes:
     return b"".join(parts)
 
 
-def _read(data: Data, name: str, size_bytes: int, progress: Progress) -> MemorySnapshot:
+def _read(data: Data, progress: Progress) -> MemorySnapshot:
     stacks = Stacks()
     if data[0] == _PICKLE:
-        return _read_pickle(data, name, size_bytes, stacks, progress)
+        return _read_pickle(data, stacks, progress)
     if data[0] in _JSON_STARTS:
-        document, histories, kind = documents.read_json(data, stacks)
-        settings = document.allocator_settings or document.settings or {}
-        stack_of = documents.stack_of_values(stacks)
-        parts = document.segments, document.external_annotations
+        document, histories, kind = read_json(data, stacks)
         progress(1.0)
-        return _snapshot(name, kind, size_bytes, stacks, histories, settings, *parts, stack_of)
+        return _snapshot(kind, document, histories, stacks, stack_of_values(stacks))
     if data[: len(_ZIP)] == _ZIP:
         raise SnapshotError("is a zip file, as torch.save writes checkpoints: no memory snapshot")
     raise SnapshotError("is no memory snapshot: neither a pickle nor JSON")
 
 
-def _read_pickle(data: Data, name: str, size_bytes: int, stacks: Stacks, progress: Progress) -> MemorySnapshot:
+def _read_pickle(data: Data, stacks: Stacks, progress: Progress) -> MemorySnapshot:
     unpickler = SnapshotUnpickler(data, stacks, progress)
     value = unpickler.load()
     if isinstance(value, list):  # of torch.cuda.memory_snapshot(): segments only
         value = {"segments": value}
     if not isinstance(value, dict) or "segments" not in value:
         raise SnapshotError("is no memory snapshot: a pickle of something else")
-    traces = value.get("device_traces") or []
-    histories = [_history(trace) for trace in traces] if isinstance(traces, list) else []
-    settings = value.get("allocator_settings")
-    return _snapshot(
-        name, "pickle", size_bytes, stacks, histories, settings if isinstance(settings, dict) else {},
-        documents.segments_of(value["segments"]), documents.annotations_of(value.get("external_annotations")),
-        unpickler.gathered.stack_number,
-    )  # fmt: skip
+    traces, settings = value.get("device_traces") or [], value.get("allocator_settings")
+    histories = [_history_of(trace) for trace in traces] if isinstance(traces, list) else []
+    document = SnapshotDocument(
+        segments=segments_of(value["segments"]),
+        allocator_settings=settings if isinstance(settings, dict) else None,
+        external_annotations=annotations_of(value.get("external_annotations")),
+    )
+    return _snapshot("pickle", document, histories, stacks, unpickler.gathered.stack_number)
 
 
-def _history(trace: Any) -> EventHistory:
+def _history_of(trace: Any) -> EventHistory:
     if isinstance(trace, EventHistory):
         return trace
     if trace != []:
@@ -107,23 +335,16 @@ def _history(trace: Any) -> EventHistory:
 
 
 def _snapshot(
-    name: str,
-    kind: str,
-    size_bytes: int,
-    stacks: Stacks,
-    histories: Sequence[EventHistory],
-    settings: dict[str, Any],
-    segments: Sequence[documents.SegmentDocument],
-    annotations: Sequence[documents.AnnotationDocument],
-    stack_of: documents.StackOf,
+    kind: str, document: SnapshotDocument, histories: Iterable[EventHistory], stacks: Stacks, stack_of: StackOf
 ) -> MemorySnapshot:
+    settings = document.allocator_settings or document.settings or {}
     return MemorySnapshot(
-        name=shortened(name, 80),
+        name="",
         kind=kind,
-        size_bytes=size_bytes,
+        size_bytes=0,
         stacks=stacks,
         histories=tuple(histories),
-        segments=tuple(documents.segment(segment, stack_of) for segment in segments),
+        segments=tuple(segment(one, stack_of) for one in document.segments),
         settings={key: value for key, value in settings.items() if isinstance(key, str)},
-        annotations=tuple(map(documents.annotation, annotations)),
+        annotations=tuple(map(annotation, document.external_annotations)),
     )

@@ -7,12 +7,13 @@ from math import isfinite
 from typing import Any
 
 from gpumem_tui.memory import format_bytes, format_count
+from gpumem_tui.report.objects import SCHEMA, picked
+from gpumem_tui.report.tables import largest_first
 from gpumem_tui.snapshots.against import AllocationRequest, Comparison
 from gpumem_tui.snapshots.analysis import Analysis, Part
 from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentRow
 from gpumem_tui.snapshots.model import MemorySnapshot
 
-SCHEMA = 1
 _MOST_PLACES = 20
 _MOST_STACKS = 5
 _MOST_SHOWN_FRAMES = 12
@@ -27,7 +28,7 @@ _MOST_JSON_PARTS = 200
 
 
 def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dict[str, Any]:
-    """Everything about a file."""
+    """Return everything about a file."""
     return {
         "schema": SCHEMA,
         "event": "snapshot",
@@ -45,10 +46,7 @@ def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dic
 
 def _device_json(analysis: Analysis) -> dict[str, Any]:
     return {
-        "device": analysis.device,
-        "events": analysis.events,
-        "allocations": analysis.allocations,
-        "duration_s": analysis.duration_s,
+        **picked(analysis, "device", "events", "allocations", "duration_s"),
         "peak": {
             "event": analysis.peak_event,
             "allocated_bytes": analysis.peak_allocated_bytes,
@@ -58,18 +56,13 @@ def _device_json(analysis: Analysis) -> dict[str, Any]:
             "by_stack": [_part_json(part) for part in analysis.by_stack[:_MOST_JSON_PARTS]],
         },
         "end": {"allocated_bytes": analysis.end_allocated_bytes, "reserved_bytes": analysis.end_reserved_bytes},
-        "difference_bytes": analysis.difference_bytes,
-        "categories": list(analysis.categories),
-        "categories_from": analysis.categories_from,
+        **picked(analysis, "difference_bytes", "categories", "categories_from"),
         "timeline": [
-            [point.event, point.allocated_bytes, point.reserved_bytes, list(point.by_category)]
-            for point in analysis.timeline
+            (point.event, point.allocated_bytes, point.reserved_bytes, point.by_category) for point in analysis.timeline
         ],
         "marks": [{"event": event, "name": name} for event, name in analysis.marks],
         "segments": {
-            "stranded_bytes": analysis.segments.stranded_bytes,
-            "returnable_bytes": analysis.segments.returnable_bytes,
-            "largest_free_bytes": analysis.segments.largest_free_bytes,
+            **picked(analysis.segments, "stranded_bytes", "returnable_bytes", "largest_free_bytes"),
             "list": [_segment_json(row) for row in analysis.segments.rows],
         },
         "out_of_memory": [_oom_json(oom) for oom in analysis.ooms],
@@ -91,38 +84,22 @@ def _segment_json(row: SegmentRow) -> dict[str, Any]:
         "address": segment.address,
         "bytes": segment.size_bytes,
         "used_bytes": segment.size_bytes - row.free_bytes,
-        "largest_free_bytes": row.largest_free_bytes,
-        "free_pieces": row.free_pieces,
+        **picked(row, "largest_free_bytes", "free_pieces"),
         "stream": segment.stream,
         "pool": "small" if segment.is_small else "large",
         "expandable": segment.is_expandable,
-        "used": [list(run) for run in row.taken],
+        "used": row.taken,
     }
 
 
 def _oom_json(oom: FailedRequest) -> dict[str, Any]:
+    sizes = ("allocated_bytes", "reserved_bytes", "cached_bytes", "usable_bytes", "largest_free_bytes")
     return {
-        "event": oom.event,
-        "wanted_bytes": oom.wanted_bytes,
-        "segment_bytes": oom.segment_bytes,
-        "device_free_bytes": oom.device_free_bytes,
-        "allocated_bytes": oom.allocated_bytes,
-        "reserved_bytes": oom.reserved_bytes,
-        "cached_bytes": oom.cached_bytes,
-        "usable_bytes": oom.usable_bytes,
-        "largest_free_bytes": oom.largest_free_bytes,
-        "pieces": oom.pieces,
-        "reason": oom.reason,
+        **picked(oom, "event", "wanted_bytes", "segment_bytes", "device_free_bytes", *sizes, "pieces", "reason"),
         "source": oom.line,
         "explanation": oom.explanation(),
         "pinned": [
-            {
-                "address": pin.address,
-                "bytes": pin.size_bytes,
-                "free_bytes": pin.free_bytes,
-                "blocks": pin.blocks,
-                "by": list(pin.lines),
-            }
+            {"address": pin.address, "bytes": pin.size_bytes, **picked(pin, "free_bytes", "blocks"), "by": pin.lines}
             for pin in oom.pins
         ],
     }
@@ -132,7 +109,7 @@ def _oom_json(oom: FailedRequest) -> dict[str, Any]:
 
 
 def snapshot_lines(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> Iterator[str]:
-    """Everything about a file, as text."""
+    """Yield everything about a file, as text."""
     yield f"{snapshot.name} · {snapshot.kind} · {format_bytes(snapshot.size_bytes)}"
     for analysis in analyses:
         yield from _device_lines(analysis)
@@ -165,7 +142,7 @@ def _device_lines(analysis: Analysis) -> Iterator[str]:
 
 
 def _plot(analysis: Analysis) -> Iterator[str]:
-    """A curve of the allocated bytes in ASCII."""
+    """Yield a curve of the allocated bytes, in ASCII."""
     top = max((point.allocated_bytes for point in analysis.timeline), default=0) or 1
     heights = [0] * _PLOT_WIDTH
     for point in analysis.timeline:
@@ -180,13 +157,18 @@ def _plot(analysis: Analysis) -> Iterator[str]:
 
 
 def _part_lines(title: str, parts: Sequence[Part]) -> Iterator[str]:
-    if not parts:
-        return
-    yield f"\n{title}"
-    for part in parts[:_MOST_PLACES]:
-        yield f"{format_bytes(part.size_bytes):>{_SIZE_WIDTH}}  {part.name}{_blocks(part)}"
-    if rest := parts[_MOST_PLACES:]:
-        yield f"{format_bytes(sum(part.size_bytes for part in rest)):>{_SIZE_WIDTH}}  {len(rest):,} smaller ones"
+    if parts:
+        yield f"\n{title}"
+    yield from largest_first(
+        parts,
+        _MOST_PLACES,
+        lambda part: _sized(part.size_bytes, f"{part.name}{_blocks(part)}"),
+        lambda rest: _sized(sum(part.size_bytes for part in rest), f"{len(rest):,} smaller ones"),
+    )
+
+
+def _sized(size_bytes: int, text: str) -> str:
+    return f"{format_bytes(size_bytes):>{_SIZE_WIDTH}}  {text}"
 
 
 def _blocks(part: Part) -> str:
@@ -199,10 +181,10 @@ def _stack_lines(analysis: Analysis) -> Iterator[str]:
         return
     yield "\nthe peak by stack, the innermost frame first"
     for part in stacks[:_MOST_STACKS]:
-        yield f"{format_bytes(part.size_bytes):>{_SIZE_WIDTH}}  {part.frames[0]}{_blocks(part)}"
+        yield _sized(part.size_bytes, f"{part.frames[0]}{_blocks(part)}")
         yield from (f"{'':>{_SIZE_WIDTH}}    {frame}" for frame in part.frames[1:_MOST_SHOWN_FRAMES])
-        if more := len(part.frames) - _MOST_SHOWN_FRAMES:
-            yield from [f"{'':>{_SIZE_WIDTH}}    {more} more"] if more > 0 else []
+        if (more := len(part.frames) - _MOST_SHOWN_FRAMES) > 0:
+            yield f"{'':>{_SIZE_WIDTH}}    {more} more"
 
 
 def _pin_lines(oom: FailedRequest) -> Iterator[str]:
@@ -215,31 +197,38 @@ def _pin_lines(oom: FailedRequest) -> Iterator[str]:
 
 
 def _segment_lines(analysis: Analysis) -> Iterator[str]:
-    found = analysis.segments
-    if not found.rows:
+    segments = analysis.segments
+    if not segments.rows:
         return
     yield (
-        f"\n{len(found.rows):,} segments when written: {format_bytes(found.stranded_bytes)} free between blocks, "
-        f"{format_bytes(found.returnable_bytes)} in wholly free segments, "
-        f"the largest free piece {format_bytes(found.largest_free_bytes)}"
+        f"\n{len(segments.rows):,} segments when written: {format_bytes(segments.stranded_bytes)} free between blocks, "
+        f"{format_bytes(segments.returnable_bytes)} in wholly free segments, "
+        f"the largest free piece {format_bytes(segments.largest_free_bytes)}"
     )
-    for row in found.rows[:_MOST_SEGMENTS]:
-        size = format_bytes(row.segment.size_bytes)
-        free = f"{format_bytes(row.free_bytes)} free" if row.free_bytes else "full"
-        stream = f", stream {row.segment.stream}" if row.segment.stream else ""
-        pieces = f" in {row.free_pieces:,} pieces" if row.free_pieces > 1 else ""
-        yield f"{size:>{_SIZE_WIDTH}} [{segment_cells(row, _MAP_CELLS, '#+.')}] {free}{pieces}{stream}"
-    if rest := found.rows[_MOST_SEGMENTS:]:
-        size = format_bytes(sum(row.segment.size_bytes for row in rest))
-        free = format_bytes(sum(row.free_bytes for row in rest))
-        yield f"{size:>{_SIZE_WIDTH}}  in {len(rest):,} smaller ones, {free} of it free"
+    yield from largest_first(
+        segments.rows,
+        _MOST_SEGMENTS,
+        _segment_line,
+        lambda rest: _sized(
+            sum(row.segment.size_bytes for row in rest),
+            f"in {len(rest):,} smaller ones, {format_bytes(sum(row.free_bytes for row in rest))} of it free",
+        ),
+    )
+
+
+def _segment_line(row: SegmentRow) -> str:
+    size = format_bytes(row.segment.size_bytes)
+    free = f"{format_bytes(row.free_bytes)} free" if row.free_bytes else "full"
+    stream = f", stream {row.segment.stream}" if row.segment.stream else ""
+    pieces = f" in {row.free_pieces:,} pieces" if row.free_pieces > 1 else ""
+    return f"{size:>{_SIZE_WIDTH}} [{segment_cells(row, _MAP_CELLS, '#+.')}] {free}{pieces}{stream}"
 
 
 # Against a trace
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """A recording held against a trace."""
+    """Return a recording held against a trace."""
 
     def request(one: AllocationRequest | None) -> dict[str, Any] | None:
         if one is None:
@@ -247,33 +236,26 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         action = "alloc" if one.is_allocation else "free"
         return {"event": one.event, "action": action, "bytes": one.size_bytes, "source": one.place}
 
+    first = comparison.first
+    sides = ("file_start", "traced_start", "file_events", "traced_events")
     return {
-        "aligned": comparison.aligned,
-        "file_start": comparison.file_start,
-        "traced_start": comparison.traced_start,
-        "file_events": comparison.file_events,
-        "traced_events": comparison.traced_events,
-        "equal": comparison.equal,
-        "reordered": comparison.reordered,
-        "first_difference": None
-        if comparison.first is None
-        else {"file": request(comparison.first[0]), "traced": request(comparison.first[1])},
+        **picked(comparison, "aligned", *sides, "equal", "reordered"),
+        "first_difference": None if first is None else {"file": request(first[0]), "traced": request(first[1])},
         "only_in_file_bytes": comparison.bytes_only(in_file=True),
         "only_in_trace_bytes": comparison.bytes_only(in_file=False),
         "differences": [
-            {
-                "in": "file" if one.in_file else "trace",
-                "bytes": one.size_bytes,
-                "count": one.count,
-                "source": one.place,
-            }
+            {"in": "file" if one.in_file else "trace", "bytes": one.size_bytes, "count": one.count, "source": one.place}
             for one in comparison.differing[:_MOST_JSON_PARTS]
         ],
     }
 
 
 def comparison_lines(comparison: Comparison, file_peak_bytes: int, traced_peak_bytes: int) -> Iterator[str]:
-    """The same as text."""
+    """Yield how a recording differs from a trace, as text.
+
+    Args:
+        file_peak_bytes, traced_peak_bytes: the most that each had allocated.
+    """
     if not comparison.aligned:
         yield "the file and the trace have no stretch of events in common: another model, batch size or optimizer?"
         return
@@ -291,13 +273,13 @@ def comparison_lines(comparison: Comparison, file_peak_bytes: int, traced_peak_b
     file_peak, traced_peak = format_bytes(file_peak_bytes), format_bytes(traced_peak_bytes)
     yield f"peak {file_peak} in the file, {traced_peak} in the trace ({traced_peak_bytes - file_peak_bytes:+,} bytes)"
     for in_file, whose in ((True, "only in the file"), (False, "only in the trace")):
-        found = [one for one in comparison.differing if one.in_file == in_file]
         yield f"\nallocations {whose}: {format_bytes(comparison.bytes_only(in_file=in_file))}"
-        for one in found[:_MOST_PLACES]:
-            size = format_bytes(one.total_bytes)
-            yield f"{size:>{_SIZE_WIDTH}}  {one.count:,} of {one.size_bytes:,} bytes, {one.place}"
-        if rest := found[_MOST_PLACES:]:
-            yield f"{format_bytes(sum(one.total_bytes for one in rest)):>{_SIZE_WIDTH}}  {len(rest):,} smaller ones"
+        yield from largest_first(
+            [one for one in comparison.differing if one.in_file == in_file],
+            _MOST_PLACES,
+            lambda one: _sized(one.total_bytes, f"{one.count:,} of {one.size_bytes:,} bytes, {one.place}"),
+            lambda rest: _sized(sum(one.total_bytes for one in rest), f"{len(rest):,} smaller ones"),
+        )
 
 
 def _request_text(request: AllocationRequest | None) -> str:
@@ -308,7 +290,11 @@ def _request_text(request: AllocationRequest | None) -> str:
 
 
 def segment_cells(row: SegmentRow, cells: int, signs: str) -> str:
-    """A segment as a row of cells; `signs`: for one in use, one partly in use, one free."""
+    """Return a segment as a row of `cells` characters.
+
+    Args:
+        signs: for a cell in use, one partly in use, one free.
+    """
     size = row.segment.size_bytes
     used = [0.0] * cells
     for offset, length in row.taken:

@@ -1,4 +1,4 @@
-"""What a device's allocator held at any moment of a snapshot.
+"""What a device's allocator held at any moment of a snapshot, and where in the program each block was made.
 
 The file says what was held at its end, and what happened before. So the state at the start follows by undoing the
 events from the end, and any other by doing them again. The allocator joins free blocks that touch, so a state is which
@@ -9,36 +9,27 @@ the rules of CUDACachingAllocator.cpp do: the rest of a free block is cut off if
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpumem_tui.simulator.allocator import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, CachingAllocator
-from gpumem_tui.simulator.blocks import SMALL_SEGMENT_BYTES
-from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.allocator.blocks import SMALL_SEGMENT_BYTES
+from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, CachingAllocator
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError
 from gpumem_tui.snapshots import model
-from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment
+from gpumem_tui.snapshots.model import (
+    ALLOCATED,
+    BEFORE,
+    NO_STACK,
+    PENDING,
+    EventHistory,
+    Frame,
+    MemorySnapshot,
+    Segment,
+    SnapshotBlock,
+)
 
 _NO_LIMIT = 1 << 62
-BEFORE = -1
-"""The event that made a block which was there before the first."""
-
-
-@dataclass(slots=True)
-class HeldBlock:
-    """A block that is taken.
-
-    Attributes:
-        event: that made it, or `BEFORE`.
-        stack, category: as the file has them; the category is "" where it names none.
-        is_allocated: False once the program gave it back while another stream may still use it.
-    """
-
-    size_bytes: int
-    requested_bytes: int
-    event: int
-    stack: int
-    category: str
-    is_allocated: bool = True
 
 
 @dataclass(slots=True)
@@ -63,7 +54,7 @@ class Rules:
         self.segment_size = CachingAllocator(0, self.settings).segment_size
 
     def rounded(self, size_bytes: int) -> int:
-        """The block that a request needs."""
+        """Return the size of the block that a request needs."""
         found = self._rounded.get(size_bytes)
         if found is None:
             found = self._rounded[size_bytes] = self._round(size_bytes)
@@ -77,7 +68,7 @@ class Rules:
 
 
 def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
-    """The allocator's settings; the defaults where the file has none or has some that cannot be read here."""
+    """Read the allocator's settings; the defaults where the file has none or has some that cannot be read here."""
     found = snapshot.settings
     text = found.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
@@ -102,7 +93,7 @@ class BlockState:
     """
 
     def __init__(
-        self, rules: Rules, history: EventHistory, held: dict[int, HeldBlock], memory: dict[int, MemoryState]
+        self, rules: Rules, history: EventHistory, held: dict[int, SnapshotBlock], memory: dict[int, MemoryState]
     ) -> None:
         self._rules = rules
         self._history = history
@@ -126,7 +117,7 @@ class BlockState:
         elif action == model.FREE_REQUESTED:
             block = self.held.get(address)
             if block is not None and block.is_allocated:
-                block.is_allocated = False
+                block.state = PENDING
                 self.allocated_bytes -= block.size_bytes
         elif action == model.FREE_COMPLETED:
             self._drop(address)
@@ -137,7 +128,7 @@ class BlockState:
         return action
 
     def free_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Every free block: its address, its size, and the address of the memory that it is in."""
+        """Yield every free block: its address, its size, and the address of the memory that it is in."""
         taken = sorted(self.held)
         for start in self._starts:
             address, end = start, start + self.memory[start].size_bytes
@@ -156,7 +147,8 @@ class BlockState:
             insort(self._large, address)
         self._drop(address)
         category = history.category_names[history.categories[event]]
-        self.held[address] = HeldBlock(size, requested_bytes, event, history.stacks[event], category)
+        stack = history.stacks[event]
+        self.held[address] = SnapshotBlock(address, size, requested_bytes, ALLOCATED, stack, category, event)
         self.allocated_bytes += size
 
     def _with_slack(self, address: int, size: int) -> int:
@@ -228,9 +220,9 @@ def _part(memory: dict[int, MemoryState], starts: list[int], address: int, size_
     return last - address
 
 
-def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, HeldBlock], dict[int, MemoryState]]:
-    """What the file says that was held when it was written: taken blocks and memory, by address."""
-    held: dict[int, HeldBlock] = {}
+def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, SnapshotBlock], dict[int, MemoryState]]:
+    """Return what the file says was held when it was written: taken blocks and memory, by address."""
+    held: dict[int, SnapshotBlock] = {}
     memory: dict[int, MemoryState] = {}
     for segment in snapshot.segments:
         if segment.device != device:
@@ -238,9 +230,7 @@ def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, HeldBlo
         memory[segment.address] = _memory_of(segment)
         for block in segment.blocks:
             if not block.is_free:
-                held[block.address] = HeldBlock(
-                    block.size_bytes, block.requested_bytes, BEFORE, block.stack, block.category, block.is_allocated
-                )
+                held[block.address] = replace(block)
     return held, memory
 
 
@@ -249,7 +239,7 @@ def _memory_of(segment: Segment) -> MemoryState:
 
 
 def first_state(snapshot: MemorySnapshot, device: int) -> BlockState:
-    """The state before the first event: the last one, with every event undone."""
+    """Work out the state before the first event: the last one, with every event undone."""
     history, rules = snapshot.history(device), Rules(snapshot)
     held, memory = last_state(snapshot, device)
     starts = sorted(memory)
@@ -259,12 +249,12 @@ def first_state(snapshot: MemorySnapshot, device: int) -> BlockState:
         if action == model.ALLOC:
             held.pop(address, None)
         elif action == model.FREE_COMPLETED:
-            held[address] = HeldBlock(rules.rounded(size), size, BEFORE, history.stacks[event], "", is_allocated=False)
+            held[address] = SnapshotBlock(address, rules.rounded(size), size, PENDING, history.stacks[event])
         elif action == model.FREE_REQUESTED:
             if address in held:
-                held[address].is_allocated = True
+                held[address].state = ALLOCATED
             else:
-                held[address] = HeldBlock(rules.rounded(size), size, BEFORE, history.stacks[event], "")
+                held[address] = SnapshotBlock(address, rules.rounded(size), size, ALLOCATED, history.stacks[event])
         elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
             _part(memory, starts, address, size)
         elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
@@ -273,7 +263,90 @@ def first_state(snapshot: MemorySnapshot, device: int) -> BlockState:
 
 
 def _memory_of_event(history: EventHistory, event: int) -> MemoryState:
-    """What a segment event is about. Small requests have segments of a size of their own (kSmallBuffer)."""
+    """Return what a segment event is about. Small requests have segments of a size of their own (kSmallBuffer)."""
     size = history.sizes[event]
     is_mapped = history.actions[event] in (model.SEGMENT_MAP, model.SEGMENT_UNMAP)
     return MemoryState(size, history.streams[event], size == SMALL_SEGMENT_BYTES, is_expandable=is_mapped)
+
+
+# Where a block was made
+
+NOWHERE = "no stack"
+_BEFORE_RECORDING = "before the recording"
+_PARAMETERS, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = "model", "forward", "backward", "optimizer", "elsewhere"
+_TITLES = {bucket.value: bucket.title for bucket in Bucket}
+_MAKES_MODEL = {"_apply", "convert", "reset_parameters"}
+
+
+class Places:
+    """Answers for one snapshot, each stack looked at once."""
+
+    def __init__(self, snapshot: MemorySnapshot) -> None:
+        self._stacks = snapshot.stacks
+        self._lines: dict[int, str] = {}
+        self._categories: dict[int, str] = {}
+        self.are_categories_named = any(
+            any(history.categories) for history in snapshot.histories
+        ) or any(block.category for segment in snapshot.segments for block in segment.blocks)  # fmt: skip
+
+    def line(self, stack: int) -> str:
+        """Return the innermost line that is not torch's or Python's own: ``folder/file.py:12 function``."""
+        if stack not in self._lines:
+            self._lines[stack] = _line(self._stacks[stack])
+        return self._lines[stack]
+
+    def operator(self, stack: int) -> str:
+        """Return what the innermost frame calls itself; "" without a stack."""
+        frames = self._stacks[stack]
+        return frames[0].function if frames else ""
+
+    def category(self, held: SnapshotBlock) -> str:
+        """Return a block's category, as the file names it, else as its stack suggests."""
+        if held.category:
+            return _TITLES.get(held.category, held.category)
+        if held.stack == NO_STACK:
+            return _BEFORE_RECORDING if held.event == BEFORE else NOWHERE
+        if held.stack not in self._categories:
+            self._categories[held.stack] = _part_of_training(self._stacks[held.stack])
+        return self._categories[held.stack]
+
+
+def frame_text(frame: Frame) -> str:
+    """Write a frame in a line."""
+    if not frame.file:
+        return frame.function or "?"
+    return f"{frame.file}:{frame.line} {frame.function}".rstrip()
+
+
+def _line(frames: Sequence[Frame]) -> str:
+    own = next((frame for frame in frames if _is_program(frame.file)), None)
+    if own is not None:
+        return f"{'/'.join(own.file.split('/')[-2:])}:{own.line} {own.function}".rstrip()
+    python = next((frame for frame in frames if frame.file.endswith(".py")), None)
+    if python is not None:
+        return f"{'/'.join(python.file.split('/')[-2:])}:{python.line} {python.function}".rstrip()
+    return frames[0].function or NOWHERE if frames else NOWHERE
+
+
+def _is_program(file: str) -> bool:
+    """Neither torch's nor Python's own, and Python at all; notebooks' cells have names of their own."""
+    if not file.endswith(".py") and "ipython-input" not in file and "ipykernel" not in file:
+        return False
+    if "/torch/" in file or file.startswith("torch/"):
+        return False
+    return "/lib/python3" not in file or "-packages/" in file
+
+
+def _part_of_training(frames: Sequence[Frame]) -> str:
+    """Tell in which part of a training step a stack was taken, by torch's own frames in it."""
+    part = _OTHER
+    for file, _, function in frames:
+        if "torch/optim/" in file:
+            return _OPTIMIZER
+        if file.endswith("torch/autograd/graph.py") or "torch::autograd::Engine" in function:
+            return _BACKWARD
+        if file.endswith("torch/nn/modules/module.py") and "call_impl" in function:
+            part = _FORWARD
+        elif part == _OTHER and "torch/nn/" in file and (function in _MAKES_MODEL or function == "__init__"):
+            part = _PARAMETERS
+    return part

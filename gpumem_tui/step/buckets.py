@@ -20,7 +20,7 @@ def untagged_bucket(
     recomputed: bool = False,
     is_data: bool = False,
 ) -> Bucket:
-    """The bucket of an allocation by when it was made and when it was released.
+    """Return the bucket of an allocation by when it was made and when it was released.
 
     Batch data is what is known to be data. Of the rest, what forward made (or repeated) and a later phase, be it the
     next forward, releases is an activation; what is never released is unexplained; all else is temporary.

@@ -21,12 +21,12 @@ from gpumem_tui.step.sites import is_own
 
 @dataclass(frozen=True)
 class HistoryNote:
-    """Something said after so many allocations and releases on a device: a phase or module begins, or what blocks are.
+    """A marker after `position` events of a device's history: a phase or module begins, or blocks get a bucket.
 
     Attributes:
-        step: of which the phase is, counted from 1; building is step 0.
-        module: the qualified name of the innermost that runs, empty for none.
-        addresses: of blocks that are the bucket's. owners: addresses, each with the module whose it is.
+        step: the training step that the phase belongs to, from 1; 0 while the model is built.
+        module: qualified name of the innermost running module, or ''.
+        addresses: of blocks that are the bucket's. owners: addresses, each with the module that owns it.
         step_ends: a step ends here.
     """
 
@@ -40,10 +40,9 @@ class HistoryNote:
     step: int = 0
 
     def tagged(self, numbers: Mapping[int, int]) -> Iterator[tuple[int, Bucket]]:
-        """The allocations that it says the bucket of, by number.
+        """Yield (allocation number, bucket) for each of this note's addresses that is live.
 
-        Args:
-            numbers: those that are live, by address.
+        `numbers` are the live allocations by address.
         """
         if self.bucket is not None:
             for address in self.addresses:
@@ -64,7 +63,7 @@ class HistoryNotes:
         """Allocations and releases since then."""
         return _events(self._device) - self._start
 
-    def add(
+    def add(  # noqa: PLR0913 - the fields of a note
         self,
         phase: Phase | None = None,
         module: str | None = None,
@@ -80,13 +79,13 @@ class HistoryNotes:
 
 
 def _events(device: int | torch.device) -> int:
-    """Allocations and releases on a device so far."""
+    """Return how many allocations and releases a device has had so far."""
     count: Any = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
     return int(count["allocated"]) + int(count["freed"])
 
 
 def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> Iterator[dict[str, Any] | HistoryNote]:
-    """The entries of the CUDA allocator's history, each note after as many allocations and releases as it counted."""
+    """Yield the CUDA allocator's history, each note after as many allocations and releases as it counted."""
     pending = iter(notes)
     note = next(pending, None)
     position = 0
@@ -103,17 +102,16 @@ def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> I
 
 
 def made_at(entry: dict[str, Any], phase: Phase, module: str = "") -> tuple[Site, bool]:
-    """Where an allocation of the history was made, and whether by a forward that is repeated in backward.
+    """Return where an allocation was made, and whether by a forward that is repeated in backward.
 
-    Args:
-        phase, module: where the step was then.
+    `phase` and `module` say where the step was then.
     """
     frames = entry.get("frames", ())
     return Site(module=module, source=_calling_line(frames)), phase is Phase.BACKWARD and _in_checkpoint(frames)
 
 
 def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
-    """``file:line`` of the program in frames as the CUDA allocator records them, the innermost first."""
+    """Return ``file:line`` of the program in frames as the CUDA allocator records them, the innermost first."""
     for frame in frames:
         path = frame["filename"]
         if is_own(path) and "/torch/" not in path and "/torchinductor_" not in path:  # which writes code of its own
@@ -122,7 +120,7 @@ def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
 
 
 def _in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:
-    """Whether such frames are a checkpoint's that repeats its forward. Its own nested backward is none."""
+    """Return whether such frames are a checkpoint's that repeats its forward. Its own nested backward is none."""
     for frame in frames:
         if frame["filename"].endswith("torch/autograd/graph.py"):
             return False

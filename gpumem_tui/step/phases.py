@@ -21,7 +21,7 @@ OnPhase = Callable[[Phase], None]
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside of a backward pass."""
+    """Return whether this thread is inside of a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

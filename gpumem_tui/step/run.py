@@ -31,7 +31,7 @@ class MemorySample:
     def of(
         cls, step: int, phase: Phase, allocated_bytes: int, reserved_bytes: int, known: Mapping[Bucket, int]
     ) -> MemorySample:
-        """A sample from the buckets known by name. What else is allocated was, after forward, kept for backward."""
+        """Make a sample of the buckets known by name. What else is allocated was, after forward, kept for backward."""
         buckets = dict(known)
         rest = allocated_bytes - sum(buckets.values())
         if rest > 0:
@@ -42,9 +42,14 @@ class MemorySample:
 class Recorder(Protocol):
     """Records a run."""
 
-    def mark(self, step: int, phase: Phase) -> None: ...
-    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None: ...
-    def name_modules(self, model: torch.nn.Module) -> None: ...
+    def mark(self, step: int, phase: Phase) -> None:
+        """State that the run is in `phase` of `step` from here on."""
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        """State which bucket these tensors are."""
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        """Call the modules of `model` by their qualified names from now on."""
 
 
 @dataclass
@@ -59,7 +64,7 @@ class StepRun:
     batch_size: int
     device: torch.device
     recorder: Recorder
-    report: Callable[[MemorySample], None] = lambda sample: None
+    report: Callable[[MemorySample], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._memory: Any = torch.get_device_module(self.device)

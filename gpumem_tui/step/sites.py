@@ -23,9 +23,8 @@ from gpumem_tui.step import Site
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_PROGRAM = (
     os.path.dirname(torch.__file__) + os.sep,
-    os.path.join(_PACKAGE, "command", ""),
+    os.path.join(_PACKAGE, "run", ""),
     os.path.join(_PACKAGE, "simulator", ""),
-    os.path.join(_PACKAGE, "trial", ""),
     os.path.join(_PACKAGE, "probe", ""),
     os.path.join(_PACKAGE, "step", ""),
     "<",
@@ -88,7 +87,7 @@ class RunningModules:
 
     @property
     def innermost(self) -> str:
-        """The one that runs within all others that do; empty if none does."""
+        """The module that runs within all others that do; empty if none does."""
         return self._running[-1] if self._running else ""
 
 
@@ -121,7 +120,7 @@ class SiteFinder:
         return self._modules.is_any
 
     def site(self, operator: str) -> Site:
-        """The place of the operator that is being run."""
+        """Return the place of the operator that is being run."""
         node = torch._C._current_autograd_node()
         if node is not None and not torch.is_grad_enabled():
             module, caller = self._of(node)
@@ -137,16 +136,16 @@ class SiteFinder:
         return Site(operator, module, *caller)
 
     def _of(self, node: Any) -> tuple[str, tuple[str, str]]:
-        """The module and the line that made a node which backward is calling."""
+        """Return the module and the line that made a node which backward is calling."""
         is_within = self._running_again_in not in (_NO_BACKWARD, torch._C._current_graph_task_id())
         return (self._run_again if is_within else self._forward).get(node._sequence_nr(), ("", _NOBODY))
 
     def calling_line(self) -> str:
-        """``file:line`` of the innermost frame that is the program's own."""
+        """Return ``file:line`` of the innermost frame that is the program's own."""
         return self._caller()[0]
 
     def place(self) -> str:
-        """`calling_line`, and where that is an installed library's the line of the program that called it."""
+        """Return `calling_line`, and where that is an installed library's the line of the program that called it."""
         line = self.calling_line()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -158,12 +157,12 @@ class SiteFinder:
         return line
 
     def forward_line(self) -> str:
-        """``file:line`` of the forward operator that backward is differentiating; empty where that is not known."""
+        """Return ``file:line`` of the forward operator that backward is differentiating; empty where unknown."""
         node = torch._C._current_autograd_node()
         return self._of(node)[1][0] if node is not None else ""
 
     def _caller(self) -> tuple[str, str]:
-        """That line, and the name of the function that it is in."""
+        """Return the line of `calling_line`, and the name of the function that it is in."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             key = (frame.f_code, frame.f_lineno)
@@ -177,7 +176,7 @@ class SiteFinder:
 
 
 def is_own(path: str) -> bool:
-    """Whether a file is the program's own: not torch's, and not what runs or watches it here."""
+    """Return whether a file is the program's own: not torch's, and not what runs or watches it here."""
     return not path.startswith(_NOT_THE_PROGRAM)
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor within mappings, lists, tuples, sets and dataclasses, down to a depth that no state has."""
+    """Return every tensor within mappings, lists, tuples, sets and dataclasses, down to a depth that no state has."""
     found: list[torch.Tensor] = []
     _collect(value, found, 0)
     return found
@@ -50,13 +50,13 @@ def _collect(value: Any, found: list[torch.Tensor], depth: int) -> None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that lies on this rank: of a DTensor its shard, of any other the tensor itself."""
+    """Return the part of a tensor that lies on this rank: of a DTensor its shard, of any other the tensor itself."""
     shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return shard
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """The tensors that hold a tensor's memory in its place; None for one that holds it itself.
+    """Return the tensors that hold a tensor's memory in its place; None for one that holds it itself.
 
     Of a DTensor its shard, of one that wraps others these, of a sparse one its indices and values. Nothing is computed
     or copied.
@@ -82,7 +82,7 @@ def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def holding_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors whose storages are a tensor's memory on this rank: within what `torch.func` and others wrapped."""
+    """Return the tensors whose storages are a tensor's memory on this rank, within what `torch.func` wrapped."""
     functorch: Any = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -91,7 +91,7 @@ def holding_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> list[tuple[int, torch.UntypedStorage]]:
-    """The devices and storages behind a tensor, on this rank: of a DTensor its shard, of others that wrap their parts.
+    """Return devices and storages behind a tensor on this rank: of a DTensor its shard, of wrappers their parts.
 
     Nothing for a tensor that holds no memory on a CPU or CUDA device (meta, fake). Nothing is computed or copied.
     """
@@ -110,7 +110,7 @@ def memory_of(tensor: torch.Tensor) -> list[tuple[int, torch.UntypedStorage]]:
 
 
 def host_memory_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages behind a tensor that are in host memory."""
+    """Return the storages behind a tensor that are in host memory."""
     return [storage for device, storage in memory_of(tensor) if device == CPU]
 
 
@@ -118,17 +118,17 @@ def host_memory_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters that an optimizer updates."""
+    """Return the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in tensors_in(group["params"])]
 
 
 def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients that there are. Only leaves are asked: others answer with a warning."""
+    """Return the gradients that there are. Only leaves are asked: others answer with a warning."""
     return [p.grad for p in parameters if p.is_leaf and p.grad is not None]
 
 
 def state_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, list[torch.Tensor]]:
-    """The tensors that optimizers keep, by the `id` of their parameter.
+    """Return the tensors that optimizers keep, by the `id` of their parameter.
 
     One that wraps another (ZeroRedundancyOptimizer) keeps them there. No property of the program's is called.
     """
@@ -152,12 +152,12 @@ def _attributes(thing: object) -> dict[str, Any]:
 
 
 def instances_of(kind: type[T], things: list[Any]) -> list[T]:
-    """The objects of a kind, by their type: `isinstance` would make lazy objects load what they stand for."""
+    """Return objects of a kind, by their type: `isinstance` would make lazy objects load what they stand for."""
     wanted = {one for one in set(map(type, things)) if issubclass(one, kind)}
     return list(compress(things, map(wanted.__contains__, map(type, things))))
 
 
 def outermost(modules: list[nn.Module]) -> list[nn.Module]:
-    """The modules that are no part of another one."""
+    """Return the modules that are no part of another one."""
     parts = {id(part) for module in modules for part in module._modules.values()}
     return [module for module in modules if id(module) not in parts]

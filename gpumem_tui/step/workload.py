@@ -23,13 +23,13 @@ class Workload(Protocol):
         ...
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-        """The model and its optimizer, on the device."""
+        """Make the model and its optimizer, on the device."""
         ...
 
     def make_batch(self, batch_size: int, device: torch.device) -> object:
-        """One batch of `batch_size` samples on the device, in whatever form `train_step` takes it."""
+        """Make one batch of `batch_size` samples on the device, in whatever form `train_step` takes it."""
         ...
 
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
-        """One full step: forward, backward, optimizer step, gradients dropped."""
+        """Do one full step: forward, backward, optimizer step, gradients dropped."""
         ...

@@ -8,11 +8,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from rich.segment import Segment
 from textual.app import SystemCommand
@@ -28,21 +29,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.tui.kit.acts import Act, ActingApp, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.glyphs import to_ascii
-from gpumem_tui.tui.kit.main_screen import FRAME_CSS, MainScreen
+from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES, to_ascii
+from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver
-from gpumem_tui.tui.kit.theme import PALETTE, THEME, THEMES
 
 if TYPE_CHECKING:
-    from gpumem_tui.catalog.shapes import Gpu
     from gpumem_tui.plan.measured import MeasuredRate
-    from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.remote.ssh import SshOptions
-    from gpumem_tui.tui.hosts.screen import HostsScreen
-    from gpumem_tui.tui.monitor.screen import MonitorScreen
-    from gpumem_tui.tui.plan.screen import PlanScreen
     from gpumem_tui.tui.search.screen import SearchScreen
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
@@ -54,10 +47,10 @@ _MOUNT_S = 1.0
 _LOOK_S = 0.01
 """How long the program's end waits for widgets, and how often it looks."""
 
-ScreenName = Literal["monitor", "search", "plan", "snapshot"]
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 """On keys 1, 2, 3; a snapshot on 4 where the program was opened with one."""
 
+_GO = "To the Monitor or hosts, to Search, Plan, the snapshot"
 _OWN_COMMANDS = ("Theme",)
 """Of Textual's own commands, the ones that mean something here."""
 _PALETTE_LINES = 8
@@ -72,7 +65,7 @@ class Unavailable(Exception):
 class AsciiFilter(LineFilter):
     """Replaces every drawn character by an ASCII one, whatever widget drew it."""
 
-    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
         """Translate the text of every segment."""
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
@@ -94,20 +87,17 @@ class GpuMemApp(ActingApp[int]):
     CSS = FRAME_CSS
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "interrupt", show=False, priority=True),
-        Binding("ctrl+z", "suspend_process", show=False),
-        *(
-            Binding(str(key), f"show('{name}')", name, show=False, tooltip=f"Go to {name.capitalize()}")
-            for key, name in enumerate(SCREENS, 1)
-        ),
+        Binding("ctrl+p", "command_palette", show=False, priority=True, tooltip="All commands by name, and the themes"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True, tooltip="Leave; of `run`: interrupt the command"),
+        Binding("ctrl+z", "suspend_process", show=False, tooltip="Stop the program; fg goes on"),
+        *(Binding(str(key), f"show('{name}')", name, show=False, tooltip=_GO) for key, name in enumerate(SCREENS, 1)),
     ]
 
+    @dataclass
     class Killed(Message):
         """A signal asked the program to end with this exit code."""
 
-        def __init__(self, code: int) -> None:
-            super().__init__()
-            self.code = code
+        code: int
 
     def __init__(
         self,
@@ -139,7 +129,7 @@ class GpuMemApp(ActingApp[int]):
         self.theme = self._wanted_theme if self._wanted_theme in self.available_themes else THEME.name
 
     def main_screen(self, name: ScreenName) -> MainScreen:
-        """A main screen, made if need be.
+        """Return a main screen, made if need be.
 
         Raises:
             KeyError: the program was opened without that screen.
@@ -184,84 +174,54 @@ class GpuMemApp(ActingApp[int]):
         return None
 
     def on_search_screen_measured(self, message: SearchScreen.Measured) -> None:
-        """What a search has measured counts for the plans of the same step."""
+        """Take what a search has measured into the plans of the same step."""
         self._measured.append(message.rate)
         self._hand_over_measured()
 
     def _hand_over_measured(self) -> None:
-        screen = self._made.get("plan")
-        if screen is None:
-            return
-        from gpumem_tui.tui.plan.screen import PlanScreen
+        if "plan" in self._made:
+            self._made["plan"].take_over(tuple(self._measured))
 
-        if isinstance(screen, PlanScreen):
-            screen.take_measured(self._measured)
+    def on_main_screen_wanted(self, message: MainScreen.Wanted) -> None:
+        """Show the screen that is wanted, and have it take over what another one hands over."""
+        if message.screen in self._makers:
+            self.run_worker(self._hand_over(message.screen, message.what), group="show", exclusive=True)
 
-    def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
-        """Search with a plan's settings."""
-        if "search" in self._makers:
-            self.run_worker(self._search(message.plan), group="show", exclusive=True)
+    async def _hand_over(self, name: ScreenName, what: object) -> None:
+        from gpumem_tui.plan.plan import Plan
 
-    def on_monitor_screen_plan_wanted(self, message: MonitorScreen.PlanWanted) -> None:
-        """Plan for what a watched process trains."""
-        if "plan" in self._makers:
-            self.run_worker(self._plan(message.plan), group="show", exclusive=True)
+        if name == "search" and isinstance(what, Plan):
+            from gpumem_tui.options.configuration import configure, options_of
 
-    def on_hosts_screen_search_wanted(self, message: HostsScreen.SearchWanted) -> None:
-        """Search on another machine."""
-        if "search" in self._makers:
-            self.run_worker(self._search_on(message.host, message.ssh), group="show", exclusive=True)
+            try:
+                options = options_of(what, self._python)
+                what = options.trained, await in_daemon_thread(lambda: configure(options))
+            except OptionError as error:
+                self.notify(str(error), title="Search", severity="error")
+                return
+        await self._show(name)
+        if name in self._made and (why_not := self._made[name].take_over(what)):
+            self.notify(why_not, title=name.capitalize(), severity="warning")
 
-    async def _search_on(self, host: str, ssh: SshOptions) -> None:
-        from gpumem_tui.tui.search.screen import SearchScreen
+    def action_help(self) -> None:
+        """Show the keys of the screen, and what else there is to know of it."""
+        from gpumem_tui.tui.kit.help import HelpScreen
 
-        await self._show("search")
-        screen = self._made.get("search")
-        if isinstance(screen, SearchScreen) and not screen.search_on(host, ssh):
-            self.notify("another search is running: cancel it first", title="Search", severity="warning")
+        if isinstance(self.screen, MainScreen):
+            self.push_screen(HelpScreen.of(self.screen))
 
-    def on_hosts_screen_plan_wanted(self, message: HostsScreen.PlanWanted) -> None:
-        """Plan for a GPU of another machine."""
-        if "plan" in self._makers:
-            self.run_worker(self._plan_for(message.gpu), group="show", exclusive=True)
+    def action_manual(self, topic: str) -> None:
+        """Open the manual at a topic."""
+        from gpumem_tui.tui.kit.manual import ManualScreen
 
-    async def _plan_for(self, gpu: Gpu) -> None:
-        from gpumem_tui.tui.plan.screen import PlanScreen
-
-        await self._show("plan")
-        screen = self._made.get("plan")
-        if isinstance(screen, PlanScreen):
-            screen.load(replace(screen.state.plan, gpu=gpu))
-
-    async def _plan(self, plan: Plan) -> None:
-        from gpumem_tui.tui.plan.screen import PlanScreen
-
-        await self._show("plan")
-        screen = self._made.get("plan")
-        if isinstance(screen, PlanScreen):
-            screen.load(plan)
-
-    async def _search(self, plan: Plan) -> None:
-        from gpumem_tui.options.configuration import configure, options_of
-        from gpumem_tui.tui.search.screen import SearchScreen
-
-        try:
-            options = options_of(plan, self._python)
-            config = await in_daemon_thread(lambda: configure(options))
-        except OptionError as error:
-            self.notify(str(error), title="Search", severity="error")
-            return
-        await self._show("search")
-        screen = self._made.get("search")
-        if isinstance(screen, SearchScreen) and not screen.load(options.trained, config):
-            self.notify("another search is running: cancel it first", title="Search", severity="warning")
+        self.push_screen(ManualScreen(topic))
 
     def notify(self, message: str, **named: Any) -> None:
         """As in Textual, but brackets are text: notices name commands and paths. Those of all screens come here."""
         super().notify(message, **{**named, "markup": False})
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """What memory is drawn with, for themes that do not say."""
+        """Return what memory is drawn with, for themes that do not say."""
         return PALETTE
 
     def action_command_palette(self) -> None:
@@ -270,7 +230,7 @@ class GpuMemApp(ActingApp[int]):
             super().action_command_palette()
 
     def on_resize(self, event: Resize) -> None:
-        """The same while it is open."""
+        """Close the command palette in a terminal that has become too small for it."""
         if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
             self.pop_screen()
 
@@ -284,7 +244,7 @@ class GpuMemApp(ActingApp[int]):
         return [*super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The keys that do something now, by name, and Textual's own where they make sense."""
+        """Yield the keys that do something now, by name, and Textual's own where they make sense."""
         for active in screen.active_bindings.values():
             binding, node = active.binding, active.node
             if node is screen and active.enabled and binding.show and not screen.is_modal:
@@ -309,7 +269,7 @@ class GpuMemApp(ActingApp[int]):
             self.notify(f"written to {path}", title="Screenshot")
 
     def on_mount(self) -> None:
-        """A signal must not leave the terminal in disorder nor a child process behind."""
+        """Catch signals: none must leave the terminal in disorder nor a child process behind."""
         if threading.current_thread() is threading.main_thread():  # the only one that may install handlers
             self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         self.call_after_refresh(self._collect_garbage)
@@ -347,7 +307,7 @@ class GpuMemApp(ActingApp[int]):
         self.exit(message.code)
 
     async def _end(self) -> int:
-        """The exit code of the screens that have one to give: the first that is not 0."""
+        """Return the exit code of the screens that have one to give: the first that is not 0."""
         self._ending = True
         codes = [await screen.end() for screen in tuple(self._made.values())]
         await self._until_mounted()
@@ -362,13 +322,14 @@ class GpuMemApp(ActingApp[int]):
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         threading.Thread(target=self._leave, args=(_EXIT_SIGNAL_BASE + number,), daemon=True).start()
 
     def _leave(self, code: int) -> None:
         """In a thread of its own: when the terminal is gone, the event loop may hang writing to it."""
         for screen in self._made.values():
-            screen.cancel()
+            with suppress(Exception):  # whatever one screen makes of it, the program ends
+                screen.cancel()
         self.post_message(self.Killed(code))
         if not self.left.wait(_ORDERLY_S):
             os._exit(code)

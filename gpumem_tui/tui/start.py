@@ -9,27 +9,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.monitor.nvml import NO_DRIVER
 from gpumem_tui.monitor.snapshot import Snapshot, Source
+from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
-    from gpumem_tui.monitor.replay import RecordingReplay
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.remote.connection import Connection
-    from gpumem_tui.remote.fleet import Fleet
-    from gpumem_tui.remote.recording import HostsReplay
+    from gpumem_tui.recording.player import Player
+    from gpumem_tui.remote.connection import Connection, Fleet
     from gpumem_tui.remote.searching import RemoteSearch
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.wire import Configured
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
-    from gpumem_tui.tui.app import ScreenName
-    from gpumem_tui.tui.kit.acts import Act
-    from gpumem_tui.tui.kit.main_screen import MainScreen
-    from gpumem_tui.watch.terminal_command import TerminalCommand
+    from gpumem_tui.tui.kit.main_screen import Act, MainScreen, ScreenName
+    from gpumem_tui.watch.supervising import TerminalCommand
 
     Screens = Mapping[ScreenName, Callable[[], MainScreen]]
 
@@ -75,7 +71,7 @@ def open_monitor(source: Source, settings: Settings, *, notice: str = "") -> int
     return _watch(partial(_monitor_screen, source, settings, notice=notice), settings)
 
 
-def open_replay(replay: RecordingReplay, settings: Settings) -> int:
+def open_replay(replay: Player, settings: Settings) -> int:
     """Open on the recording of a machine, which plays from here on, and return the exit code."""
     _leave_garbage()
     replay.start()
@@ -83,17 +79,17 @@ def open_replay(replay: RecordingReplay, settings: Settings) -> int:
     return _watch(partial(_monitor_screen, replay, settings, is_here=False, **played), settings)
 
 
-def open_hosts(fleet: Fleet | HostsReplay, settings: Settings, *, allow_signals: bool = False) -> int:
+def open_hosts(fleet: Fleet | Player, settings: Settings, *, allow_signals: bool = False) -> int:
     """Open on several hosts, which are connected to or played from here on, and return the exit code.
 
     Args:
         allow_signals: offer to end processes there.
     """
-    from gpumem_tui.tui.hosts.making import hosts_screen
+    from gpumem_tui.tui.hosts.screen import HostsScreen
 
     _leave_garbage()
     fleet.start()
-    return _watch(partial(hosts_screen, fleet, settings, allow_signals=allow_signals), settings)
+    return _watch(partial(HostsScreen, fleet, settings, allow_signals=allow_signals), settings)
 
 
 def open_search(
@@ -126,7 +122,7 @@ def open_search_on_host(
     Args:
         there: connected, and ended by the caller; found: what it will search; options: as typed.
     """
-    from gpumem_tui.tui.hosts.making import host_monitor, host_search
+    from gpumem_tui.tui.hosts.one import host_monitor, host_search
 
     _leave_garbage()
     screens: Screens = {
@@ -207,7 +203,7 @@ def open_run(
         command: already started, by this thread; words: how it was typed.
         connection: to the machine that it runs on; None for this one.
     """
-    from gpumem_tui.tui.hosts.making import host_parts
+    from gpumem_tui.tui.hosts.one import host_parts
     from gpumem_tui.tui.run.screen import RunScreen
 
     _leave_garbage()
@@ -227,13 +223,12 @@ def open_run(
 
 
 def _leave_garbage() -> None:
-    """Until the first frame, when the program collects again: what is imported stays, and looking for garbage in it
-    takes a seventh of the time."""
+    """Collect no garbage until the first frame: what is imported stays, and to look takes a seventh of the time."""
     gc.disable()
 
 
 def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
-    from gpumem_tui.tui.kit.acts import EVERY_ACT
+    from gpumem_tui.tui.kit.main_screen import EVERY_ACT
 
     search = _no_search if settings.read_only else _default_search
     screens: Screens = {"monitor": monitor, "search": search, "plan": _default_plan}
@@ -242,7 +237,7 @@ def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
 
 def _no_search() -> MainScreen:
     from gpumem_tui.tui.app import Unavailable
-    from gpumem_tui.tui.kit.acts import Act, refusal
+    from gpumem_tui.tui.kit.main_screen import Act, refusal
 
     raise Unavailable(refusal(Act.SEARCH))
 
@@ -257,8 +252,8 @@ def _run(
 ) -> int:
     """Run it until it is left; who types `search` or `plan` may do so, but touch no process, if the settings say so."""
     from gpumem_tui.tui.app import GpuMemApp, run_app
-    from gpumem_tui.tui.kit.acts import TO_PROCESSES
     from gpumem_tui.tui.kit.glyphs import wants_ascii
+    from gpumem_tui.tui.kit.main_screen import TO_PROCESSES
 
     ascii_only = settings.ascii or wants_ascii(os.environ)
     if forbidden is None:
@@ -274,7 +269,7 @@ def _monitor_screen(source: Source, settings: Settings, *, is_here: bool = True,
 
 
 def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any]:
-    """What a Monitor is made of besides its source."""
+    """Return what a Monitor is made of besides its source."""
     from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.history import History
     from gpumem_tui.watch.live import LiveProbes
@@ -293,7 +288,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
 
 
 def _own_monitor(settings: Settings) -> MainScreen:
-    """The Monitor of this machine."""
+    """Return the Monitor of this machine."""
     source = _sampler(settings)
     source.start()
     return _monitor_screen(source, settings)
@@ -322,21 +317,21 @@ def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
 def _command_plan_screen(
     config: SearchConfig, batch_size: int, wanted: tuple[str, ...], *, run_all: bool
 ) -> MainScreen:
-    from gpumem_tui.plan.command_runs import CommandRuns
+    from gpumem_tui.plan.command import CommandRuns
     from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 
     return CommandPlanScreen(CommandRuns(config, batch_size, wanted), run_all=run_all)
 
 
 def _plan_beside(config: SearchConfig) -> MainScreen:
-    """The Plan of what is searched; of a command one sample, and its what-ifs only when asked for."""
+    """Return the Plan of what is searched; of a command one sample, and its what-ifs only when asked for."""
     if config.workload.command is not None:
         return _command_plan_screen(config, 1, (), run_all=False)
     return _plan_screen(_plan_of(config), config)
 
 
 def _plan_of(config: SearchConfig) -> Plan:
-    """A search's settings as a plan; a workload file has no shape, so it is the default model's then.
+    """Return a search's settings as a plan; a workload file has no shape, so it is the default model's then.
 
     Raises:
         Unavailable: a command is searched.
@@ -365,7 +360,7 @@ def _default_plan() -> MainScreen:
 
 
 def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
-    """What the bare command would search.
+    """Return what the bare command would search.
 
     Raises:
         Unavailable: the environment asks for what cannot be searched or traced.
@@ -387,14 +382,14 @@ def _sampler(settings: Settings) -> Source:
 
 
 def _worth_watching(snapshot: Snapshot | None) -> bool:
-    """A GPU answers, or a driver is there and something is wrong with it."""
+    """Return whether a GPU answers, or a driver is there and something is wrong with it."""
     if snapshot is None or snapshot.gpus:
         return True
-    return bool(snapshot.problem) and not snapshot.problem.startswith(NO_DRIVER)
+    return bool(snapshot.problem) and not snapshot.problem.startswith(vendor().no_driver)
 
 
 def _anything_publishes() -> bool:
-    """A probe inside a running process answers."""
+    """Return whether a probe inside a running process answers."""
     from gpumem_tui.watch.reader import Watcher
 
     return any(process.is_running for process in Watcher().processes())

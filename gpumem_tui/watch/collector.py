@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpumem_tui import host_memory
 from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.monitor.devices import Candidate, visible_devices
+from gpumem_tui.monitor.probes import ProbeFigures, Probes
 from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.monitor.visible import Candidate
 from gpumem_tui.probe.files import WireError
-from gpumem_tui.probe.wire import CPU
-from gpumem_tui.watch.cleaning import clean
-from gpumem_tui.watch.devices import gpu_uuid, probe_figures
-from gpumem_tui.watch.documents import read_trained
+from gpumem_tui.probe.wire import CPU, Trained
+from gpumem_tui.watch import hosts
+from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.expected import FIXED, Expected, expect
+from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, fill_s, growth_of, is_worth_an_alert
 from gpumem_tui.watch.postmortem import Case, open_case
 from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess
+from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess, ProbeSample
 
 _GROWTH_EVERY_S = 5.0
 
@@ -82,7 +83,7 @@ class Collector:
         return Published(tuple(watched), found.refused, probe_figures(found.processes, candidates))
 
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
-        """Derived again when the document or the bytes change, which is seldom."""
+        """Return what the formula expects, derived again only if the document or the bytes change, which is seldom."""
         if not process.is_running:
             return Unknown(process.state_words)
         found = fixed_bytes(process)
@@ -98,7 +99,7 @@ class Collector:
     def _growing(
         self, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]
     ) -> tuple[Growth, ...]:
-        """Computed again every few seconds only: a process's history is long."""
+        """Return the growth that is worth an alert, computed every few seconds only: a process's history is long."""
         if not process.is_running:
             return ()
         looked_s, found = self._growth.get(process.key, (-math.inf, ()))
@@ -124,7 +125,7 @@ class Collector:
 
 
 def fixed_bytes(process: ProbedProcess) -> dict[Bucket, int]:
-    """Parameters, gradients and optimizer state over all devices, as far as they are known."""
+    """Sum parameters, gradients and optimizer state over all devices, as far as they are known."""
     found: dict[Bucket, int] = {}
     for sample in process.samples:
         for bucket in FIXED:
@@ -136,7 +137,7 @@ def fixed_bytes(process: ProbedProcess) -> dict[Bucket, int]:
 
 def _derive(process: ProbedProcess, found: Mapping[Bucket, int]) -> Reading[Expected]:
     try:
-        trained = read_trained(process.files, process.uid)
+        trained = read_document(Trained, process.files, process.uid)
     except WireError as error:
         return Unknown(str(error))
     if trained is None:
@@ -146,7 +147,7 @@ def _derive(process: ProbedProcess, found: Mapping[Bucket, int]) -> Reading[Expe
 
 
 def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]) -> Growth:
-    """With the time until it has filled what is left of its device, the cache of its allocator included."""
+    """Add the time until it has filled what is left of its device, the cache of its allocator included."""
     if growth.device == CPU:
         left_bytes = None if process.pid is None else host_memory.left_bytes(process.pid)
     else:
@@ -162,3 +163,52 @@ def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed],
 
 def _candidate(gpu: GpuReading) -> Candidate:
     return Candidate(gpu.index, gpu.uuid, gpu.name, tuple(instance.uuid for instance in gpu.instances))
+
+
+# Which GPU of the machine a process means by cuda:0
+
+
+def gpu_uuid(process: ProbedProcess, sample: ProbeSample, gpus: Sequence[Candidate]) -> Reading[str]:
+    """Return the UUID, as NVML writes it, of the device of a sample.
+
+    By the UUID that the process itself reports; where its torch is too old to tell, by the device's number and the
+    environment that it was started with.
+    """
+    record = sample.record
+    if record.device == CPU:
+        return Unknown("host memory")
+    if record.device_uuid:
+        return _listed(record.device_uuid, gpus)
+    environ = hosts.environ(hosts.PROC / str(process.pid)) if process.pid is not None else {}
+    if process.process.visible_devices is not None:
+        environ = {**environ, "CUDA_VISIBLE_DEVICES": process.process.visible_devices}
+    seen = visible_devices(gpus, environ)
+    if isinstance(seen, Unknown):
+        return seen
+    if record.device >= len(seen):
+        return Unknown(f"{sample.device} is none of the {len(seen)} GPUs that its environment lets it see")
+    return seen[record.device]
+
+
+def _listed(uuid: str, gpus: Sequence[Candidate]) -> str:
+    """Return a UUID as NVML has it: torch's has no beginning, by which a MIG instance's differs from a whole GPU's."""
+    instances = [instance for gpu in gpus for instance in gpu.instances]
+    return next((instance for instance in instances if _digits(instance) == _digits(uuid)), uuid)
+
+
+def _digits(uuid: str) -> str:
+    return uuid.partition("-")[2]
+
+
+def probe_figures(processes: Iterable[ProbedProcess], gpus: Sequence[Candidate]) -> Probes:
+    """Return the allocators' figures of all running processes, by GPU and pid, as alerts and histories take them."""
+    found = {}
+    for process in processes:
+        for sample in process.samples if process.pid is not None else ():
+            uuid = gpu_uuid(process, sample, gpus)
+            figures = (sample.allocated_bytes, sample.reserved_bytes, sample.retries, sample.ooms)
+            if not isinstance(uuid, Unknown) and process.pid is not None:
+                known = [figure for figure in figures if isinstance(figure, int)]
+                if len(known) == len(figures):
+                    found[uuid, process.pid] = ProbeFigures(*known)
+    return found

@@ -1,107 +1,101 @@
-"""The documents beside a ring, read: every one is checked, as it may be anybody's."""
+"""What a probe published, read: ring and documents, every value checked, as the file may be anybody's.
+
+The types are the probe's own (`gpumem_tui.probe.wire`): msgspec converts by their annotations, and texts are made
+printable, since root reads the files of other users too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+import math
+import uuid
+from binascii import crc32
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from gpumem_tui.memory import Breakdown
-from gpumem_tui.probe.documents import (
+from gpumem_tui.probe.files import Files, WireError, read_private
+from gpumem_tui.probe.wire import (
+    CHECKSUM,
+    COUNTER,
+    CPU,
+    HAS_ALLOCATOR,
+    HEADER_BYTES,
     LARGEST,
+    LOOKING_AT,
+    MAGIC,
     MAX_DOCUMENT_BYTES,
+    PHASES,
+    PREFIX,
+    RECORD,
     SCHEMA,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    SWITCHED_OFF_AT,
     AtLeast,
     Exit,
     LookAnswer,
     PostMortem,
+    Process,
+    Record,
     Trained,
     UncaughtError,
 )
-from gpumem_tui.probe.files import Files, WireError, read_private
 from gpumem_tui.text import cleaned, printable
 
-Document = TypeVar("Document", Trained, LookAnswer, PostMortem, UncaughtError, Exit)
+_T = TypeVar("_T")
 
 
-def read_trained(files: Files, uid: int) -> Trained | None:
-    """What the process trains; None as long as its probe has not said.
+# Documents
+
+
+_NAMES: Mapping[type, str] = {
+    Trained: "model",
+    LookAnswer: "look",
+    PostMortem: "oom",
+    UncaughtError: "error",
+    Exit: "exit",
+}
+"""The attribute of `Files` that is the path of each kind."""
+
+
+def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
+    """Read one of the documents of a process of a user; None if there is none (yet).
+
+    Args:
+        kind: `Trained`, `LookAnswer`, `PostMortem`, `UncaughtError` or `Exit`.
 
     Raises:
         WireError: not a document that may be trusted; one line.
     """
-    return _read(Trained, files.model, uid)
-
-
-def read_look(files: Files, uid: int) -> LookAnswer | None:
-    """The last deep look; None if there was none.
-
-    Raises:
-        WireError: as `read_trained`.
-    """
-    look = _read(LookAnswer, files.look, uid)
-    if look is not None:
-        for device in look.devices:
-            if _total(device.buckets, files.look) != device.peak_bytes:
-                raise WireError(f"{files.look.name} is damaged: the buckets do not sum to the peak")
-            for held in device.held:
-                _total({held.bucket: held.bytes}, files.look)
-    return look
-
-
-def read_post_mortem(files: Files, uid: int) -> PostMortem | None:
-    """What was there when memory ran out last; None if it never did.
-
-    Raises:
-        WireError: as `read_trained`.
-    """
-    found = _read(PostMortem, files.oom, uid)
-    if found is not None:
-        _total(found.buckets, files.oom)
-    return found
-
-
-def read_error(files: Files, uid: int) -> UncaughtError | None:
-    """The exception that ended the process; None if its probe saw none.
-
-    Raises:
-        WireError: as `read_trained`.
-    """
-    return _read(UncaughtError, files.error, uid)
-
-
-def read_exit(files: Files, uid: int) -> Exit | None:
-    """How the process ended, where `gpumem-tui run` saw it.
-
-    Raises:
-        WireError: as `read_trained`.
-    """
-    return _read(Exit, files.exit, uid)
-
-
-def _read(kind: type[Document], path: Path, uid: int) -> Document | None:
+    path: Path = getattr(files, _NAMES[kind])
     try:
         data = read_private(path, MAX_DOCUMENT_BYTES, {uid})
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise WireError(f"{path.name} cannot be read: {error.strerror}") from error
-    try:
-        content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        content = _object(data)
         if content.get("schema") != SCHEMA:
             raise WireError(f"{path.name} was written by another version (schema {content.get('schema')!r:.40})")
         if isinstance(message := content.get("message"), str):  # PyTorch's goes on for many lines of advice
             content["message"] = next((line for line in message.splitlines() if line.strip()), "")
-        document = msgspec.convert(cleaned(content), kind)
-        hint: Any = kind
-        _bounds(hint)(document)
-        return document
-    except (msgspec.MsgspecError, RecursionError, _OutOfBounds) as error:
+        document = _checked(kind, content)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WireError(f"{path.name} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error
+    if isinstance(document, PostMortem):
+        _total(document.buckets, path)
+    for device in document.devices if isinstance(document, LookAnswer) else ():
+        if _total(device.buckets, path) != device.peak_bytes:
+            raise WireError(f"{path.name} is damaged: the buckets do not sum to the peak")
+        for held in device.held:
+            _total({held.bucket: held.bytes}, path)
+    return document
 
 
 def _total(buckets: Mapping[str, int], path: Path) -> int:
@@ -111,65 +105,121 @@ def _total(buckets: Mapping[str, int], path: Path) -> int:
         raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error
 
 
-# The bounds of numbers, which the annotations say and msgspec does not know
+def _object(data: bytes) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    return content
 
 
-class _OutOfBounds(Exception):
-    """A number that is too small or too large."""
+def _checked(kind: type[_T], content: dict[str, Any]) -> _T:
+    """Return the content as a value of that type, every text printable and every number within its bounds.
+
+    Raises:
+        msgspec.MsgspecError, RecursionError: the content is something else.
+    """
+    value = msgspec.convert(cleaned(content), kind)
+    _check(kind, value)
+    return value
 
 
-def _nothing(value: Any) -> None:
-    """Accept any value."""
+def _check(hint: Any, value: Any) -> None:
+    """Raise if a number in a value is out of the bounds in its annotation (`AtLeast`), which msgspec does not know."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        for name, bounded in _bounded_fields(hint):
+            _check(bounded, getattr(value, name))
+    elif origin is Annotated:
+        for one in hint.__metadata__:
+            least = one.value if isinstance(one, AtLeast) else value
+            if not least <= value <= (math.inf if isinstance(value, float) else LARGEST):
+                raise msgspec.ValidationError(f"{value} is not a number from {least} to {LARGEST}")
+    elif origin is dict:
+        for one in value.values():
+            _check(parts[1], one)
+    elif origin is tuple:
+        for part, one in zip(repeat(parts[0]) if parts[-1] is Ellipsis else parts, value, strict=False):
+            _check(part, one)
+    elif value is not None:  # of what may be None
+        for part in parts:
+            _check(part, value)
 
 
 @cache
-def _bounds(hint: Any) -> Callable[[Any], None]:
-    """What checks that the numbers in a value of a type are within their bounds."""
-    if is_dataclass(hint):
-        return _bounds_of_fields(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return next((_at_least(one.value) for one in hint.__metadata__ if isinstance(one, AtLeast)), _nothing)
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return _each([_bounds(argument) for argument in arguments])
-    check = next((found for one in arguments if (found := _bounds(one)) is not _nothing), _nothing)
-    if check is _nothing:
-        return _nothing
-    if origin is dict:
-        return lambda value: _all(check, value.values())
-    if origin is tuple:
-        return lambda value: _all(check, value)
-    return lambda value: None if value is None else check(value)
-
-
-def _bounds_of_fields(kind: Any) -> Callable[[Any], None]:
+def _bounded_fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a dataclass in which a number may have bounds, each with its annotation."""
     hints = get_type_hints(kind, include_extras=True)
-    checks = [(field.name, _bounds(hints[field.name])) for field in fields(kind)]
-    checked = [(name, check) for name, check in checks if check is not _nothing]
-
-    def check(value: Any) -> None:
-        for name, of_field in checked:
-            of_field(getattr(value, name))
-
-    return check
+    return tuple((name, hint) for name, hint in hints.items() if _has_bounds(hint))
 
 
-def _at_least(least: int) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if not least <= value <= LARGEST and not (isinstance(value, float) and value >= least):
-            raise _OutOfBounds(f"{value} is not a number from {least} to {LARGEST}")
-
-    return check
+def _has_bounds(hint: Any) -> bool:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return bool(_bounded_fields(hint))
+    return get_origin(hint) is Annotated or any(map(_has_bounds, get_args(hint)))
 
 
-def _each(checks: list[Callable[[Any], None]]) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        for of_item, item in zip(checks, value, strict=True):
-            of_item(item)
-
-    return check
+# The ring
 
 
-def _all(check: Callable[[Any], None], values: Any) -> None:
-    for value in values:
-        check(value)
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of a ring say.
+
+    Attributes:
+        written: records written since the ring was made; the newest has this sequence number.
+        ended_ns: wall time at which the interpreter exited; 0 while it runs, and if it was killed.
+        switched_off: why the probe switched itself off; empty if it did not.
+        looking: the number of the request for a look that is being recorded; 0 for none. A request that is neither
+            this nor answered waits for a step's end, at which the probe sees it.
+    """
+
+    process: Process
+    written: int
+    ended_ns: int
+    switched_off: str
+    looking: int = 0
+
+
+def decode_header(data: bytes) -> Header:
+    """Read the header at the start of `data`.
+
+    Raises:
+        WireError: it is no ring, of another schema, or damaged.
+    """
+    if len(data) < HEADER_BYTES:
+        raise WireError(f"the ring has {len(data)} bytes, less than its header")
+    magic, schema, header, slot, count, written, ended_ns, length, checksum = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError("not a ring")
+    if schema != SCHEMA:
+        raise WireError(f"written by another version (schema {schema}, this one reads {SCHEMA})")
+    text = data[PREFIX.size : PREFIX.size + length]
+    sizes = (header, slot, count) == (HEADER_BYTES, SLOT_BYTES, SLOT_COUNT)
+    if not sizes or length > HEADER_BYTES or written > LARGEST or crc32(text) != checksum:
+        raise WireError("the ring's header is damaged")
+    try:
+        process = _checked(Process, _object(text))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WireError(f"the ring's header is damaged: {printable(str(error))}") from error
+    switched_off = data[SWITCHED_OFF_AT:HEADER_BYTES].rstrip(b"\0").decode(errors="ignore")
+    looking = COUNTER.unpack_from(data, LOOKING_AT)[0] if PREFIX.size + length <= LOOKING_AT else 0
+    return Header(process, written, ended_ns, printable(switched_off), looking)
+
+
+def decode_record(slot: bytes) -> Record:
+    """Read the record in one slot.
+
+    Raises:
+        WireError: the slot is empty, being written, or damaged.
+    """
+    body = slot[: SLOT_BYTES - CHECKSUM.size]
+    if len(slot) != SLOT_BYTES or CHECKSUM.unpack_from(slot, len(body))[0] != crc32(body):
+        raise WireError("the slot holds no whole record")
+    values = RECORD.unpack_from(body)
+    sequence, step, wall_ns, monotonic_ns, step_s, phase, flags, device, _, raw_uuid = values[:10]
+    counts = values[10:23]
+    host_bytes = values[25] - 1
+    sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1 and host_bytes <= LARGEST
+    if not sane or math.isinf(step_s) or step_s < 0 or max(values[:4]) > LARGEST:
+        raise WireError("the slot's record makes no sense")
+    device_uuid = f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else ""
+    where = (PHASES[phase], device, device_uuid, bool(flags & HAS_ALLOCATOR))
+    return Record(*(sequence, step, wall_ns, monotonic_ns, step_s, *where, *values[10:25], host_bytes))

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.formula.changes import STAGES
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, at_moment, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import Optimizer, Precision, Recipe, Sharding
+from gpumem_tui.formula.records import OPTIMIZER_RECORDS, PRECISION_RECORDS
 from gpumem_tui.formula.remedies import Remedy, remedies
-from gpumem_tui.formula.rows import Moment, fixed_row
+from gpumem_tui.formula.rows import Moment, row
+from gpumem_tui.formula.techniques import STAGES
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.probe.documents import Trained
+from gpumem_tui.probe.wire import Trained
 from gpumem_tui.watch.shape import class_name, derive
 
 FIXED = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
@@ -46,29 +45,27 @@ class Expected:
     untrained_bytes: int = 0
 
     def at(self, batch_size: int) -> FormulaPrediction:
-        """The prediction for a batch size, which a probe does not see."""
+        """Predict for a batch size, which a probe does not see."""
         prediction = predict(self.shape, self.recipe, batch_size)
         if not self.untrained_bytes:
             return prediction
-        row = fixed_row(
-            Bucket.PARAMETERS, "modules that are not trained", (self.untrained_bytes,), "found by the probe"
-        )
-        return replace(prediction, rows=(row, *prediction.rows))
+        beside = row("modules that are not trained", self.untrained_bytes)
+        return replace(prediction, rows=(beside, *prediction.rows))
 
     def max_batch_size(self, total_bytes: int) -> int:
-        """The largest batch that fits on a device of that size, a tenth of it left free."""
+        """Return the largest batch that fits on a device of that size, a tenth of it left free."""
         return max_batch_size(self.shape, self.recipe, self._left_bytes(total_bytes))
 
     def remedies(self, total_bytes: int, gpu: Gpu | None) -> list[Remedy]:
-        """What would make a larger batch fit on such a device, the most useful first."""
+        """List what would make a larger batch fit on such a device, the most useful first."""
         return remedies(self.shape, self.recipe, self._left_bytes(total_bytes), gpu=gpu)
 
     def _left_bytes(self, total_bytes: int) -> int:
-        """The size of a device on which, without those modules, as much fits."""
+        """Return the size of a device on which, without the untrained modules, as much fits."""
         return max(0, total_bytes - math.ceil(self.untrained_bytes / (1 - DEFAULT_HEADROOM)))
 
     def samples_held(self, activation_bytes: int) -> int:
-        """How many samples' activations these bytes are, by the formula."""
+        """Return how many samples' activations these bytes are, by the formula."""
         rows = at_moment(terms(self.shape, self.recipe, 1), Moment.LOSS_BACKWARD)
         return round(activation_bytes / sum(row.size_bytes for row in rows if row.grows_with_batch))
 
@@ -76,7 +73,7 @@ class Expected:
 def expect(
     trained: Trained, found: Mapping[Bucket, int], world_size: int | None, devices: Collection[int]
 ) -> Reading[Expected]:
-    """The formula's view of what a process trains, or why there is none.
+    """Work out the formula's view of what a process trains, or why there is none.
 
     Args:
         found: the measured bytes of this rank; they tell by which stage of ZeRO the state is sharded, if at all.
@@ -131,7 +128,7 @@ def _precision(trained: Trained) -> Reading[Precision]:
 
 
 def _sharded(shape: ModelShape, recipe: Recipe, found: Mapping[Bucket, int]) -> Recipe:
-    """The recipe with the sharding whose sizes are nearest to those found."""
+    """Return the recipe with the sharding whose sizes are nearest to those found."""
 
     def distance(candidate: Recipe) -> int:
         buckets = predict(shape, candidate, 0).breakdown

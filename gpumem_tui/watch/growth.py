@@ -49,7 +49,7 @@ class Growth:
 
 
 def span(seconds: float) -> str:
-    """A length of time as a person says it.
+    """Say a length of time as a person does.
 
     >>> span(150), span(9000)
     ('2 min', '2.5 h')
@@ -64,7 +64,7 @@ def span(seconds: float) -> str:
 
 
 def growth_of(history: Sequence[ProbeSample]) -> tuple[Growth, ...]:
-    """The devices of a process whose memory rises; of one that trains in host memory alone its resident memory.
+    """Find the devices of a process whose memory rises; of one that trains in host memory alone, its resident memory.
 
     Args:
         history: its samples, oldest first.
@@ -80,24 +80,24 @@ def growth_of(history: Sequence[ProbeSample]) -> tuple[Growth, ...]:
 
 
 def growth_line(process: ProbedProcess, growth: Growth) -> str:
-    """One line for a person, with what to do."""
+    """Return one line for a person, with what to do."""
     return f"{process.title}: {growth.phrase}; `gpumem-tui look {process.known_pid}` names what keeps it"
 
 
 def fill_s(growth: Growth, left_bytes: int) -> float:
-    """Seconds until so many bytes more are held."""
+    """Return the seconds until so many bytes more are held."""
     return max(0, left_bytes) / growth.bytes_per_s
 
 
 def _points(history: Sequence[ProbeSample], device: int) -> list[tuple[float, int]]:
-    """Seconds and bytes after each sampled step, without the sample at the interpreter's exit."""
+    """List seconds and bytes after each sampled step, without the sample at the interpreter's exit."""
     records = [sample.record for sample in history if sample.record.device == device and sample.record.phase]
     sizes = [(one.monotonic_ns / 1e9, one.host_bytes if device < 0 else one.allocated_bytes) for one in records]
     return [(time_s, size_bytes) for time_s, size_bytes in sizes if size_bytes >= 0]
 
 
 def _rise(device: int, points: Sequence[tuple[float, int]], least_bytes: int) -> Growth | None:
-    """A rise is steady if the median of each part of the window is above that of the part before by about as much."""
+    """Find a steady rise: the median of each part of the window is above that of the part before by about as much."""
     if not points:
         return None
     end_s = points[-1][0]

@@ -7,10 +7,13 @@ know it by. What is named `inner` is as the process itself sees it.
 from __future__ import annotations
 
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpumem_tui import launchers
 from gpumem_tui.probe.files import Files
 from gpumem_tui.text import shortened
 
@@ -71,7 +74,7 @@ class Host:
         """Where its probe publishes, as the process names it."""
         chosen = self.environ().get("GPUMEM_TUI_DIR")
         if not chosen:
-            return Path(f"/tmp/gpumem-tui-{self.inner_uid}")
+            return Path(f"/tmp/gpumem-tui-{self.inner_uid}")  # noqa: S108 - checked by `Folder`
         try:
             return Path(os.readlink(self.proc / "cwd"), chosen)  # of two absolute paths, the second one
         except OSError:
@@ -86,12 +89,12 @@ class Host:
         return Files(directory, self.inner_pid, self.start_ticks)
 
     def environ(self) -> dict[str, str]:
-        """The environment that it was started with; empty where we may not read it."""
+        """Return the environment that it was started with; empty where we may not read it."""
         return environ(self.proc)
 
 
 def environ(folder: Path) -> dict[str, str]:
-    """The environment that the process of a folder in /proc was started with; empty where we may not read it."""
+    """Return the environment that the process of a folder in /proc was started with; empty where we may not read it."""
     try:
         data = (folder / "environ").read_bytes()
     except OSError:
@@ -109,7 +112,7 @@ def shares_files(folder: Path) -> bool:
 
 
 def every(proc: Path = PROC) -> Iterator[Host]:
-    """All processes, as far as they can be seen."""
+    """Yield all processes, as far as they can be seen."""
     for name in os.listdir(proc):
         host = find(int(name), proc) if name.isdecimal() else None
         if host is not None:
@@ -117,7 +120,7 @@ def every(proc: Path = PROC) -> Iterator[Host]:
 
 
 def find(pid: int, proc: Path = PROC) -> Host | None:
-    """The process of that pid; None if there is none (any more)."""
+    """Look up the process of that pid; None if there is none (any more)."""
     folder = proc / str(pid)
     try:
         status = dict(line.partition(":")[::2] for line in _text(folder / "status").split("\n"))
@@ -142,5 +145,93 @@ def find(pid: int, proc: Path = PROC) -> Host | None:
 
 
 def _text(path: Path) -> str:
-    """What the kernel says there: names in it are the processes' own, and cut to 15 bytes wherever that is."""
+    """Read what the kernel says there; names in it are the processes' own, and cut to 15 bytes wherever that is."""
     return os.fsdecode(path.read_bytes())
+
+
+# What it runs
+
+_PYTHON = re.compile(r"(?:lib)?(?:python|pypy)[\d.]*t?(?:\.so[\d.]*)?")
+_NOTEBOOKS = frozenset({"ipykernel_launcher", "ipykernel", "colab_kernel_launcher"})
+_TAKES_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+
+
+def script(command: tuple[str, ...]) -> str:
+    """Tell what a Python of that command line runs: a module's full name, or a file's name without ``.py``.
+
+    ``torchrun`` of ``/usr/bin/python3 -u /usr/bin/torchrun train.py``; empty for `python -c`.
+    """
+    words = iter(command)
+    if not _PYTHON.fullmatch(os.path.basename(next(words, ""))):
+        return os.path.basename(command[0]) if command else ""
+    for word in words:
+        if word in _TAKES_VALUE:
+            next(words, None)
+        elif word == "-m":
+            return next(words, "")
+        elif not word.startswith("-"):
+            return os.path.basename(word).removesuffix(".py")
+        elif word.endswith("c"):
+            return ""
+    return ""
+
+
+def is_launcher(host: Host) -> bool:
+    """Whether it starts the processes that train and trains nothing itself."""
+    return script(host.command) in launchers.NAMES
+
+
+def is_notebook(host: Host) -> bool:
+    """Whether it is the process behind a notebook, which computes while a cell runs."""
+    return script(host.command) in _NOTEBOOKS
+
+
+def loaded(host: Host) -> frozenset[str]:
+    """Return the names of the files that it has mapped into its memory; empty where we may not look."""
+    try:
+        lines = (host.proc / "maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(Path(line.split(maxsplit=5)[5]).name for line in lines if "/" in line)
+
+
+def is_python(host: Host, files: frozenset[str]) -> bool:
+    """Whether it is a Python process.
+
+    Args:
+        files: what `loaded` says of it.
+    """
+    try:
+        names = [os.readlink(host.proc / "exe")]
+    except OSError:  # not ours to look into: what it calls itself may be a thread's name, so its command line too
+        names = [host.name, *host.command[:1]]
+    return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (*names, *files))
+
+
+def has_torch(files: frozenset[str]) -> bool:
+    """Whether a process that has loaded these files has imported torch."""
+    return any(name.startswith("libtorch") for name in files)
+
+
+def descendants(pid: int, proc: Path = PROC) -> list[Host]:
+    """List the children of a process, theirs and so on, as they are now; parents before their children."""
+    children: dict[int, list[Host]] = defaultdict(list)
+    for host in every(proc):
+        children[host.parent_pid].append(host)
+    found = list(children[pid])
+    for host in found:
+        found += children[host.pid]
+    return found
+
+
+def trainers(pid: int, proc: Path = PROC) -> tuple[Host, ...]:
+    """List the descendants of a process that may train: Python processes with torch.
+
+    Those that one of them forked to load its data are left out, and launchers.
+    """
+    found: dict[int, Host] = {}
+    for host in descendants(pid, proc):
+        forked = host.parent_pid in found and found[host.parent_pid].command == host.command
+        if not forked and not is_launcher(host) and host.state != "Z" and has_torch(loaded(host)):
+            found[host.pid] = host
+    return tuple(found.values())

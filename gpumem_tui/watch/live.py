@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.watch.published import Key, Published
 
@@ -41,7 +43,7 @@ class LiveProbes:
         self._asked.set()
 
     def latest(self) -> Published:
-        """What was read last."""
+        """Return what was read last."""
         return self._latest
 
     def subscribe(self, tell: Callable[[], None]) -> None:
@@ -65,7 +67,10 @@ class LiveProbes:
                 return
             self._is_collecting = True
             self._asked.clear()
-            published = collector.collect(*self._wanted)
+            try:
+                published = collector.collect(*self._wanted)
+            except Exception as error:  # noqa: BLE001  named in the header; the next reading may go well
+                published = replace(self._latest, problem=own_error(error))
             if published != self._latest:
                 self._latest = published
             self._is_collecting = False

@@ -15,15 +15,15 @@ from gpumem_tui.formula.remedies import Remedy
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.probe.documents import PostMortem
 from gpumem_tui.probe.files import WireError
-from gpumem_tui.probe.wire import CPU
+from gpumem_tui.probe.wire import CPU, PostMortem, Trained
+from gpumem_tui.report.objects import SCHEMA, picked
+from gpumem_tui.report.tables import ago
 from gpumem_tui.text import printable
-from gpumem_tui.watch.documents import read_post_mortem, read_trained
+from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected, expect
 from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, ProcessState, device_name
-from gpumem_tui.watch.report import SCHEMA, ago
 
 _BEST_REMEDIES = 4
 
@@ -39,6 +39,13 @@ class Case:
     process: ProbedProcess
     post_mortem: PostMortem
     expected: Reading[Expected]
+
+    @property
+    def what_happened(self) -> str:
+        """What happened to the process, as its title goes on."""
+        if self.process.state is ProcessState.KILLED_FOR_MEMORY:
+            return "was killed by the kernel as host memory ran out"
+        return "ran out of memory"
 
     @property
     def rest_bytes(self) -> Value:
@@ -66,7 +73,7 @@ class Case:
         return self.expected.remedies(total_bytes, self._gpu(total_bytes))[:_BEST_REMEDIES]
 
     def _gpu(self, total_bytes: int) -> Gpu | None:
-        """The GPU that it ran on, as far as that is known."""
+        """Describe the GPU that it ran on, as far as that is known."""
         found = self.post_mortem
         if found.device is None or found.compute_capability is None:
             return None
@@ -83,18 +90,18 @@ class Case:
 
 
 def open_case(process: ProbedProcess) -> Case | None:
-    """The post-mortem of a process; None if memory never ran out.
+    """Open the post-mortem of a process; None if memory never ran out.
 
     Raises:
         WireError: its documents are not to be trusted.
     """
-    post_mortem = read_post_mortem(process.files, process.uid)
+    post_mortem = read_document(PostMortem, process.files, process.uid)
     if process.end is not None and process.state is ProcessState.KILLED_FOR_MEMORY:
         post_mortem = _of_kill(process, process.end)
     if post_mortem is None:
         return None
     try:
-        trained = read_trained(process.files, process.uid)
+        trained = read_document(Trained, process.files, process.uid)
     except WireError as error:
         return Case(process, post_mortem, Unknown(str(error)))
     if trained is None:
@@ -105,28 +112,14 @@ def open_case(process: ProbedProcess) -> Case | None:
 
 
 def _of_kill(process: ProbedProcess, end: End) -> PostMortem:
-    """Of a process that the kernel killed: nobody could write down that moment, so its last sample stands for it."""
+    """Make the post-mortem of a process that the kernel killed: nobody wrote one, so its last sample stands for it."""
     sample = next((one for one in process.samples if not one.is_on_gpu), None)
     found = {} if sample is None else {bucket.value: sample.buckets[bucket] for bucket in FIXED}
     return PostMortem(
         step=process.step,
         wall_ns=round(end.time_s * 1e9),
         device=CPU,
-        device_uuid="",
-        requested_bytes=None,
-        requested_is_rounded=False,
-        device_total_bytes=None,
-        device_free_bytes=None,
-        source="",
-        message="",
         buckets={name: size for name, size in found.items() if isinstance(size, int)},
-        allocated_bytes=None,
-        reserved_bytes=None,
-        peak_allocated_bytes=None,
-        peak_reserved_bytes=None,
-        retries=None,
-        ooms=None,
-        inactive_split_bytes=None,
         fatal=True,
         resident_bytes=end.resident_bytes,
         limit_bytes=end.limit_bytes,
@@ -135,7 +128,7 @@ def _of_kill(process: ProbedProcess, end: End) -> PostMortem:
 
 
 def case_json(case: Case) -> dict[str, Any]:
-    """The case as one object."""
+    """Return the case as one object."""
     body: dict[str, Any] = {
         "event": "post_mortem",
         "schema": SCHEMA,
@@ -143,15 +136,7 @@ def case_json(case: Case) -> dict[str, Any]:
         "rank": case.process.process.rank,
         **msgspec.to_builtins(case.post_mortem),
         "expected": None,
-        "remedies": [
-            {
-                "name": remedy.name,
-                "option": remedy.option,
-                "saved_bytes": remedy.saved_bytes,
-                "max_batch_size": remedy.max_batch_size,
-            }
-            for remedy in case.remedies
-        ],
+        "remedies": [picked(one, "name", "option", "saved_bytes", "max_batch_size") for one in case.remedies],
         "unavailable": {},
     }
     if isinstance(case.expected, Unknown):
@@ -166,22 +151,15 @@ def case_json(case: Case) -> dict[str, Any]:
 
 
 def case_lines(case: Case, now_s: float | None = None) -> list[str]:
-    """The case for a person."""
+    """Write the case for a person."""
     found = case.post_mortem
     when = ago((time.time() if now_s is None else now_s) - found.wall_ns / 1e9)
-    lines = [f"{case.process.title} {what_happened(case)} in step {found.step + 1:,}, {when}{_ending(case)}"]
+    lines = [f"{case.process.title} {case.what_happened} in step {found.step + 1:,}, {when}{_ending(case)}"]
     lines += request_lines(found)
     lines += ["", *_ledger_lines(case)]
     lines += fragmentation_lines(found)
     lines += ["", *_formula_lines(case)]
     return [printable(line) for line in lines]
-
-
-def what_happened(case: Case) -> str:
-    """What happened to it, as its title goes on."""
-    if case.process.state is ProcessState.KILLED_FOR_MEMORY:
-        return "was killed by the kernel as host memory ran out"
-    return "ran out of memory"
 
 
 def _ending(case: Case) -> str:
@@ -193,7 +171,7 @@ def _ending(case: Case) -> str:
 
 
 def request_lines(found: PostMortem) -> Iterator[str]:
-    """What was asked for, where, and what was free; of host memory what the process held, and of which limit."""
+    """Yield what was asked for, where, and what was free; of host memory what the process held, of which limit."""
     if found.requested_bytes is not None:
         about = "about " if found.requested_is_rounded else ""
         where = f" at {found.source}" if found.source else ""
@@ -209,7 +187,7 @@ def request_lines(found: PostMortem) -> Iterator[str]:
 
 
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
-    """What filled the device, row by row: they sum to its total. Each with the bucket that it is drawn as.
+    """Yield what filled the device, row by row, each with the bucket that it is drawn as; they sum to its total.
 
     Of host memory, how much others hold is not known, nor a total.
     """
@@ -234,7 +212,7 @@ def _ledger_lines(case: Case) -> Iterator[str]:
 
 
 def fragmentation_lines(found: PostMortem) -> Iterator[str]:
-    """Whether the request failed only because what was free lay in pieces."""
+    """Yield a line if the request failed only because what was free lay in pieces."""
     pieces_bytes, requested_bytes = found.inactive_split_bytes, found.requested_bytes
     if pieces_bytes is not None and requested_bytes is not None and pieces_bytes >= requested_bytes:
         yield (

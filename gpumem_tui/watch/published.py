@@ -1,4 +1,4 @@
-"""All that probes publish at one moment, put where it belongs: on a GPU of this machine, or in host memory.
+"""All that probes publish at one moment, put where it belongs: on a GPU of this machine, in host memory, in a job.
 
 Imports little: the Monitor's first frame waits for this.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.growth import Growth
     from gpumem_tui.watch.postmortem import Case
     from gpumem_tui.watch.records import ProbedProcess, ProbeSample, RefusedFile
+
 
 Key = tuple[int, int]
 """`ProbedProcess.key`."""
@@ -59,7 +60,7 @@ class WatchedProcess:
 
     @property
     def pid(self) -> int:
-        """As we know it; of one that has ended, as it knew itself."""
+        """The pid as we know it; of a process that has ended, as it knew itself."""
         return self.process.known_pid
 
     @property
@@ -87,15 +88,17 @@ class Published:
 
     Attributes:
         figures: what their allocators say, for histories and alerts.
+        problem: one line on why the last reading failed; empty if it did not.
     """
 
     processes: tuple[WatchedProcess, ...] = ()
     refused: tuple[RefusedFile, ...] = ()
     figures: Probes = field(default_factory=dict)
+    problem: str = ""
 
     @cached_property
     def by_place(self) -> Mapping[tuple[str, int], tuple[WatchedProcess, ProbeSample]]:
-        """The running ones by GPU uuid and pid."""
+        """The running processes by GPU uuid and pid."""
         return {
             (placed.gpu_uuid, watched.pid): (watched, placed.sample)
             for watched in self.processes
@@ -106,17 +109,17 @@ class Published:
 
     @cached_property
     def by_key(self) -> Mapping[Key, WatchedProcess]:
-        """All processes by a key that never changes."""
+        """All processes by their key, which is never used twice."""
         return {watched.process.key: watched for watched in self.processes}
 
     @cached_property
     def out_of_memory(self) -> tuple[RanOutOfMemory, ...]:
-        """Those that memory ran out under."""
+        """The processes that ran out of memory."""
         return tuple(_out_of_memory(watched) for watched in self.processes if watched.case is not None)
 
     @cached_property
     def growing(self) -> tuple[Growing, ...]:
-        """Those whose memory rises."""
+        """The processes whose memory rises."""
         return tuple(one for watched in self.processes for one in _growing(watched))
 
 
@@ -140,11 +143,10 @@ class ProbeSource(Protocol):
         """Read again. `followed`: the process whose history is wanted too."""
 
     def latest(self) -> Published:
-        """What was read last; a new object only if something changed."""
+        """Return what was read last; a new object only if something changed."""
 
     def subscribe(self, tell: Callable[[], None]) -> None:
-        """Have this called after each reading, whether something changed or not, from another thread; it must not
-        wait."""
+        """Have this called after each reading, changed or not, from another thread; it must not wait."""
 
     def stop(self) -> None:
         """End; returns at once."""
@@ -152,11 +154,97 @@ class ProbeSource(Protocol):
 
 def _out_of_memory(watched: WatchedProcess) -> RanOutOfMemory:
     assert watched.case is not None
-    from gpumem_tui.watch.postmortem import what_happened  # imported already, with what made the case
-
     found = watched.case.post_mortem
     asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
     where = f" at {found.source}" if found.source else ""
     who, bracket, command = watched.process.title.partition(" (")
-    message = f"{who} {what_happened(watched.case)}{asked}{where}{bracket}{command}"
+    message = f"{who} {watched.case.what_happened}{asked}{where}{bracket}{command}"
     return RanOutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)
+
+
+# Jobs
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank and the device that it trains on; `placed` is None before its first step."""
+
+    watched: WatchedProcess
+    placed: Placed | None
+
+    @property
+    def number(self) -> int:
+        """Its place in the job."""
+        return self.watched.process.process.rank or 0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far a figure differs between ranks: the least, the most, and which has most."""
+
+    least_bytes: int
+    most_bytes: int
+    worst: Rank
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of one job that publish here, by number. `world_size`: how many the whole job has."""
+
+    world_size: int
+    ranks: tuple[Rank, ...]
+
+    @property
+    def absent(self) -> int:
+        """Ranks that do not publish here: on other machines, or not yet."""
+        return self.world_size - len({rank.number for rank in self.ranks})
+
+    @property
+    def worst(self) -> Rank | None:
+        """The rank that is nearest to its end: the highest peak, or where there is no allocator the most bytes."""
+        found = self.spread(lambda sample: sample.peak_allocated_bytes) or self.spread(total_bytes)
+        return None if found is None else found.worst
+
+    def spread(self, figure: Callable[[ProbeSample], Value]) -> Spread | None:
+        """Return the spread of a figure over the ranks that have it; None if none has."""
+        sizes: list[tuple[int, Rank]] = []
+        for rank in self.ranks:
+            value = figure(rank.placed.sample) if rank.placed is not None else Unknown("no step has finished yet")
+            if isinstance(value, int):
+                sizes.append((value, rank))
+        if not sizes:
+            return None
+        most_bytes, worst = max(sizes, key=lambda pair: pair[0])
+        return Spread(min(size for size, _ in sizes), most_bytes, worst)
+
+
+def total_bytes(sample: ProbeSample) -> Value:
+    """Return what is allocated; without an allocator all bytes that were found."""
+    if isinstance(sample.allocated_bytes, int):
+        return sample.allocated_bytes
+    found = [value for value in sample.buckets.values() if isinstance(value, int)]
+    return sum(found) if found else sample.allocated_bytes
+
+
+def job_of(published: Published, watched: WatchedProcess) -> Job | None:
+    """Find the job that a process is a rank of; None if it is of none.
+
+    The ranks of a job have one world size and one launcher. A launcher that is gone, or cannot be seen, is told by the
+    command line that its ranks share.
+    """
+    world_size = watched.process.process.world_size
+    if world_size is None or world_size < 2 or watched.process.process.rank is None:
+        return None
+    alike = [other for other in published.processes if other.is_running and _launch(other) == _launch(watched)]
+    ranks = [rank for other in alike for rank in _ranks(other)]
+    return Job(world_size, tuple(sorted(ranks, key=lambda rank: rank.number)))
+
+
+def _launch(watched: WatchedProcess) -> tuple[int | None, int | tuple[str, ...]]:
+    who = watched.process.process
+    host = watched.host
+    return who.world_size, who.command if isinstance(host, Unknown) else host.parent_pid
+
+
+def _ranks(watched: WatchedProcess) -> Sequence[Rank]:
+    return [Rank(watched, placed) for placed in watched.own] or [Rank(watched, None)]

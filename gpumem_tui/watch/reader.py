@@ -6,33 +6,31 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.probe.documents import Exit
-from gpumem_tui.probe.files import Files, default_directory
-from gpumem_tui.probe.folder import Folder, WireError
+from gpumem_tui.probe.files import Files, Folder, WireError, default_directory
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
     RING_BYTES,
     SLOT_BYTES,
     SLOT_COUNT,
-    Header,
+    Exit,
+    PostMortem,
     Record,
-    decode_header,
-    decode_record,
+    UncaughtError,
     slot_offset,
 )
 from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import read_error, read_exit, read_post_mortem
-from gpumem_tui.watch.ends import Evidence, end_of
-from gpumem_tui.watch.publishing import full_reason
+from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
+from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
+from gpumem_tui.watch.folders import full_reason
 from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched
-from gpumem_tui.watch.witness import Witness, unseen
 
+_TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
 _SILENT_AFTER_S = 15.0
 _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
@@ -85,7 +83,7 @@ class Watcher:
             self._followed.add(host.files.directory)
 
     def processes(self) -> tuple[ProbedProcess, ...]:
-        """The processes that publish, or did: the running first, then the last to have begun."""
+        """Return the processes that publish, or did: the running first, then the last to have begun."""
         return self.read().processes
 
     def read(self) -> Watched:
@@ -112,8 +110,10 @@ class Watcher:
         return Watched(tuple(processes), tuple(refused))
 
     def history(self, process: ProbedProcess) -> tuple[ProbeSample, ...]:
-        """Every sample that the ring of a process holds, all devices, oldest first; of one that has ended, until its
-        last sample with a model."""
+        """Return every sample that the ring of a process holds, all devices, oldest first.
+
+        Of a process that has ended, until its last sample with a model.
+        """
         ring = self._rings.get(process.files.ring)
         if ring is None:
             return ()
@@ -125,7 +125,7 @@ class Watcher:
             return dict.fromkeys([*self._given, *self._followed])
         ours = [default_directory()]
         if os.geteuid() == 0:
-            ours += Path("/tmp").glob("gpumem-tui-*")
+            ours += _TMP.glob("gpumem-tui-*")
         now_s = self._clock_ns() / 1e9
         if now_s - self._foreign_at_s >= _FOREIGN_EVERY_S:
             self._foreign_at_s = now_s
@@ -133,7 +133,7 @@ class Watcher:
         return dict.fromkeys([*ours, *self._foreign, *self._followed])
 
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
-        """The rings in a folder, with the user whose folder it is."""
+        """Yield the rings in a folder, with the user whose folder it is."""
         try:
             with Folder(directory, _expected_owners(directory)) as folder:
                 uid, names = folder.owner, folder.names()
@@ -158,7 +158,7 @@ class Watcher:
                     yield path, uid
 
     def _look(self, ring: _Ring) -> ProbedProcess:
-        """The process behind a ring, after reading what was written since the last look."""
+        """Return the process behind a ring, after reading what was written since the last look."""
         header = ring.header
         if ring.end is None or header is None:
             host = self._find(ring)
@@ -184,7 +184,7 @@ class Watcher:
         )
 
     def _find(self, ring: _Ring) -> hosts.Host | None:
-        """The living process that writes a ring. Its user must be the ring's, or anyone could pass for it."""
+        """Find the living process that writes a ring. Its user must be the ring's, or anyone could pass for it."""
         if ring.host is not None:
             host = hosts.find(ring.host.pid, self._proc)
         else:
@@ -197,7 +197,7 @@ class Watcher:
 
 
 def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
-    """Where the probes of containers publish, by names that we can open, of processes that we may look at."""
+    """List where the probes of containers publish, by names that we can open, of processes that we may look at."""
     folders = (proc / name for name in os.listdir(proc) if name.isdecimal())
     contained = (hosts.find(int(folder.name), proc) for folder in folders if not hosts.shares_files(folder))
     found = [host.files.directory for host in contained if host is not None and os.geteuid() in (0, host.uid)]
@@ -214,11 +214,11 @@ def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
 
 
 def _expected_owners(directory: Path) -> tuple[int, ...] | None:
-    """Whose a folder must be: ours. Root looks into those of others (None), if a name says whose, into theirs."""
+    """Return whose a folder must be: ours; for root anybody's (None), or theirs if its name says whose."""
     if os.geteuid() != 0:
         return (os.geteuid(),)
     named = _OWNER_IN_NAME.fullmatch(directory.name)
-    if named is not None and directory.parent == Path("/tmp"):
+    if named is not None and directory.parent == _TMP:
         return (int(named[1]),)
     return None
 
@@ -242,13 +242,13 @@ def _follow(ring: _Ring, host: hosts.Host | None) -> None:
 
 
 def _end(ring: _Ring, header: Header) -> End:
-    """How a process that is gone ended; remembered, as its key is never used again."""
+    """Work out how a process that is gone ended; it is remembered, as its key is never used again."""
     seen: Exit | None = None
     error = post_mortem = None
     try:
-        seen = read_exit(ring.files, ring.uid)
-        error = read_error(ring.files, ring.uid)
-        post_mortem = read_post_mortem(ring.files, ring.uid)
+        seen = read_document(Exit, ring.files, ring.uid)
+        error = read_document(UncaughtError, ring.files, ring.uid)
+        post_mortem = read_document(PostMortem, ring.files, ring.uid)
     except WireError as problem:
         ring.problem = str(problem)
     if ring.witness is not None:
@@ -276,7 +276,7 @@ def _read_new(ring: _Ring) -> Header:
     path = ring.files.ring
     with Folder(path.parent, (ring.uid,)) as folder, folder.opened(path.name, RING_BYTES) as opened:
         found = os.fstat(opened.fileno())
-        header = _printable(decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0)))
+        header = decode_header(os.pread(opened.fileno(), HEADER_BYTES, 0))
         if (header.process.pid, header.process.start_ticks) != (ring.files.pid, ring.files.start_ticks):
             raise WireError(f"{ring.files.ring.name} says that it is of process {header.process.pid}")
         file = (found.st_dev, found.st_ino)
@@ -302,22 +302,8 @@ def _read_new(ring: _Ring) -> Header:
     return header
 
 
-def _printable(header: Header) -> Header:
-    """The header with nothing in its texts that could steer a terminal: root reads the rings of others too."""
-    told = header.process
-    process = replace(
-        told,
-        entry=printable(told.entry),
-        python=printable(told.python),
-        torch=printable(told.torch),
-        visible_devices=None if told.visible_devices is None else printable(told.visible_devices),
-        command=tuple(map(printable, told.command)),
-    )
-    return replace(header, process=process, switched_off=printable(header.switched_off))
-
-
 def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """What the slots of these records hold, by number: one read, and another where the ring goes round."""
+    """Yield what the slots of these records hold, by number: one read, and another where the ring goes round."""
     while first <= last:
         count = min(last - first + 1, SLOT_COUNT - (first - 1) % SLOT_COUNT)
         data = os.pread(descriptor, count * SLOT_BYTES, slot_offset(first))
@@ -327,12 +313,12 @@ def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]
 
 
 def _last_of_training(ring: _Ring) -> tuple[ProbeSample, ...]:
-    """The newest samples in which there is a model; where there never was, the newest."""
+    """Return the newest samples in which there is a model; where there never was, the newest."""
     return _newest(ring, _last_with_model(ring) or None)
 
 
 def _last_with_model(ring: _Ring) -> int:
-    """The last record of the last moment at which there was a model; 0 without any."""
+    """Return the number of the last record with a model, of all devices at that moment; 0 without any."""
     last = max((number for number, record in ring.records.items() if record.parameters_bytes > 0), default=0)
     if not last:
         return 0
@@ -341,7 +327,7 @@ def _last_with_model(ring: _Ring) -> int:
 
 
 def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
-    """The newest sample of each device, those of one moment; with `last`, up to that record."""
+    """Return the newest sample of each device, those of one moment; with `last`, up to that record."""
     last = max(ring.records, default=0) if last is None else last
     newest: dict[int, Record] = {}
     while last in ring.records and ring.records[last].device not in newest:
@@ -354,7 +340,7 @@ def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
 
 
 def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], age_s: Reading[float]) -> str:
-    """A warning about how far to trust the samples; one line, empty if there is none."""
+    """Say in one line how far the samples are not to be trusted; empty if there is nothing to say."""
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"
     record = samples[0].record if samples else None

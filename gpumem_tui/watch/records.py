@@ -23,7 +23,7 @@ _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DAT
 
 
 def device_name(device: int) -> str:
-    """A device as its process knows it: ``cpu``, ``cuda:0``."""
+    """Name a device as its process knows it: ``cpu``, ``cuda:0``."""
     return "cpu" if device == CPU else f"cuda:{device}"
 
 
@@ -32,27 +32,27 @@ class ProcessState(Enum):
 
     RUNNING = "running"
     ENDED = "ended"
-    """As it should: with exit code 0, or by the interpreter's exit with no error where the code was not seen."""
+    """Ended well: with exit code 0, or by the interpreter's exit without an error where the code was not seen."""
     OUT_OF_MEMORY = "out of memory"
     KILLED_FOR_MEMORY = "killed for memory"
-    """By the kernel, because the memory of its control group or of the machine ran out."""
+    """Killed by the kernel, because the memory of its control group or of the machine ran out."""
     FAILED = "failed"
-    """By an error, or with another exit code than 0."""
+    """Ended by an error, or with another exit code than 0."""
     INTERRUPTED = "interrupted"
     KILLED = "killed"
-    """By a signal that says nothing of its own doing, such as SIGKILL."""
+    """Ended by a signal that others send, such as SIGKILL."""
     CRASHED = "crashed"
-    """By a signal that a fault of its own brings, such as SIGSEGV."""
+    """Ended by a signal that a fault of its own brings, such as SIGSEGV."""
     VANISHED = "vanished"
     """Killed or crashed: nobody saw which."""
 
 
 WELL_ENDED = frozenset({ProcessState.ENDED, ProcessState.INTERRUPTED})
-"""As somebody wanted it."""
+"""Ends that somebody wanted."""
 FOR_MEMORY = frozenset({ProcessState.OUT_OF_MEMORY, ProcessState.KILLED_FOR_MEMORY})
-"""Because memory ran out."""
-UNSAID = FOR_MEMORY | {ProcessState.CRASHED, ProcessState.KILLED, ProcessState.VANISHED}
-"""Of which the program itself prints no word, or none that says what filled the memory."""
+"""Ends because memory ran out."""
+UNEXPLAINED = FOR_MEMORY | {ProcessState.CRASHED, ProcessState.KILLED, ProcessState.VANISHED}
+"""Ends of which the program itself prints nothing, or nothing that says what filled the memory."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,19 @@ class End:
     limit_owner: str = ""
 
 
+class _Figure:
+    """A figure of the allocator in a sample's record, by its name there, or why it is not known."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, sample: ProbeSample, kind: type | None = None) -> Value:
+        if not sample.record.has_allocator:
+            return NO_ALLOCATOR
+        value: int = getattr(sample.record, self._name)
+        return value if value >= 0 else NOT_REPORTED
+
+
 @dataclass(frozen=True)
 class ProbeSample:
     """One device of a process at the end of a step.
@@ -94,7 +107,7 @@ class ProbeSample:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether it is of a GPU; else of host memory."""
+        """Whether the device is a GPU; else it is host memory."""
         return self.record.device != CPU
 
     @property
@@ -102,40 +115,20 @@ class ProbeSample:
         """Mean seconds of a step since the sample before."""
         return Unknown("no step timed yet") if math.isnan(self.record.step_s) else self.record.step_s
 
-    @property
-    def allocated_bytes(self) -> Value:
-        """What the caching allocator has given out now."""
-        return self._figure(self.record.allocated_bytes)
-
-    @property
-    def reserved_bytes(self) -> Value:
-        """What the caching allocator holds of the device now."""
-        return self._figure(self.record.reserved_bytes)
-
-    @property
-    def peak_allocated_bytes(self) -> Value:
-        """The most that was ever allocated at once since the process began, or since it reset its own count."""
-        return self._figure(self.record.peak_allocated_bytes)
-
-    @property
-    def peak_reserved_bytes(self) -> Value:
-        """The most that was ever reserved at once."""
-        return self._figure(self.record.peak_reserved_bytes)
-
-    @property
-    def inactive_split_bytes(self) -> Value:
-        """Free parts of segments that are in use elsewhere: fragmentation."""
-        return self._figure(self.record.inactive_split_bytes)
-
-    @property
-    def retries(self) -> Value:
-        """How often the allocator gave its whole cache back to satisfy a request."""
-        return self._figure(self.record.retries)
-
-    @property
-    def ooms(self) -> Value:
-        """How often a request failed."""
-        return self._figure(self.record.ooms)
+    allocated_bytes = _Figure()
+    """What the caching allocator has given out now."""
+    reserved_bytes = _Figure()
+    """What the caching allocator holds of the device now."""
+    peak_allocated_bytes = _Figure()
+    """The most that was ever allocated at once since the process began, or since it reset its own count."""
+    peak_reserved_bytes = _Figure()
+    """The most that was ever reserved at once."""
+    inactive_split_bytes = _Figure()
+    """Free parts of segments that are in use elsewhere: fragmentation."""
+    retries = _Figure()
+    """How often the allocator gave its whole cache back to satisfy a request."""
+    ooms = _Figure()
+    """How often a request failed."""
 
     @property
     def buckets(self) -> Mapping[Bucket, Value]:
@@ -166,11 +159,6 @@ class ProbeSample:
             bucket: size_bytes if size_bytes >= 0 else reason
             for bucket, size_bytes, reason in zip(_HELD, sizes, unseen, strict=True)
         }
-
-    def _figure(self, value: int) -> Value:
-        if not self.record.has_allocator:
-            return NO_ALLOCATOR
-        return value if value >= 0 else NOT_REPORTED
 
 
 def _remainder(total_bytes: Value, found: Mapping[Bucket, Value], if_negative: Unknown) -> Value:
@@ -220,7 +208,7 @@ class ProbedProcess:
 
     @property
     def known_pid(self) -> int:
-        """As we know it; of one that has ended, as it knew itself."""
+        """The pid as we know it; of a process that has ended, as it knew itself."""
         return self.files.pid if self.pid is None else self.pid
 
     @property

@@ -1,23 +1,28 @@
-"""What probes publish, as JSON (schema 1, keys are a public contract) and as plain lines."""
+"""Watching without a screen: samples, looks and ends as JSON (schema 1, keys are a contract) and as plain lines."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.probe.documents import HeldPlace, KeptPlace, LookAnswer, LookedDevice
+from gpumem_tui.probe.wire import HeldPlace, KeptPlace, LookAnswer, LookedDevice
+from gpumem_tui.report.objects import SCHEMA, Body, picked
+from gpumem_tui.report.output import Printer, columns, complain
+from gpumem_tui.report.tables import ago, largest_first
 from gpumem_tui.text import printable
-from gpumem_tui.watch.growth import Growth
+from gpumem_tui.watch.folders import clean
+from gpumem_tui.watch.growth import Growth, growth_line, growth_of
 from gpumem_tui.watch.published import Published
+from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name
 
 By = Literal["bucket", "module", "source"]
 
-SCHEMA = 1
 _FIGURES = (
     "allocated_bytes",
     "reserved_bytes",
@@ -30,52 +35,194 @@ _FIGURES = (
 )
 _MOST_PLACES = 20
 _MOST_KEPT = 10
+_GROWTH_EVERY_S = 5.0
+_GROWTH_AGAIN_S = 600.0
+ENDED_LATELY_S = 1800.0
+"""How long a process that has ended stays listed."""
+
+
+# Watching
+
+
+def show_last(process: ProbedProcess, *, as_json: bool) -> None:
+    """Print the last sample of a process that has ended."""
+    printer = _Printer(as_json=as_json)
+    printer.begun(process)
+    printer.samples(process)
+    if as_json:
+        printer.ended(process)
+
+
+def watch(
+    watcher: Watcher,
+    pid: int | None,
+    interval_s: float,
+    *,
+    as_json: bool,
+    while_silent: Callable[[], None] = lambda: None,
+) -> ProbedProcess | None:
+    """Print every new sample of the running processes, or of one of them until it ends.
+
+    Args:
+        interval_s: seconds between two looks at what is published.
+        while_silent: called after each look at which no running process published.
+
+    Returns:
+        The process watched, once it has ended. Without a `pid` it goes on until interrupted.
+    """
+    printer = _Printer(as_json=as_json)
+    clean(watcher.processes())
+    for refused in watcher.read().refused:
+        complain(f"not read: {refused.reason}", 0)
+    if pid is None:
+        for process in _ended_lately(watcher.processes()):
+            printer.ended(process)
+        if not any(process.is_running for process in watcher.processes()):
+            complain(
+                "no process publishes yet; start one with `gpumem-tui run -- COMMAND`, or put the probe into a "
+                "running one with `gpumem-tui attach PID`",
+                0,
+            )
+    while True:
+        for process in watcher.processes():
+            if printer.wants(process, pid):
+                printer.update(process, watcher)
+                if not process.is_running and pid is not None:
+                    return process
+        if not printer.running:
+            while_silent()
+        time.sleep(interval_s)
+
+
+def _ended_lately(processes: Iterable[ProbedProcess]) -> list[ProbedProcess]:
+    """Return the processes that have ended lately, the last one last."""
+    since_s = time.time() - ENDED_LATELY_S
+    ends = [(process.end.time_s, process) for process in processes if process.end is not None]
+    return [process for time_s, process in sorted(ends, key=lambda end: end[0]) if time_s >= since_s]
+
+
+class _GrowthWatch:
+    """Looks now and then whether the memory of a process rises."""
+
+    def __init__(self) -> None:
+        self._looked_s: dict[tuple[int, int], float] = {}
+        self._seen_s: dict[tuple[int, int], float] = {}
+
+    def begun(self, process: ProbedProcess, watcher: Watcher) -> tuple[Growth, ...]:
+        """Return the growth of each device once when a process starts to leak, or starts again after ten minutes."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s.get(process.key, -_GROWTH_EVERY_S) < _GROWTH_EVERY_S:
+            return ()
+        self._looked_s[process.key] = now_s
+        growth = growth_of(watcher.history(process))
+        if not growth:
+            return ()
+        before_s = self._seen_s.get(process.key, -_GROWTH_AGAIN_S)
+        self._seen_s[process.key] = now_s
+        return growth if now_s - before_s >= _GROWTH_AGAIN_S else ()
+
+
+def _growth_lines(process: ProbedProcess, growth: Growth) -> list[str]:
+    return [growth_line(process, growth)]
+
+
+class _Printer:
+    """Prints what is new of each process.
+
+    Attributes:
+        running: keys of the running processes that were printed.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._output = Printer(as_json=as_json)
+        self._columns = fitting_columns(columns())
+        self._growth = _GrowthWatch()
+        self._printed: dict[tuple[int, int], int] = {}
+        self.running: set[tuple[int, int]] = set()
+
+    def wants(self, process: ProbedProcess, pid: int | None) -> bool:
+        """Return whether a process is printed: one of that pid, or any that runs or ran when it was printed last."""
+        if process.is_running:
+            return pid in (None, process.pid)
+        return process.key in self.running or process.known_pid == pid
+
+    def update(self, process: ProbedProcess, watcher: Watcher) -> None:
+        """Print what has happened to a process since it was printed last."""
+        if process.is_running:
+            if process.key not in self.running:
+                self.begun(process)
+                self.running.add(process.key)
+            for growth in self._growth.begun(process, watcher):
+                self._output.show(
+                    body=partial(growth_json, process, growth), lines=partial(_growth_lines, process, growth)
+                )
+        newest = max((sample.record.sequence for sample in process.samples), default=0)
+        if newest > self._printed.get(process.key, 0):
+            self._printed[process.key] = newest
+            self.samples(process)
+        if not process.is_running:
+            self.running.discard(process.key)
+            self.ended(process)
+
+    def begun(self, process: ProbedProcess) -> None:
+        """Print that a process publishes; as JSON its samples say so."""
+        self._output.show(lines=lambda: [process_line(process)])
+        self._output.begin_table()
+
+    def samples(self, process: ProbedProcess) -> None:
+        """Print the newest sample of each device."""
+        for sample in process.samples:
+            self._output.show_row(
+                body=partial(sample_json, process, sample),
+                header=header_line(self._columns),
+                line=partial(sample_line, process, sample, self._columns),
+            )
+
+    def ended(self, process: ProbedProcess) -> None:
+        """Print how a process has ended."""
+        self._output.show(body=lambda: ended_json(process), lines=lambda: [process_line(process)])
 
 
 # JSON
 
 
+def _event(name: str, process: ProbedProcess, pid: int | None, **more: Any) -> dict[str, Any]:
+    """Return a line of its own about a process."""
+    return {"event": name, "schema": SCHEMA, "pid": pid, "rank": process.process.rank, **more}
+
+
 def sample_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
-    """One sample of one device, as a line of its own."""
+    """Return one sample of one device, as a line of its own."""
     return {"event": "sample", "schema": SCHEMA, **probe_json(process, sample)}
 
 
 def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
-    """One sample of one device. A value that is not known is null, with its reason under `unavailable`."""
-    unavailable: dict[str, str] = {}
+    """Return one sample of one device. A value that is not known is null, with its reason under `unavailable`."""
+    body = Body(
+        pid=process.known_pid,
+        **picked(process.process, "rank", "world_size", "job"),
+        step=sample.record.step,
+        phase=sample.record.phase,
+        time_s=sample.record.wall_ns / 1e9,
+        device=sample.device,
+        device_uuid=sample.record.device_uuid or None,
+    )
+    body.put_each("buckets", _by_key(sample.buckets))
+    body.put_each("peak_buckets", _by_key(sample.peak_buckets))
+    body.put_all(_FIGURES, sample)
+    body.put("age_s", process.age_s)
+    body.put("entry", process.process.entry)
+    body.put("state", process.state.value)
+    body.put("problem", process.problem or None)
+    return body.done()
 
-    def known(name: str, value: object) -> object:
-        if isinstance(value, Unknown):
-            unavailable[name] = value.reason
-            return None
-        return value
 
-    def buckets(name: str, values: Mapping[Bucket, Value]) -> dict[str, object]:
-        return {bucket.value: known(f"{name}.{bucket.value}", value) for bucket, value in values.items()}
-
-    return {
-        "pid": process.known_pid,
-        "rank": process.process.rank,
-        "world_size": process.process.world_size,
-        "job": process.process.job,
-        "step": sample.record.step,
-        "phase": sample.record.phase,
-        "time_s": sample.record.wall_ns / 1e9,
-        "device": sample.device,
-        "device_uuid": sample.record.device_uuid or None,
-        "buckets": buckets("buckets", sample.buckets),
-        "peak_buckets": buckets("peak_buckets", sample.peak_buckets),
-        **{name: known(name, getattr(sample, name)) for name in _FIGURES},
-        "age_s": known("age_s", process.age_s),
-        "entry": process.process.entry,
-        "state": process.state.value,
-        "problem": process.problem or None,
-        "unavailable": unavailable,
-    }
+def _by_key(values: Mapping[Bucket, Value]) -> dict[str, Value]:
+    return {bucket.value: value for bucket, value in values.items()}
 
 
 def probe_report(published: Published) -> ProbeReport:
-    """All that is published, for the Monitor's JSON and alerts."""
+    """Return all that is published, for the Monitor's JSON and alerts."""
     running = [watched for watched in published.processes if watched.is_running]
     return ProbeReport(
         figures=published.figures,
@@ -97,77 +244,50 @@ def probe_report(published: Published) -> ProbeReport:
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:
-    """A process that has ended, and how; what was not seen of that is null."""
+    """Return a process that has ended, and how; what was not seen of that is null."""
     end = process.end
-    return {
-        "event": "ended",
-        "schema": SCHEMA,
-        "pid": process.files.pid,
-        "rank": process.process.rank,
-        "step": process.step,
-        "state": process.state.value,
-        "how": process.state_words,
-        "time_s": None if end is None else end.time_s,
-        "exit_code": None if end is None else end.exit_code,
-        "signal": None if end is None else end.signal or None,
-        "resident_bytes": None if end is None else end.resident_bytes,
-        "limit_bytes": None if end is None else end.limit_bytes,
-        "limit_owner": None if end is None else end.limit_owner or None,
-    }
+    keys = ("time_s", "exit_code", "signal", "resident_bytes", "limit_bytes", "limit_owner")
+    how = dict.fromkeys(keys) if end is None else picked(end, *keys)
+    how.update({key: how[key] or None for key in ("signal", "limit_owner")})
+    state = {"step": process.step, "state": process.state.value, "how": process.state_words}
+    return _event("ended", process, process.files.pid, **state, **how)
 
 
 def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, Any]:
-    """A process whose memory after each step has begun to rise steadily."""
-    return {
-        "event": "growth",
-        "schema": SCHEMA,
-        "pid": process.known_pid,
-        "rank": process.process.rank,
-        "step": process.step,
-        "device": device_name(growth.device),
-        "bytes_per_s": growth.bytes_per_s,
-        "over_s": growth.over_s,
-    }
+    """Return a process whose memory after each step has begun to rise steadily."""
+    rise = {"device": device_name(growth.device), **picked(growth, "bytes_per_s", "over_s")}
+    return _event("growth", process, process.known_pid, step=process.step, **rise)
 
 
 def look_json(process: ProbedProcess, look: LookAnswer) -> dict[str, Any]:
-    """A deep look, as the probe published it."""
-    return {
-        "event": "look",
-        "schema": SCHEMA,
-        "pid": process.pid,
-        "rank": process.process.rank,
-        "step": look.step,
-        "step_s": look.step_s,
-        "method": look.method or None,
-        "devices": [_looked_json(device) for device in look.devices],
-        "kept": None if look.kept is None else [_kept_json(kept) for kept in look.kept],
-        "unavailable": look.unavailable,
-    }
+    """Return a deep look, as the probe published it."""
+    return _event(
+        "look",
+        process,
+        process.pid,
+        step=look.step,
+        step_s=look.step_s,
+        method=look.method or None,
+        devices=[_looked_json(device) for device in look.devices],
+        kept=None if look.kept is None else [_kept_json(kept) for kept in look.kept],
+        unavailable=look.unavailable,
+    )
 
 
 def _kept_json(kept: KeptPlace) -> dict[str, Any]:
-    return {
-        "device": device_name(kept.device),
-        "operator": kept.operator or None,
-        "module": kept.module or None,
-        "source": kept.source or None,
-        "bytes": kept.bytes,
-        "allocations": kept.allocations,
-    }
+    places = {name: getattr(kept, name) or None for name in ("operator", "module", "source")}
+    return {"device": device_name(kept.device), **places, **picked(kept, "bytes", "allocations")}
 
 
 def _looked_json(device: LookedDevice) -> dict[str, Any]:
     return {
         "device": device_name(device.device),
         "device_uuid": device.device_uuid or None,
-        "peak_bytes": device.peak_bytes,
-        "peak_s": device.peak_s,
+        **picked(device, "peak_bytes", "peak_s"),
         "buckets": device.breakdown.as_json(),
         "by_module": _places_json(device.held, "module"),
         "by_source": _places_json(device.held, "source"),
-        "timeline": device.timeline,
-        "phases": device.phases,
+        **picked(device, "timeline", "phases"),
     }
 
 
@@ -192,19 +312,19 @@ _WIDTHS = {
     "reserved": 10,
     "peak": 10,
 }
-"""The columns of the table, and how wide they are."""
+"""The columns of the table with their widths in characters."""
 
 _LEAVE_AWAY = ("other", "reserved", "s/step", "allocated", "rank")
-"""In this order, where they do not all fit."""
+"""Columns that are left out first where they do not all fit, in this order."""
 
 
-def header_line(columns: Sequence[str] = tuple(_WIDTHS)) -> str:
-    """The column headings of `sample_line`."""
-    return " ".join(name.rjust(_WIDTHS[name]) for name in columns)
+def header_line(names: Sequence[str] = tuple(_WIDTHS)) -> str:
+    """Return the column headings of `sample_line`."""
+    return " ".join(name.rjust(_WIDTHS[name]) for name in names)
 
 
 def fitting_columns(width: int) -> tuple[str, ...]:
-    """The columns of the table that fit into so many characters, the least important left away."""
+    """Return the columns that fit into `width` characters, without the least important ones."""
     columns = list(_WIDTHS)
     for name in _LEAVE_AWAY:
         if len(header_line(columns)) <= width:
@@ -213,8 +333,8 @@ def fitting_columns(width: int) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def sample_line(process: ProbedProcess, sample: ProbeSample, columns: Sequence[str] = tuple(_WIDTHS)) -> str:
-    """One sample of one device, aligned under `header_line`; a dash is a value that is not known."""
+def sample_line(process: ProbedProcess, sample: ProbeSample, names: Sequence[str] = tuple(_WIDTHS)) -> str:
+    """Return one sample of one device, aligned under `header_line`; a dash is a value that is not known."""
     buckets, step_s = sample.buckets, sample.step_s
     sizes = {
         "parameters": buckets[Bucket.PARAMETERS],
@@ -233,11 +353,11 @@ def sample_line(process: ProbedProcess, sample: ProbeSample, columns: Sequence[s
         "s/step": "–" if isinstance(step_s, Unknown) else f"{step_s:.4f}",
         **{name: "–" if isinstance(value, Unknown) else format_bytes(value) for name, value in sizes.items()},
     }
-    return " ".join(cells[name].rjust(_WIDTHS[name]) for name in columns)
+    return " ".join(cells[name].rjust(_WIDTHS[name]) for name in names)
 
 
 def process_line(process: ProbedProcess, now_s: float | None = None) -> str:
-    """A process that publishes, how its probe was loaded, and its state."""
+    """Return a process that publishes, how its probe was loaded, and its state."""
     who = process.process
     of = "" if who.world_size is None else f" of {who.world_size}"
     rank = "" if who.rank is None else f", rank {who.rank}{of}"
@@ -254,7 +374,7 @@ _LACKING = {"kept": "account of what steps keep"}
 
 
 def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> list[str]:
-    """A deep look: each device's peak by bucket, then by module or source line, then how memory went over the step."""
+    """Return a deep look: each device's peak by bucket, then by module or source line, then memory over the step."""
     lines = [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
     for device in look.devices:
         lines += ["", f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"]
@@ -269,36 +389,39 @@ def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> l
 
 
 def _kept_lines(look: LookAnswer) -> list[str]:
-    """What every step leaves behind, the largest first."""
+    """Return what every step leaves behind, the largest first."""
     if not look.kept:
         return ["every step releases what it makes: nothing is left behind two steps later"]
-    lines = ["left behind by every step, and not released two steps later:"]
-    for kept in look.kept[:_MOST_KEPT]:
-        lines.append(f"  {format_bytes(kept.bytes):>12}  {device_name(kept.device)}  {kept_place(kept)}")
-    rest = look.kept[_MOST_KEPT:]
-    if rest:
-        lines.append(f"  {format_bytes(sum(kept.bytes for kept in rest)):>12}  {len(rest)} smaller places")
-    return lines
+    return [
+        "left behind by every step, and not released two steps later:",
+        *largest_first(
+            look.kept,
+            _MOST_KEPT,
+            lambda kept: f"  {format_bytes(kept.bytes):>12}  {device_name(kept.device)}  {kept_place(kept)}",
+            lambda rest: f"  {format_bytes(sum(kept.bytes for kept in rest)):>12}  {len(rest)} smaller places",
+        ),
+    ]
 
 
 def kept_place(kept: KeptPlace) -> str:
-    """Where in the program it was made: the line, the module, the operator, as far as they are known."""
+    """Return where in the program an allocation was made: line, module and operator, as far as they are known."""
     places = (kept.source or "(no line known)", kept.module and f"in {kept.module}", kept.operator)
     return ", ".join(place for place in places if place)
 
 
-def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> list[str]:
-    places = _totals((held.place(by), held.bytes) for held in device.held)
-    shown, rest = places[:_MOST_PLACES], places[_MOST_PLACES:]
-    lines = [_size_line(place, size_bytes, device.peak_bytes) for place, size_bytes in shown]
-    if rest:
-        title = f"{len(rest)} smaller places"
-        lines.append(_size_line(title, sum(size_bytes for _, size_bytes in rest), device.peak_bytes))
-    return lines
+def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> Iterable[str]:
+    return largest_first(
+        _totals((held.place(by), held.bytes) for held in device.held),
+        _MOST_PLACES,
+        lambda place: _size_line(*place, device.peak_bytes),
+        lambda rest: _size_line(
+            f"{len(rest)} smaller places", sum(size_bytes for _, size_bytes in rest), device.peak_bytes
+        ),
+    )
 
 
 def _timeline_lines(device: LookedDevice) -> list[str]:
-    """For each phase: when it began, and the least and the most that was live in it."""
+    """Return a line for each phase: when it began, and the least and the most that was live in it."""
     lines = []
     phases = device.phases or ((0.0, "step"),)
     ends = [begin for begin, _ in phases[1:]] + [float("inf")]
@@ -312,7 +435,7 @@ def _timeline_lines(device: LookedDevice) -> list[str]:
 
 
 def _totals(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The bytes of each place, the largest first."""
+    """Return the bytes of each place, the largest first."""
     totals: Counter[str] = Counter()
     for place, size_bytes in sizes:
         totals[place] += size_bytes
@@ -322,11 +445,3 @@ def _totals(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 def _size_line(title: str, size_bytes: int, total_bytes: int) -> str:
     share = size_bytes / total_bytes if total_bytes else 0.0
     return f"  {format_bytes(size_bytes):>12} {share:6.1%}  {title}"
-
-
-def ago(seconds: float) -> str:
-    """A span as a person says it: ``4 s ago``, ``2 h ago``."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"

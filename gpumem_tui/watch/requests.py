@@ -7,11 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.probe.documents import MAX_REQUEST_BYTES, LookAnswer, ViewerRequest, decode_request, encode_request
-from gpumem_tui.probe.folder import Folder, WireError
-from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES, decode_header
+from gpumem_tui.probe.files import Folder, WireError
+from gpumem_tui.probe.wire import (
+    HEADER_BYTES,
+    MAX_REQUEST_BYTES,
+    RING_BYTES,
+    LookAnswer,
+    ViewerRequest,
+    decode_request,
+    encode_document,
+)
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import read_look
+from gpumem_tui.watch.documents import decode_header, read_document
 from gpumem_tui.watch.records import ProbedProcess
 
 WAITING = "waiting for a step to end, where the next is recorded from"
@@ -33,7 +40,7 @@ def request_look(process: ProbedProcess) -> int:
     try:
         with Folder(path.parent, (process.uid,)) as folder:
             number = _last_number(folder, path.name) + 1
-            folder.replace(path.name, encode_request(ViewerRequest(number, "look")))
+            folder.replace(path.name, encode_document(ViewerRequest(number, "look")))
     except WireError as error:
         raise NoAnswer(str(error)) from error
     except OSError as error:
@@ -47,9 +54,9 @@ def await_look(
     timeout_s: float,
     proc: Path = hosts.PROC,
     wait: Callable[[], None] = lambda: time.sleep(_POLL_S),
-    say: Callable[[str], None] = lambda stage: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> LookAnswer:
-    """The answer to a request.
+    """Wait for the answer to a request.
 
     Args:
         wait: called between two tries; may raise to give up.
@@ -61,12 +68,12 @@ def await_look(
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            look = read_look(process.files, process.uid)
+            look = read_document(LookAnswer, process.files, process.uid)
         except WireError as error:
             raise NoAnswer(str(error)) from error
         if look is not None and look.request >= number:
             return look
-        if process.pid is None or not (proc / str(process.pid)).exists():
+        if _has_ended(process, proc):
             raise NoAnswer(f"{process.title} has ended")
         say(_stage(process, number))
         wait()
@@ -74,12 +81,12 @@ def await_look(
 
 
 def await_kept(process: ProbedProcess, look: LookAnswer, timeout_s: float, proc: Path = hosts.PROC) -> LookAnswer:
-    """The answer once it also says what every step leaves behind, two steps later; as it is if that does not come."""
+    """Wait until the answer also says what every step leaves behind, two steps later; return it as it is if not."""
     deadline = time.monotonic() + timeout_s
     while look.devices and look.kept is None and "kept" not in look.unavailable and time.monotonic() < deadline:
-        has_ended = process.pid is None or not (proc / str(process.pid)).exists()
+        has_ended = _has_ended(process, proc)
         with suppress(WireError):
-            newest = read_look(process.files, process.uid)
+            newest = read_document(LookAnswer, process.files, process.uid)
             look = newest if newest is not None and newest.request == look.request else look
         if has_ended:
             break
@@ -87,8 +94,12 @@ def await_kept(process: ProbedProcess, look: LookAnswer, timeout_s: float, proc:
     return look
 
 
+def _has_ended(process: ProbedProcess, proc: Path) -> bool:
+    return process.pid is None or not (proc / str(process.pid)).exists()
+
+
 def _stage(process: ProbedProcess, number: int) -> str:
-    """What a request that is not answered waits for, as the ring's header says."""
+    """Tell what a request that is not answered waits for, as the ring's header says."""
     try:
         directory, name = process.files.directory, process.files.ring.name
         with Folder(directory, (process.uid,)) as folder, folder.opened(name, RING_BYTES) as ring:
@@ -99,7 +110,7 @@ def _stage(process: ProbedProcess, number: int) -> str:
 
 
 def _last_number(folder: Folder, name: str) -> int:
-    """The number of the last request; 0 if there is none that can be read."""
+    """Return the number of the last request; 0 if there is none that can be read."""
     try:
         return decode_request(folder.read(name, MAX_REQUEST_BYTES)).number
     except (FileNotFoundError, WireError):

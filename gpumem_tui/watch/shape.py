@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gpumem_tui.catalog.families import FAMILIES, Family
 from gpumem_tui.catalog.loader import models
-from gpumem_tui.catalog.shapes import ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import FAMILIES, Family, ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.probe.documents import Trained, TrainedModel, TrainedParameter
+from gpumem_tui.probe.wire import Trained, TrainedModel, TrainedParameter
 
 _MOSTLY = 0.95
 _TOLERANCE = 0.01
@@ -31,7 +30,7 @@ _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_
 
 _TOKENS = r"(?:wte|embed_tokens|token_embedding|tok_embeddings|word_embeddings|embeddings\.word)\.weight$"
 _POSITIONS = r"(?:wpe|position_embeddings?|embeddings\.position)(?:\.weight)?$"
-_TOKEN_TYPES = r"token_type(?:_embeddings)?\.weight$"
+_SEGMENT_TYPES = r"token_type(?:_embeddings)?\.weight$"
 _HEAD = r"(?:^|\.)(?:lm_head|head|heads\.head|output|classifier|fc|score)\.weight$"
 _PREDICTIONS = r"(?:^|\.)predictions\."
 _QUERY = r"(?:q_proj|query|wq)\.weight$"
@@ -52,7 +51,7 @@ class Derived:
 
 
 def derive(trained: Trained) -> Reading[Derived]:
-    """The shape of what a process trains, or why it is not known."""
+    """Derive the shape of what a process trains, or say why it is not known."""
     if not trained.models:
         return Unknown("the probe found no module")
     sizes = {model: sum(map(_values, model.parameters)) for model in trained.models}
@@ -99,7 +98,7 @@ def _of_model(model: TrainedModel, parameters: int) -> Reading[Derived]:
 
 
 def class_name(qualified: str) -> str:
-    """``GPT2LMHeadModel`` of ``transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel``."""
+    """Return ``GPT2LMHeadModel`` of ``transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel``."""
     return qualified.rpartition(".")[2]
 
 
@@ -113,14 +112,14 @@ class _Tensors:
         }
 
     def find(self, pattern: str, rank: int | None = None) -> tuple[int, ...] | None:
-        """Dimensions of the first parameter of that name, and of so many dimensions."""
+        """Return the dimensions of the first parameter of that name, and of so many dimensions."""
         matches = re.compile(pattern).search
         return next(
             (dims for name, dims in self.dims.items() if matches(name) and (rank is None or len(dims) == rank)), None
         )
 
     def count(self, pattern: str) -> int:
-        """How many parameters have such a name."""
+        """Count the parameters that have such a name."""
         return sum(bool(re.search(pattern, name)) for name in self.dims)
 
 
@@ -131,7 +130,7 @@ def _values(parameter: TrainedParameter) -> int:
 def _transformer(
     family: Family, tensors: _Tensors, layers: int, hidden: int, ffn: int, width: int, **fields: int | bool
 ) -> Derived:
-    """A transformer of these dimensions; `width` is the usual one of an attention head."""
+    """Make a transformer of these dimensions; `width` is the usual one of an attention head."""
     alike = [
         model
         for model in models().values()
@@ -171,7 +170,7 @@ def _transformer(
 def _gpt2(tensors: _Tensors) -> Iterator[Derived]:
     tokens, positions = tensors.find(_TOKENS, 2), tensors.find(_POSITIONS, 2)
     widen = tensors.find(_WIDEN, 2)
-    if tokens is None or positions is None or widen is None or tensors.find(_TOKEN_TYPES) is not None:
+    if tokens is None or positions is None or widen is None or tensors.find(_SEGMENT_TYPES) is not None:
         return
     yield _transformer(
         "gpt2",
@@ -189,7 +188,7 @@ def _gpt2(tensors: _Tensors) -> Iterator[Derived]:
 def _bert(tensors: _Tensors) -> Iterator[Derived]:
     tokens, positions = tensors.find(_TOKENS, 2), tensors.find(_POSITIONS, 2)
     widen, head = tensors.find(_WIDEN, 2), tensors.find(_HEAD, 2)
-    if tokens is None or positions is None or widen is None or tensors.find(_TOKEN_TYPES) is None:
+    if tokens is None or positions is None or widen is None or tensors.find(_SEGMENT_TYPES) is None:
         return
     if tensors.find(_PREDICTIONS) is not None:
         return  # a head over the vocabulary holds far more than a classifier
@@ -255,7 +254,7 @@ def _vit(tensors: _Tensors) -> Iterator[Derived]:
 
 
 def _resnet(tensors: _Tensors) -> Iterator[Derived]:
-    """One of the catalog's, by the number of its convolutions and its last layer."""
+    """Yield those of the catalog, with the last layer as found."""
     convolutions = sorted(dims for dims in tensors.dims.values() if len(dims) == 4)
     head = tensors.find(_HEAD, 2)
     if (64, 3, 7, 7) not in convolutions or head is None:
@@ -266,7 +265,7 @@ def _resnet(tensors: _Tensors) -> Iterator[Derived]:
 
 
 def _mlp(tensors: _Tensors) -> Iterator[Derived]:
-    """Linear layers one after another, all hidden ones of one width."""
+    """Yield linear layers one after another, all hidden ones of one width."""
     matrices = [dims for dims in tensors.dims.values() if len(dims) == 2]
     vectors = [dims for dims in tensors.dims.values() if len(dims) == 1]
     if len(matrices) < 2 or len(matrices) + len(vectors) != len(tensors.dims) or len(matrices) != len(vectors):

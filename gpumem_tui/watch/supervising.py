@@ -1,20 +1,30 @@
-"""Runs a command, hands it every signal, and notes how it and the processes that it started ended."""
+"""Runs a command, in our terminal or in one of its own, and notes how it and the processes that it started ended."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import pty
 import resource
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpumem_tui.probe.documents import Exit, encode_document
+import psutil
+
 from gpumem_tui.probe.files import Files, WireError, check_directory, start_ticks, write_document
-from gpumem_tui.watch.witness import Witness
+from gpumem_tui.probe.wire import Exit, encode_document
+from gpumem_tui.watch.ends import Witness
+from gpumem_tui.watch.hosts import find
 
 _HANDED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
@@ -68,7 +78,7 @@ class ProcessEnds:
                     self._pids.add(files.pid)
 
     def reap(self, *, others: bool = False) -> Exit | None:
-        """How the command itself ended; None while it runs.
+        """Return how the command itself ended; None while it runs.
 
         Args:
             others: also wait for all other children: as the first process of a container we are given orphans.
@@ -94,14 +104,31 @@ class ProcessEnds:
         return found
 
     def _write(self, files: Files, ended: Exit) -> None:
-        """Where a process has published, say how it ended."""
+        """Write how a process ended, if it has published."""
         with suppress(OSError, WireError):
             check_directory(self._directory, (os.getuid(),))
             if files.ring.exists():
                 write_document(files.exit, encode_document(ended))
 
 
-class Supervised:
+class RunningCommand:
+    """A command that runs as our child, with what it starts."""
+
+    _process: subprocess.Popen[bytes]
+    _deaths: ProcessEnds
+
+    @property
+    def pid(self) -> int:
+        """The command's process."""
+        return self._process.pid
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The command's process, and those below it that publish or did."""
+        return self._deaths.pids
+
+
+class Supervised(RunningCommand):
     """A command that runs as a child, in the same session, process group and terminal.
 
     Args:
@@ -137,23 +164,13 @@ class Supervised:
             raise
         self._deaths = ProcessEnds(self._process.pid, directory)
 
-    @property
-    def pid(self) -> int:
-        """The command's process."""
-        return self._process.pid
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The command's process, and those below it that publish or did."""
-        return self._deaths.pids
-
     def wait(self) -> Exit:
-        """Hand signals on until the command has ended; how it did."""
+        """Hand signals on until the command has ended; return how it did."""
         while True:
-            told = signal.sigtimedwait(self._signals, _LOOK_S)
-            if told is not None and told.si_signo in _HANDED_ON and told.si_code != _FROM_KERNEL:
+            info = signal.sigtimedwait(self._signals, _LOOK_S)
+            if info is not None and info.si_signo in _HANDED_ON and info.si_code != _FROM_KERNEL:
                 with suppress(ProcessLookupError):
-                    os.kill(self._process.pid, told.si_signo)
+                    os.kill(self._process.pid, info.si_signo)
             ended = self._deaths.reap(others=True)
             self._deaths.look()
             if ended is not None:
@@ -164,19 +181,14 @@ class Supervised:
 
 def is_below(pid: int, root: int) -> bool:
     """Whether a process is another one, or was started by it or by one that it started; False once it is gone."""
-    while pid > 1:
-        if pid == root:
-            return True
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            return False
-    return False
+    while pid > 1 and pid != root:
+        host = find(pid)
+        pid = 0 if host is None else host.parent_pid
+    return pid == root
 
 
 def bound_to_us() -> Callable[[], None]:
-    """A call for the child to make before it becomes the command, so that it ends with the thread that started it."""
+    """Make a call for the child, before it becomes the command, by which it ends with the thread that started it."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def bind() -> None:
@@ -188,7 +200,7 @@ def bound_to_us() -> Callable[[], None]:
 
 
 def exit_code(ended: Exit) -> int:
-    """What a shell would say: the exit code, or 128 and the number of the signal."""
+    """Return what a shell would say: the exit code, or 128 and the number of the signal."""
     return 128 + ended.signal if ended.signal is not None else ended.exit_code or 0
 
 
@@ -205,3 +217,177 @@ def leave_as(ended: Exit) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
     os.kill(os.getpid(), ended.signal)
     return exit_code(ended)  # it was one that does not end us
+
+
+# In a terminal of its own
+
+_READ_S = 0.1
+_DEATHS_S = 1.0
+_CHUNK_BYTES = 1 << 16
+_DRAIN_S = 0.5
+"""How long output is still read after the command has ended: what it started may hold its terminal open."""
+
+
+class TerminalCommand(RunningCommand):
+    """Runs a command as the leader of a session of its own. Start it in a thread that lives as long as it may.
+
+    Args:
+        command: its words; `environment` as it is to have it.
+        size: columns and rows of its terminal.
+        directory: where probes publish.
+
+    Raises:
+        OSError, WireError: it cannot be started, or there is no /proc.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int], directory: Path
+    ) -> None:
+        self._ours, theirs = pty.openpty()
+        self.resize(*size)
+        bind = bound_to_us()
+
+        def prepare() -> None:
+            bind()
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+        own = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+        try:
+            self._process = subprocess.Popen(
+                command, env=own, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=prepare
+            )
+            self._deaths = ProcessEnds(self._process.pid, directory)
+        except BaseException:
+            os.close(self._ours)
+            raise
+        finally:
+            os.close(theirs)
+        self._ended = threading.Event()
+        self._exit: Exit | None = None
+
+    @property
+    def ended(self) -> Exit | None:
+        """How it ended; None while it runs."""
+        return self._exit
+
+    def follow(self, output: Callable[[bytes], None]) -> Exit:
+        """Read until it has ended; return how it did.
+
+        Args:
+            output: called with what it prints.
+        """
+        looked_s = time.monotonic()
+        is_open = True
+        while self._exit is None:
+            is_open = is_open and self._read(_READ_S, output)
+            if not is_open:
+                time.sleep(_READ_S)
+            if time.monotonic() - looked_s >= _DEATHS_S:
+                self._deaths.look()
+                looked_s = time.monotonic()
+            self._exit = self._deaths.reap()
+        self._process.returncode = 0  # it has been waited for
+        until_s = time.monotonic() + _DRAIN_S
+        while is_open and time.monotonic() < until_s and select.select([self._ours], [], [], 0)[0]:
+            is_open = self._read(0, output)
+        self._deaths.look()
+        self._ended.set()
+        return self._exit
+
+    def send(self, typed: bytes) -> None:
+        """Type into its terminal; control characters mean there what they mean at a terminal (0x03 is Ctrl-C)."""
+        with suppress(OSError):
+            os.write(self._ours, typed)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Set its terminal's size, which it learns by SIGWINCH."""
+        size = struct.pack("HHHH", max(1, rows), max(1, columns), 0, 0)
+        with suppress(OSError):
+            fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
+
+    def terminate(self) -> None:
+        """Ask it and its process group to end (SIGTERM)."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and its process group at once (SIGKILL)."""
+        self._signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `follow` is done; False if it is not in time."""
+        return self._ended.wait(timeout_s)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._exit is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def _read(self, timeout_s: float, output: Callable[[bytes], None]) -> bool:
+        """Read what there is; False once the other end is closed."""
+        if not select.select([self._ours], [], [], timeout_s)[0]:
+            return True
+        try:
+            chunk = os.read(self._ours, _CHUNK_BYTES)
+        except OSError:  # so Linux reports the closed other end
+            return False
+        output(chunk)
+        return bool(chunk)
+
+
+# For another machine that runs it
+
+SIGNALS = {b"interrupt": signal.SIGINT, b"terminate": signal.SIGTERM}
+SILENCE_S = 300.0
+"""Without a line for so long, where stdin is no terminal, the other machine counts as gone."""
+_GRACE_S = 5.0
+"""After SIGTERM, until what still runs is killed."""
+_SET_CHILD_SUBREAPER = 36
+"""``PR_SET_CHILD_SUBREAPER`` (man 2 prctl): what outlives its parent becomes our child, so none is lost."""
+
+
+class Lifeline:
+    """Watches stdin. Made before the command is started, so that stdin is not the command's; `hold` once it runs."""
+
+    def __init__(self) -> None:
+        self._is_terminal = os.isatty(0)
+        self._fd = os.dup(0)
+        if not self._is_terminal:
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def hold(self) -> None:
+        """Begin to watch; call it in the thread that waits for the command, whose signals it sends."""
+        wait = self._until_hung_up if self._is_terminal else self._until_let_go
+
+        def follow() -> None:
+            wait()
+            self.end_all()
+
+        threading.Thread(target=follow, name="lifeline", daemon=True).start()
+
+    def _until_hung_up(self) -> None:
+        hung_up = select.poll()
+        hung_up.register(self._fd, 0)  # POLLHUP alone: what is typed is the command's
+        hung_up.poll()
+
+    def _until_let_go(self) -> None:
+        rest = b""
+        while select.select([self._fd], [], [], SILENCE_S)[0] and (data := os.read(self._fd, 4096)):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line in SIGNALS:
+                    os.kill(os.getpid(), SIGNALS[line])
+
+    @staticmethod
+    def end_all() -> None:
+        """End every process below this one: asked first, killed after a while."""
+        until_s = time.monotonic() + _GRACE_S
+        number = signal.SIGTERM
+        while below := psutil.Process().children(recursive=True):
+            for process in below:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            _, left = psutil.wait_procs(below, timeout=max(0.1, until_s - time.monotonic()))
+            number = signal.SIGKILL if left else number

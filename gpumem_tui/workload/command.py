@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gpumem_tui import launchers
 
 BATCH, ACCUMULATION = "{batch}", "{accumulation}"
 
@@ -17,16 +18,6 @@ _BATCH_FLAG = re.compile(
     r"(?:(?:per[_-]device[_-])?(?:train[_-])?(?:micro[_-]?|mini[_-]?)?batch(?:[_-]?size)?(?:[_-]per[_-](?:gpu|device))?|bs|b|bsz)"
 )
 """Options and Hydra-like overrides that give a batch size, without their value."""
-
-_LAUNCHERS = {
-    "torchrun": ("nproc-per-node", "nnodes"),
-    "torch.distributed.run": ("nproc-per-node", "nnodes"),
-    "torch.distributed.launch": ("nproc-per-node", "nnodes"),
-    "accelerate": ("num-processes",),
-    "accelerate-launch": ("num-processes",),
-    "accelerate.commands.launch": ("num-processes",),
-}
-"""The options whose product is the number of processes that a launcher starts, on all machines."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class Command:
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> Command:
-        """The inverse of `dataclasses.asdict` after a trip through JSON."""
+        """Return the inverse of `dataclasses.asdict` after a trip through JSON."""
         return cls(tuple(values["words"]), values["cwd"])
 
     @property
@@ -61,7 +52,7 @@ class Command:
         return _typed(self.words)
 
     def text_at(self, batch_size: int, accumulation: int = 1) -> str:
-        """The command as it would be typed to train at one batch size."""
+        """Return the command as it would be typed to train at one batch size."""
         return _typed(self.filled(batch_size, accumulation))
 
     @property
@@ -75,13 +66,13 @@ class Command:
         return any(ACCUMULATION in word for word in self.words)
 
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
-        """The words for one batch size."""
+        """Return the words for one batch size."""
         return tuple(
             word.replace(BATCH, str(batch_size)).replace(ACCUMULATION, str(accumulation)) for word in self.words
         )
 
     def accumulation(self, batch_size: int, target_batch: int | None, gpus: int) -> int:
-        """Micro-batches that reach the wanted global batch; 1 if none is wanted."""
+        """Return the micro-batches that reach the wanted global batch; 1 if none is wanted."""
         return 1 if target_batch is None else max(1, math.ceil(target_batch / (batch_size * gpus)))
 
     @property
@@ -114,22 +105,7 @@ class Command:
     @property
     def processes(self) -> int:
         """How many training processes its launcher starts in all, as far as the line says; else 1."""
-        for index, word in enumerate(self.words):
-            options = _LAUNCHERS.get(os.path.basename(word))
-            if options is not None:
-                return math.prod(_count(self.words[index + 1 :], option) for option in options)
-        return 1
-
-
-def _count(words: tuple[str, ...], option: str) -> int:
-    """The number an option is given; 1 where it is none, as ``gpu`` and ``auto``. Of a range of nodes, the fewest."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.startswith("-") and name.lstrip("-").replace("_", "-") == option:
-            given = value if equals else words[index + 1] if index + 1 < len(words) else ""
-            least = given.partition(":")[0]
-            return max(1, int(least)) if least.isdecimal() else 1
-    return 1
+        return launchers.processes(self.words)
 
 
 def _typed(words: tuple[str, ...]) -> str:
@@ -137,5 +113,5 @@ def _typed(words: tuple[str, ...]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quoted for a shell, with the placeholders readable."""
+    """Quote a word for a shell, with the placeholders readable."""
     return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else shlex.quote(word)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
 from gpumem_tui.errors import in_one_line
-from gpumem_tui.formula.precision import PRECISION_RECORDS, PrecisionRecord
 from gpumem_tui.formula.recipe import (
     ADAPTER_DTYPES,
     ADAPTERS,
@@ -33,14 +32,14 @@ from gpumem_tui.formula.recipe import (
     PRECISIONS,
     RECOMPUTES,
     Attention,
+    Recipe,
 )
+from gpumem_tui.formula.records import PRECISION_RECORDS, PrecisionRecord
 from gpumem_tui.step.workload import WorkloadError
-from gpumem_tui.workload.adapters import adapt, trained
-from gpumem_tui.workload.four_bit import four_bit_settings, pack_base
-from gpumem_tui.workload.freezing import freeze_transformers
-from gpumem_tui.workload.models.attention import KERNELS
+from gpumem_tui.workload.models.layers import KERNELS
 from gpumem_tui.workload.optimizers import optimizer_of
-from gpumem_tui.workload.quantized import materialize
+from gpumem_tui.workload.quantized import four_bit_settings, materialize, pack_base
+from gpumem_tui.workload.trained import adapt, freeze_transformers, trained
 
 MOST_STEPS = 10_000
 """What follows the program ends it long before."""
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _or_one_line(what: str) -> Iterator[None]:
-    """What goes wrong within, said in one line with what to do; running out of memory is no mistake."""
+    """Raise what goes wrong within as one line that says what to do; running out of memory is no mistake."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -137,7 +136,7 @@ def _transformers() -> Any:
 
 
 def _config(transformers: Any, asked: argparse.Namespace) -> tuple[Any, object]:
-    """The configuration, as the transformers here reads it, and what it says of how its weights are quantized.
+    """Return the configuration, as the transformers here reads it, and what it says of how its weights are quantized.
 
     `options` asks whether they are to be trained unquantized.
     """
@@ -152,7 +151,7 @@ def _config(transformers: Any, asked: argparse.Namespace) -> tuple[Any, object]:
 
 
 def _class(transformers: Any, config: Any) -> Any:
-    """The class that the configuration names if it has a loss, else the first kind that transformers has for it."""
+    """Return the class that the configuration names if it has a loss, else the first that transformers has for it."""
     automatic = import_module("transformers.models.auto.modeling_auto")
     for name in config.architectures or ():
         named = getattr(transformers, name, None)
@@ -169,7 +168,7 @@ def _class(transformers: Any, config: Any) -> Any:
 
 
 def _build(kind: Any, config: Any, record: PrecisionRecord, device: torch.device) -> nn.Module:
-    """The model on the device, in the precision's dtype; its weights are not initialized."""
+    """Return the model on the device, in the precision's dtype; its weights are not initialized."""
     dtype = getattr(torch, record.weights)
 
     def built(attention: str) -> nn.Module:
@@ -186,7 +185,7 @@ def _build(kind: Any, config: Any, record: PrecisionRecord, device: torch.device
 
 
 def _uninitialized() -> AbstractContextManager[object]:
-    """transformers' own way not to fill weights that are overwritten anyway; it has moved in its version 5."""
+    """Return transformers' own way not to fill weights that are overwritten anyway; it moved in version 5."""
     for place in ("transformers.initialization", "transformers.modeling_utils"):
         try:
             return cast("AbstractContextManager[object]", import_module(place).no_init_weights())
@@ -196,7 +195,7 @@ def _uninitialized() -> AbstractContextManager[object]:
 
 
 def _adapted(model: Any, asked: argparse.Namespace, device: torch.device, settings: Any | None) -> Any:
-    """A model that was made on ``meta``, with adapters, on the device: all of it frozen and, if asked, quantized.
+    """Put adapters in a model made on ``meta``, and it on the device: all of it frozen and, if asked, quantized.
 
     By PEFT where it is there and the base is not quantized, or by bitsandbytes. Else by our own.
 
@@ -219,17 +218,19 @@ def _adapted(model: Any, asked: argparse.Namespace, device: torch.device, settin
                 adapter.data = adapter.data.to(dtype)
         return made.base_model.model.train()
     with torch.device("meta"):
-        adapt(
-            model,
-            linear,
-            adapted,
-            asked.lora_rank,
-            asked.base_quantization,
-            magnitudes=asked.adapter == "dora",
-            in_fp32=asked.adapter_dtype == "fp32",
-        )
+        adapt(model, linear, adapted, _recipe(asked))
     materialize(model, device)
     return model
+
+
+def _recipe(asked: argparse.Namespace) -> Recipe:
+    """Return what is asked for of adapters, as a recipe has it."""
+    return Recipe(
+        adapter=asked.adapter,
+        lora_rank=asked.lora_rank,
+        adapter_dtype=asked.adapter_dtype,
+        base_quantization=asked.base_quantization,
+    )
 
 
 def _peft() -> Any | None:
@@ -240,7 +241,7 @@ def _peft() -> Any | None:
 
 
 def chosen(linear: Sequence[str], targets: str) -> list[str]:
-    """The names of layers that have adapters: all, or those whose name ends so, as PEFT's `target_modules` does.
+    """Return the names of layers that have adapters: all, or those whose name ends so, as PEFT's `target_modules` does.
 
     Raises:
         WorkloadError: no layer has one of the names.
@@ -266,7 +267,7 @@ def _recompute(model: Any) -> None:
 
 
 def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str, Tensor]]:
-    """What makes a batch of so many samples: random inputs and labels of the shapes that the model's class takes.
+    """Return what makes a batch of so many samples: random inputs and labels of the shapes that the model takes.
 
     Args:
         seq_len: tokens a sample; of an encoder–decoder in the encoder and in the decoder.
@@ -320,7 +321,7 @@ def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str,
 
 
 def _takes_text(config: Any) -> bool:
-    """Whether a model of images and text is trained, here on text alone."""
+    """Return whether a model of images and text is trained, here on text alone."""
     return hasattr(config, "vision_config") and hasattr(config, "text_config")
 
 
@@ -354,7 +355,7 @@ def _train(
 
 
 def _first_line(error: BaseException) -> str:
-    """An error's type and the first sentence: transformers explains itself over many."""
+    """Return an error's type and the first sentence: transformers explains itself over many."""
     return f"{type(error).__name__}: {in_one_line(error).partition('. ')[0]}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
 from gpumem_tui.formula.recipe import Optimizer
+from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.step.eight_bit import EightBitAdamW
 from gpumem_tui.step.workload import WorkloadError
 
@@ -73,7 +73,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Both update their own."""
+        """Let both optimizers update their own parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -84,7 +84,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The matrices of a network's blocks: of two dimensions, within a `ModuleList`, and no embedding."""
+    """Yield the matrices of a network's blocks: of two dimensions, within a `ModuleList`, and no embedding."""
     for blocks in model.modules():
         if isinstance(blocks, nn.ModuleList):
             for module in blocks.modules():
@@ -93,36 +93,35 @@ def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def optimizer_of(name: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of that name for a model's parameters that have a gradient.
+    """Return the optimizer of that name for a model's parameters that have a gradient.
 
     Raises:
         WorkloadError: as `optimizer_factory`.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if name == "muon":
-        return MuonWithAdamW(parameters, matrices_of(model), **OPTIMIZER_RECORDS[name].options)
+    record = OPTIMIZER_RECORDS[name]
+    if record.takes_whole_matrices:
+        return MuonWithAdamW(parameters, matrices_of(model), **record.options)
     return optimizer_factory(name)(parameters)
 
 
 def optimizer_factory(name: Optimizer) -> OptimizerFactory:
-    """What makes the optimizer of that name from parameters.
+    """Return what makes the optimizer of that name from parameters.
 
     Raises:
         WorkloadError: it needs more than parameters.
     """
-    options = OPTIMIZER_RECORDS[name].options
-    match name:
-        case "muon":
-            raise WorkloadError("--optimizer muon: runs on one GPU, as torch.optim.Muon takes whole matrices")
-        case "lion":
-            return partial(Lion, **options)
-        case "adamw-8bit":
-            return partial(_eight_bit, lr=options["lr"])
-    return partial(getattr(torch.optim, OPTIMIZER_RECORDS[name].class_names[0]), **options)
+    record = OPTIMIZER_RECORDS[name]
+    if record.takes_whole_matrices:
+        raise WorkloadError(f"--optimizer {name}: runs on one GPU, as torch.optim.Muon takes whole matrices")
+    kind = _OURS.get(record.class_names[0]) or getattr(torch.optim, record.class_names[0], None)
+    if kind is None:
+        raise WorkloadError(f"--optimizer {name}: torch {torch.__version__} has no {record.class_names[0]}")
+    return partial(kind, **record.options)
 
 
 def _eight_bit(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """bitsandbytes' own on a real GPU; without values, what it keeps.
+    """Make bitsandbytes' own on a real GPU; without values, what it keeps.
 
     Raises:
         WorkloadError: on a real GPU, bitsandbytes is not there.
@@ -140,6 +139,10 @@ def _eight_bit(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opt
     return made
 
 
+_OURS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"Lion": Lion, "AdamW8bit": _eight_bit}
+"""By the first of a record's classes, what torch has not."""
+
+
 def _is_real(parameter: Tensor) -> bool:
-    """Whether it lies on a GPU that is there: what is simulated has no address."""
+    """Return whether it lies on a GPU that is there: what is simulated has no address."""
     return parameter.device.type == "cuda" and parameter.untyped_storage().data_ptr() != 0

@@ -1,11 +1,13 @@
 """Linear layers whose frozen weights are packed: NF4 (Dettmers et al. 2023), int8 by row, fp8; unpacked for a product.
 
-The packed bytes are those of `formula.quantization`; the values are made up, as all weights here are.
+The packed bytes are those of `formula.records`; the values are made up, as all weights here are. Of a model that
+transformers builds, bitsandbytes' own layers take the place of ours where it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from math import ceil, prod
 from typing import Any
 
@@ -13,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpumem_tui.formula.quantization import NF4_BLOCK, SCALE_BLOCK
 from gpumem_tui.formula.recipe import BaseQuantization
+from gpumem_tui.formula.records import QUANTIZATION_RECORDS, PrecisionRecord
 
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -22,6 +24,9 @@ _NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """The values of 4-bit NormalFloat (Dettmers et al. 2023, appendix E)."""
+
+_NF4_BLOCK, _SCALE_BLOCK = 64, 256
+"""Weights that share a scale, and under double quantization scales that share one of their own (section 3)."""
 
 _STD = 0.02
 """Standard deviation of initial weights (Radford et al. 2019)."""
@@ -50,7 +55,7 @@ class PackedWeight(nn.Module):
         self.scales = nn.ParameterList(scales)
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """The weight in `dtype`, in a buffer of its own."""
+        """Return the weight in `dtype`, in a buffer of its own."""
         first, *others = self.scales
         scales = _unpack_scales(first, *others) if others else first
         weight: Tensor = _unpack(self.codes, scales, [prod(self.dims[:-1]), self.dims[-1]], dtype)
@@ -69,6 +74,7 @@ class QuantizedLinear(PackedWeight):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run the module; the class says on what."""
         x = x.to(_computed_in(x))
         output: Tensor = _PackedProduct.apply(x, self)  # type: ignore[no-untyped-call]
         return output if self.bias is None else output + self.bias.to(x.dtype)
@@ -78,7 +84,7 @@ class QuantizedExperts(PackedWeight):
     """Grouped products with packed, frozen weights [experts, outputs, inputs]."""
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """x [rows, inputs], sorted by expert; `ends` [experts] the number of rows up to each one's last."""
+        """Multiply x [rows, inputs], sorted by expert; `ends` [experts] is the number of rows up to each one's last."""
         output: Tensor = _PackedGroups.apply(x.to(_computed_in(x)), ends, self)  # type: ignore[no-untyped-call]
         return output
 
@@ -102,7 +108,7 @@ class _PackedProduct(torch.autograd.Function):
 
 
 class _PackedGroups(torch.autograd.Function):
-    """The same for a block's experts, all unpacked at once."""
+    """The product of a block's experts, whose matrices are all unpacked at once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Tensor, experts: QuantizedExperts) -> Tensor:
@@ -117,16 +123,16 @@ class _PackedGroups(torch.autograd.Function):
 
 
 def _parts(quantization: BaseQuantization, rows: int, columns: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """dtype and shape of the packed weights and of their scales, as `formula.quantization` counts them."""
+    """Return dtype and shape of the packed weights and of their scales, as `formula.records` counts them."""
     count = rows * columns
     if quantization == "int8":
         return [(torch.int8, (rows, columns)), (torch.float32, (rows,))]
     if quantization == "fp8":
         return [(torch.float8_e4m3fn, (rows, columns)), (torch.float32, (1,))]
-    packed, blocks = (torch.uint8, (ceil(count / 2),)), ceil(count / NF4_BLOCK)
+    packed, blocks = (torch.uint8, (ceil(count / 2),)), ceil(count / _NF4_BLOCK)
     if quantization == "nf4":
         return [packed, (torch.float32, (blocks,))]
-    return [packed, (torch.uint8, (blocks,)), (torch.float32, (ceil(blocks / SCALE_BLOCK),)), (torch.float32, (1,))]
+    return [packed, (torch.uint8, (blocks,)), (torch.float32, (ceil(blocks / _SCALE_BLOCK),)), (torch.float32, (1,))]
 
 
 _OPERATORS = "gpumem_tui"
@@ -137,16 +143,16 @@ _OPERATORS = "gpumem_tui"
     f"{_OPERATORS}::unpack_scales", mutates_args=(), schema="(Tensor small, Tensor shared, Tensor mean) -> Tensor"
 )
 def _unpack_scales(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:
-    """The scales of each block in fp32, of those in 8 bits, as bitsandbytes' `dequantize_4bit` makes them first."""
+    """Make the scales of each block in fp32, of those in 8 bits, as bitsandbytes' `dequantize_4bit` does first."""
     scales = small.float()
-    whole = len(scales) // SCALE_BLOCK
-    scales[: whole * SCALE_BLOCK].view(whole, SCALE_BLOCK).mul_(shared[:whole, None])
-    scales[whole * SCALE_BLOCK :].mul_(shared[-1])
+    whole = len(scales) // _SCALE_BLOCK
+    scales[: whole * _SCALE_BLOCK].view(whole, _SCALE_BLOCK).mul_(shared[:whole, None])
+    scales[whole * _SCALE_BLOCK :].mul_(shared[-1])
     return scales.add_(mean)
 
 
 @_unpack_scales.register_fake
-def _scales_shape(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:
+def _scales_shape(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:  # noqa: ARG001 - the operator's own
     return torch.empty_like(small, dtype=torch.float32)
 
 
@@ -156,7 +162,10 @@ def _scales_shape(small: Tensor, shared: Tensor, mean: Tensor) -> Tensor:
     schema="(Tensor codes, Tensor scales, int[] shape, ScalarType dtype) -> Tensor",
 )
 def _unpack(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The matrix of `shape` in `dtype`: one operator, as bitsandbytes' kernel is, so a trace sees its result only."""
+    """Return the matrix of `shape` in `dtype`.
+
+    One operator, as bitsandbytes' kernel is, so a trace sees its result only.
+    """
     if codes.dtype != torch.uint8:
         return codes.to(dtype).mul_(scales.to(dtype).view(-1, 1))
     weights = torch.empty(list(shape), dtype=dtype, device=codes.device)
@@ -165,13 +174,13 @@ def _unpack(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dt
         end = min(start + _CHUNK, flat.numel())
         bits = codes[start // 2 : ceil(end / 2)]
         values = table[torch.stack((bits >> 4, bits & 15), dim=-1).view(-1)[: end - start].int()]
-        of_blocks = scales[start // NF4_BLOCK : ceil(end / NF4_BLOCK)]
-        flat[start:end] = values * of_blocks.repeat_interleave(NF4_BLOCK)[: end - start]
+        of_blocks = scales[start // _NF4_BLOCK : ceil(end / _NF4_BLOCK)]
+        flat[start:end] = values * of_blocks.repeat_interleave(_NF4_BLOCK)[: end - start]
     return weights
 
 
 @_unpack.register_fake
-def _unpacked_shape(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _unpacked_shape(codes: Tensor, scales: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:  # noqa: ARG001 - the operator's own
     return codes.new_empty(list(shape), dtype=dtype)
 
 
@@ -211,3 +220,55 @@ def _fill(model: nn.Module) -> None:
             for scales in module.scales:
                 if scales.is_floating_point():
                     scales.fill_(_SCALE)
+
+
+# By bitsandbytes, where it is there
+
+
+def four_bit_settings(
+    transformers: Any, quantization: BaseQuantization, record: PrecisionRecord, given: object
+) -> Any | None:
+    """Return transformers' `BitsAndBytesConfig`; None without bitsandbytes, or where such 4 bits are not asked for.
+
+    Args:
+        given: what the configuration says of its weights' quantization; None for nothing, then they are computed with
+            as the step is.
+    """
+    if quantization == "none" or not QUANTIZATION_RECORDS[quantization].by_bitsandbytes:
+        return None
+    try:
+        import_module("bitsandbytes")
+    except ImportError:
+        return None
+    if isinstance(given, Mapping):
+        return transformers.BitsAndBytesConfig.from_dict(dict(given))
+    if given is not None:
+        return given
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quantization == "nf4-dq",
+        bnb_4bit_compute_dtype=getattr(torch, record.computes_in),
+    )
+
+
+def pack_base(model: Any, settings: Any, device: torch.device) -> None:
+    """Replace the linear layers that the quantizer would by bitsandbytes' own, packed on the device one by one.
+
+    Args:
+        model: of transformers, on ``meta``; what is not packed stays there.
+    """
+    quantizer = import_module("transformers.quantizers.auto").AutoHfQuantizer.from_config(settings, pre_quantized=False)
+    dtype = model.dtype
+    quantizer.preprocess_model(model=model, device_map={"": 0})
+    layers = import_module("bitsandbytes").nn
+    for module in model.modules():
+        if isinstance(module, layers.Linear4bit):
+            module.weight = _packed(layers.Params4bit, module.weight, dtype, device)
+    quantizer.postprocess_model(model)
+
+
+def _packed(kind: Any, weight: nn.Parameter, dtype: torch.dtype, device: torch.device) -> Any:
+    """Pack a weight as transformers packs one that it has read (integrations/bitsandbytes.py, Bnb4bitQuantize)."""
+    values = torch.empty(weight.shape, dtype=dtype, device=device).normal_(std=_STD)
+    return kind(values, requires_grad=False, **weight.__dict__).to(device)

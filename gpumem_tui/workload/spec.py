@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def split_file(text: str) -> tuple[Path, str]:
-    """The file and the name in ``FILE[:NAME]``; a colon may be part of a file's own name."""
+    """Return the file and the name in ``FILE[:NAME]``; a colon may be part of a file's own name."""
     file, colon, name = text.rpartition(":")
     if colon and not Path(text).exists():
         return Path(file), name
@@ -58,7 +58,7 @@ class WorkloadSpec:
 
     Attributes:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
-        assumed_rows: what share is kept where shapes depend on computed values: see `simulator.shaped.AssumedRows`.
+        assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
     """
 
@@ -89,14 +89,17 @@ class WorkloadSpec:
         return "the command" if self.hugging_face is None else "the model"
 
     def batch_words(self, batch_size: int) -> str:
-        """A batch size as a person says it; of a command whose line does not tell its own, that it is its own."""
+        """Return a batch size as a person says it.
+
+        Of a command whose line does not tell its own, that it is its own.
+        """
         if self.command is not None and not self.command.says_batch:
             return "its own batch"
         return f"batch {batch_size}"
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> WorkloadSpec:
-        """The inverse of `dataclasses.asdict` after a trip through JSON."""
+        """Return the inverse of `dataclasses.asdict` after a trip through JSON."""
         shape, file = values["shape"], values["model_file"]
         return cls(
             recipe=Recipe(**values["recipe"]),
@@ -109,7 +112,7 @@ class WorkloadSpec:
         )
 
     def load(self) -> Workload:
-        """The runnable workload of a model or a file; a command runs by itself. Imports torch.
+        """Return the runnable workload of a model or a file; a command runs by itself. Imports torch.
 
         Raises:
             WorkloadError: the file or the combination of options cannot be trained; one clear line.
@@ -120,4 +123,4 @@ class WorkloadSpec:
         if self.shape is not None:
             return CatalogWorkload(self.shape, self.recipe)
         assert self.file is not None
-        return load_workload_file(self.file)
+        return load_workload_file(*split_file(self.file))

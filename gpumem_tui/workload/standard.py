@@ -11,19 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.parallel import why_formula_only
-from gpumem_tui.formula.precision import PRECISION_RECORDS
+from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.sharding import has_own_precision
+from gpumem_tui.formula.records import PRECISION_RECORDS, has_own_precision
 from gpumem_tui.step.workload import WorkloadError
-from gpumem_tui.workload.adapters import adapt_blocks
-from gpumem_tui.workload.freezing import freeze_layers
+from gpumem_tui.workload.distributed import build_sharded, cut_model
 from gpumem_tui.workload.models import build_model
-from gpumem_tui.workload.models.recompute import check_recompute
+from gpumem_tui.workload.models.layers import check_recompute
 from gpumem_tui.workload.optimizers import optimizer_factory, optimizer_of
 from gpumem_tui.workload.quantized import materialize
-from gpumem_tui.workload.sharded import build_sharded
-from gpumem_tui.workload.tensor_parallel import cut_model
+from gpumem_tui.workload.trained import adapt_blocks, freeze_layers
 
 _INITIAL_LOSS_SCALE = 2.0**10
 """Below GradScaler's own 2**16: a first step whose gradients overflow is skipped, and the optimizer would
@@ -48,7 +45,7 @@ class CatalogWorkload:
         self._scaler: torch.amp.GradScaler | None = None
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The model and its optimizer, made on the device: no copy ever lies in host memory.
+        """Return the model and its optimizer, made on the device: no copy ever lies in host memory.
 
         Raises:
             WorkloadError: sharding, where no process group of the recipe's size exists.
@@ -91,7 +88,7 @@ class CatalogWorkload:
             )
 
     def make_batch(self, batch_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Inputs and targets for `train_step`.
+        """Return inputs and targets for `train_step`.
 
         gpt2, llama: token ids [batch, tokens] twice; bert: token ids and labels [batch]; vit, resnet: images
         [batch, 3, pixels, pixels] and labels; mlp: features [batch, inputs] and labels. Ids, labels are int64.
@@ -109,7 +106,7 @@ class CatalogWorkload:
         return inputs, torch.randint(shape.classes, (batch_size,), device=device)
 
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
-        """Forward, backward, optimizer step, gradients dropped.
+        """Run forward, backward and the optimizer's step, and drop the gradients.
 
         Written as a usual loop is, down to which local names outlive the forward pass: they hold memory.
         """
@@ -121,7 +118,7 @@ class CatalogWorkload:
             self._step(model, optimizer, inputs, targets, autocast)
 
     def _loss_on_parts(self) -> AbstractContextManager[None]:
-        """Of a vocabulary that is cut: forward and backward of the loss then run on its parts."""
+        """Return what has the loss run on the parts of a vocabulary that is cut, forward and backward."""
         if self.recipe.tensor_parallel == 1:
             return nullcontext()
         from torch.distributed.tensor.parallel import loss_parallel

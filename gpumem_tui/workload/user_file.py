@@ -16,7 +16,6 @@ from torch import nn
 
 from gpumem_tui.step.workload import Workload, WorkloadError
 from gpumem_tui.workload.errors import typed
-from gpumem_tui.workload.spec import split_file
 
 _SIGNATURES = {
     "build": "build(device)",
@@ -26,16 +25,15 @@ _SIGNATURES = {
 _loads = itertools.count()
 
 
-def load_workload_file(path: str) -> Workload:
-    """The workload of ``FILE.py``, or of the attribute NAME in it for ``FILE.py:NAME``.
+def load_workload_file(file: Path, name: str = "") -> Workload:
+    """Load the workload of ``FILE.py``, or of the attribute `name` in it.
 
-    NAME may be an instance, a class (instantiated without arguments) or a module that has the three functions. The
+    `name` may be an instance, a class (instantiated without arguments) or a module that has the three functions. The
     file is run, with its folder first on ``sys.path``, so it can import its neighbours now and while it trains.
 
     Raises:
         WorkloadError: the file cannot be run or lacks one of the functions.
     """
-    file, name = split_file(path)
     source = str(file)
     if not file.is_file():
         raise WorkloadError(f"--workload {source}: there is no such file; check the path")
@@ -68,7 +66,7 @@ def _import(file: Path) -> ModuleType:
 
 
 def _describe(error: BaseException, file: Path) -> str:
-    """What went wrong while `file` was imported, where, and what to do about it, in one line."""
+    """Return what went wrong while `file` was imported, where, and what to do about it, in one line."""
     if isinstance(error, SyntaxError):
         elsewhere = error.filename is not None and error.filename != str(file.resolve())
         at = _at(error.filename if elsewhere else file, error.lineno)
@@ -86,7 +84,7 @@ def _at(file: Path | str | None, line: int | None) -> str:
 
 
 def _line(error: BaseException, file: Path) -> int | None:
-    """The line of `file` that was running when the error was raised, however deep below it; None if none was."""
+    """Return the line of `file` that was running when the error was raised, however deep below it; None if none was."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.resolve())
     ]
@@ -94,7 +92,7 @@ def _line(error: BaseException, file: Path) -> int | None:
 
 
 def _owner(module: ModuleType, source: str, name: str) -> Any:
-    """What has the three functions: the module, or its attribute `name`, instantiated if it is a class."""
+    """Return what has the three functions: the module, or its attribute `name`, instantiated if it is a class."""
     if not name:
         return module
     if not hasattr(module, name):

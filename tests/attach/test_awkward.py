@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.attach.running import AttachFailed, StartsLater, attach
-from gpumem_tui.attach.target import Refused, inspect
-from gpumem_tui.watch import hosts, programs
+from gpumem_tui.attach.target import AttachRefused, inspect
+from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import DEADLINE_S
 
@@ -63,13 +63,13 @@ while True: time.sleep(0.001)
 """
 
 
-def reason(pid: int, timeout_s: float = DEADLINE_S) -> AttachFailed | Refused:
+def reason(pid: int, timeout_s: float = DEADLINE_S) -> AttachFailed | AttachRefused:
     """Why a process cannot be attached to."""
-    with pytest.raises((AttachFailed, Refused)) as caught:
+    with pytest.raises((AttachFailed, AttachRefused)) as caught:
         attach(inspect(pid), timeout_s)
-    assert isinstance(caught.value, AttachFailed | Refused)
+    assert isinstance(caught.value, AttachFailed | AttachRefused)
     assert str(caught.value).isprintable()
-    assert isinstance(caught.value, (AttachFailed, Refused))
+    assert isinstance(caught.value, (AttachFailed, AttachRefused))
     return caught.value
 
 
@@ -160,7 +160,7 @@ def test_two_attaches_at_once(tmp_path: Path) -> None:
     assert left <= {".attached"}, "no answer, only that it was attached to"
 
 
-def test_python_2(tmp_path: Path) -> None:
+def test_python_2() -> None:
     old = list((Path.home() / ".pyenv" / "versions").glob("2.7.*/bin/python2.7"))
     if not old:
         pytest.skip("no Python 2.7 is installed here")
@@ -197,7 +197,7 @@ def test_a_launcher_names_those_that_train(launcher: str, tmp_path: Path) -> Non
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "up\n"
-        [child] = programs.descendants(program.pid)
+        [child] = hosts.descendants(program.pid)
         try:
             said = reason(program.pid)
             assert [host.pid for host in said.instead] == [child.pid]
@@ -223,4 +223,4 @@ def test_a_launcher_names_those_that_train(launcher: str, tmp_path: Path) -> Non
     ],
 )
 def test_what_a_python_runs(command: str, name: str) -> None:
-    assert programs.script(tuple(command.split())) == name
+    assert hosts.script(tuple(command.split())) == name

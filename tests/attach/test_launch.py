@@ -104,7 +104,7 @@ def test_a_signal_to_run_reaches_the_command(number: signal.Signals, tmp_path: P
         assert program.wait(60) == 5
 
 
-def test_the_command_stays_in_the_terminals_process_group(tmp_path: Path) -> None:
+def test_the_command_stays_in_the_terminals_process_group() -> None:
     """So Ctrl-C, Ctrl-Z and `fg` are the terminal's own doing."""
     command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", "ps -o pgid= -o sid= $$"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
@@ -112,7 +112,7 @@ def test_the_command_stays_in_the_terminals_process_group(tmp_path: Path) -> Non
         assert [int(word) for word in program.stdout.read().split()] == [program.pid, program.pid]
 
 
-def test_the_command_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+def test_the_command_ends_with_a_run_that_is_killed() -> None:
     command = [sys.executable, "-m", "gpumem_tui", "run", "bash", "-c", "echo $$; exec sleep 60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.attach import ptrace, running
+from gpumem_tui.attach.launch import why_silent
 from gpumem_tui.attach.running import AttachFailed, attach
-from gpumem_tui.attach.silence import why_silent
-from gpumem_tui.attach.target import Refused, Target, inspect
+from gpumem_tui.attach.target import AttachRefused, Target, inspect
 from gpumem_tui.memory import Unknown
 from gpumem_tui.watch import hosts
 from tests.attach import loops
@@ -58,7 +58,7 @@ print(after - before)
     folder = tmp_path / "probes"
     folder.mkdir(mode=0o755)  # a folder that is open to others
     with loops.running(code, folder) as program:
-        with pytest.raises(Refused, match=r"could not publish: .* is open to other users"):
+        with pytest.raises(AttachRefused, match=r"could not publish: .* is open to other users"):
             attach(inspect(program.pid), DEADLINE_S)
         folder.chmod(0o700)
         attach(inspect(program.pid), DEADLINE_S)
@@ -156,7 +156,7 @@ print(gpumem_tui.__file__, flush=True)
 """
     with loops.running(code, folder) as program:
         target = inspect(program.pid)
-        monkeypatch.setattr(type(target.host), "shares_files", property(lambda host: False))
+        monkeypatch.setattr(type(target.host), "shares_files", property(lambda _: False))
         attach(target, DEADLINE_S)
         assert program.stdout is not None
         assert program.stdout.readline().startswith(f"{folder}/{program.pid}-")
@@ -189,11 +189,11 @@ def test_python_3_14_is_asked_itself(
     problem: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `sys.remote_exec`, which runs a file's code at a safe point; here that is done by the other way in."""
-    monkeypatch.setattr(running, "can_remote_exec", lambda target: True)
+    monkeypatch.setattr(running, "can_remote_exec", lambda _: True)
     with loops.running(loops.BUSY, tmp_path / "probes") as program:
         target = inspect(program.pid)
 
-        def remote_exec(pid: int, script: str) -> None:
+        def remote_exec(_pid: int, script: str) -> None:
             if problem is not None:
                 raise problem
             running._inject(target, f"exec(open({script!r}).read(), {{}})")
@@ -209,12 +209,12 @@ def test_a_probe_that_starts_after_the_timeout_finds_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interpreter reads the script when it is next in Python, which may be long after we gave up; then it goes."""
-    monkeypatch.setattr(running, "can_remote_exec", lambda target: True)
+    monkeypatch.setattr(running, "can_remote_exec", lambda _: True)
     scripts: list[Path] = []
     with loops.running(loops.BUSY, tmp_path / "probes") as program:
         target = inspect(program.pid)
         with pytest.raises(running.AttachFailed, match=r"has not answered within 0\.1 s"):
-            attach(target, 0.1, lambda pid, script: scripts.append(Path(script)))
+            attach(target, 0.1, lambda _, script: scripts.append(Path(script)))
         (script,) = scripts
         assert script.exists()
         running._inject(target, f"exec(open({str(script)!r}).read(), {{}})")
@@ -254,8 +254,8 @@ def test_twenty_of_twenty(python: str, code: str, tmp_path: Path, capsys: pytest
 
 
 def _function(target: Target, library: str, name: str) -> int:
-    from gpumem_tui.attach import elf
+    from gpumem_tui.attach.target import mappings, symbols
 
-    first = {mapping.path: mapping for mapping in reversed(elf.mappings(target.host.proc))}
+    first = {mapping.path: mapping for mapping in reversed(mappings(target.host.proc))}
     path = next(path for path in first if library in path)
-    return elf.symbols(target.host.proc, first[path], (name,))[name].address
+    return symbols(target.host.proc, first[path], (name,))[name].address

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.attach.launch import environment
-from gpumem_tui.attach.silence import SilenceNote, silent_anywhere, silent_below, why_silent
-from gpumem_tui.watch import hosts, programs
+from gpumem_tui.attach.launch import SilenceNote, environment, silent_anywhere, silent_below, why_silent
+from gpumem_tui.watch import hosts
 
 LOADS = "import ctypes, os, sys, time\nctypes.CDLL(os.environ['LIBRARY'])\n"
 WAITS = "print(os.getpid(), flush=True)\ntime.sleep(60)\n"
@@ -79,7 +78,7 @@ def test_a_child_of_such_a_wrapper_is_known_by_its_ancestors(library: Path) -> N
     with command(library, "bash", "-c", code, LOADS + WAITS) as (pid, host):
         assert host.pid != pid
         assert "its environment was reset" in why_silent(host)
-        assert [found.pid for found in programs.trainers(pid)] == [host.pid]
+        assert [found.pid for found in hosts.trainers(pid)] == [host.pid]
         others = {other.pid for other in hosts.every()} - {host.pid, host.parent_pid}
         assert silent_anywhere(others) == [f"{host.title}: {why_silent(host)}"]
         assert silent_anywhere({*others, host.pid}) == []
@@ -102,7 +101,7 @@ def test_a_daemon_that_left_its_parent(library: Path) -> None:
     code = f"{LOADS}\nif os.fork(): time.sleep(60)\nos.setsid()\nif os.fork(): os._exit(0)\n{WAITS}"
     with command(library, sys.executable, "-c", code) as (pid, daemon):
         try:
-            assert daemon.pid not in {host.pid for host in programs.descendants(pid)} or daemon.parent_pid != 1
+            assert daemon.pid not in {host.pid for host in hosts.descendants(pid)} or daemon.parent_pid != 1
             assert any(line.startswith(daemon.title) for line in silent_below(pid, ()))
         finally:
             os.kill(daemon.pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.attach.target import Refused, inspect, why_not_allowed
+from gpumem_tui.attach.target import AttachRefused, inspect, why_not_allowed
 from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import wait_until
@@ -25,7 +25,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 
 
 def refusal(pid: int) -> str:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AttachRefused) as caught:
         inspect(pid)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -186,7 +186,7 @@ def test_a_process_that_cannot_be_looked_into_is_known_by_its_name(tmp_path: Pat
         assert ("SYS_PTRACE" in refused) is may_be
 
 
-def test_a_process_s_own_words_cannot_break_the_line(tmp_path: Path) -> None:
+def test_a_process_s_own_words_cannot_break_the_line() -> None:
     with child("sleep", "60") as pid:
         host = hosts.find(pid)
         assert host is not None
@@ -209,5 +209,5 @@ def test_memory_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
         for name in os.listdir(f"/proc/{program.pid}"):
             whose = other if name == "mem" else program.pid
             (folder / name).symlink_to(f"/proc/{whose}/{name}")
-        with pytest.raises(Refused, match=r"the memory of PID .* cannot be read: Input/output error"):
+        with pytest.raises(AttachRefused, match=r"the memory of PID .* cannot be read: Input/output error"):
             inspect(program.pid, proc)

@@ -26,7 +26,7 @@ from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Snapshot
 from tests.bench.test_monitor_cost import Watched
-from tests.tui import monitor_scene as scene
+from tests.scenes import monitor as scene
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.bench

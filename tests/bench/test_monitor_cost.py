@@ -339,7 +339,7 @@ def _print(costs: dict[str, Cost]) -> None:
 _HALF_AN_HOUR = """
 import asyncio, resource
 import psutil
-from tests.tui import monitor_scene as scene
+from tests.scenes import monitor as scene
 
 async def main():
     app = scene.app(scene.at(0, 8))

@@ -19,9 +19,9 @@ import pytest
 
 from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
-from gpumem_tui.monitor.replay import RecordingReplay
 from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.recording.player import Player
+from gpumem_tui.recording.recording import GpuRecorder, GpuRecording
 from tests.monitor.snapshots import START_S, gpu, machine, process
 from tests.waiting import wait_until
 
@@ -69,12 +69,12 @@ def _readings() -> Iterator[Snapshot]:
 def night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("night")
     part, path = folder / "part", folder / "night"
-    recorder, alerts = SnapshotRecorder(part), Alerts()
+    recorder, alerts = GpuRecorder(part), Alerts()
     for snapshot in _readings():
         recorder.add(snapshot, alerts.update(snapshot))
     recorder.close()
     began_s = time.perf_counter()
-    members = [member.lines for member in SnapshotRecording(part).file.members(0)]
+    members = [member.lines for member in GpuRecording(part).file.members(0)]
     with path.open("wb") as file:
         file.write(_member(line + b"\n" for line in members[0]))
         for again in range(_HOURS * 3600 // _RECORDED_S):
@@ -127,7 +127,7 @@ def play(path: str) -> None:
 
     before_mib, taken = most_mib(), {}
     began_s = time.process_time()
-    replay = RecordingReplay(SnapshotRecording(Path(path)))
+    replay = Player(GpuRecording(Path(path)))
     replay.hold(True)
     replay.start()
     wait_until(lambda: replay.picture is not None, "the first picture")

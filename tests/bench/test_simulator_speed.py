@@ -14,13 +14,13 @@ import torch
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import replay
-from gpumem_tui.trial.events import TraceDone, TraceRequest
-from gpumem_tui.trial.main import trace
+from gpumem_tui.run.events import TraceDone, TraceRequest
+from gpumem_tui.run.main import trace
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.caching import CachingAllocator
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import replay
 from gpumem_tui.workload.spec import WorkloadSpec
 
 pytestmark = pytest.mark.bench

@@ -7,9 +7,8 @@ from typing import get_args
 
 import pytest
 
-from gpumem_tui.catalog.families import Family
 from gpumem_tui.catalog.loader import find_model, models
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Family, ModelShape
 from gpumem_tui.formula.parameters import active_parameters
 
 PUBLISHED = [
@@ -154,6 +153,7 @@ COUNTED = [pytest.param(shape, id=name) for name, shape in models().items() if s
 
 @pytest.mark.parametrize("shape", COUNTED)
 def test_architecture_has_the_published_parameters(shape: ModelShape) -> None:
+    assert shape.family in COUNTS, f"the family {shape.family} has no count of its own among COUNTS"
     assert COUNTS[shape.family](shape) == shape.published_parameters
 
 

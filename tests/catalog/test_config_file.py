@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.catalog.config_file import looks_like_path, read_config_file
-from gpumem_tui.catalog.quantization import quantization_of
+from gpumem_tui.catalog.config_file import looks_like_path, quantization_of, read_config_file
 from gpumem_tui.catalog.shapes import CatalogError
 
 QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 40960}

@@ -36,12 +36,12 @@ class Program:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
-    def __call__(self, *arguments: str, env: dict[str, str] | None = None) -> Finished:
+    def __call__(self, *arguments: str, env: dict[str, str] | None = None, alone: bool = True) -> Finished:
         """Run it to its end, in this process: its interpreter with torch serves the next run.
 
-        With an `env`, part of which is read as a process starts, in a process of its own.
+        With an `env`, part of which may be read as a process starts, in a process of its own, unless not `alone`.
         """
-        if env is not None:
+        if env is not None and alone:
             return self._alone(arguments, env)
         out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
         before = os.getcwd()
@@ -49,6 +49,7 @@ class Program:
         try:
             with (
                 open(os.devnull) as nothing,
+                patch.dict(os.environ, env or {}),
                 patch.multiple(sys, argv=["gpumem-tui", *arguments], stdin=nothing, stdout=out, stderr=err),
                 pytest.raises(SystemExit) as ended,
             ):

@@ -148,7 +148,7 @@ def test_a_workload_that_does_not_use_its_device(program: Program, tmp_path: Pat
 
 
 def test_allocator_settings_that_pytorch_would_refuse(program: Program) -> None:
-    done = program("predict", "--batch-size", "1", env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8"})
+    done = program("predict", "--batch-size", "1", env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8"}, alone=False)
     assert done.code == 2
     assert "max_split_size_mb must be at least 20" in done.err
 
@@ -204,7 +204,7 @@ def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    options = ("--model", "mlp", "--batch-size", "4", "--gpu", "sim:t4-16gb")
+    options = ("--model", "mlp", "--layers", "1", "--batch-size", "4", "--gpu", "sim:t4-16gb")
     done = program("predict", *options, "--python", str(python))
     assert done.code == 0
     assert "torch 2.99.1 is newer than 2.13, the last one that the simulated GPU was checked with" in done.out

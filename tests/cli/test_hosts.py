@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT
+from gpumem_tui.errors import EXIT_BAD_INPUT
 from gpumem_tui.settings import SettingsError, parse
 from tests.cli.conftest import Program
 

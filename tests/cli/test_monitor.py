@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.monitor.recording import SnapshotRecorder
+from gpumem_tui.recording.recording import GpuRecorder
 from gpumem_tui.settings import Settings, parse
 from tests.cli.conftest import Finished, Program
 from tests.monitor.schema import MONITOR
@@ -220,7 +220,7 @@ def test_a_recording_whose_recorder_was_killed_plays_to_its_end(
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--once"]])
 def test_a_recording_without_a_reading_is_told_so(program: Program, tmp_path: Path, options: list[str]) -> None:
-    SnapshotRecorder(tmp_path / "empty").close()
+    GpuRecorder(tmp_path / "empty").close()
     played = program("monitor", "--replay", str(tmp_path / "empty"), *options)
     assert (played.code, played.out) == (2, "")
     assert f"--replay: {tmp_path / 'empty'} holds no reading that can be played" in played.err

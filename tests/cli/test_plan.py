@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 
 from gpumem_tui.cli.goals import goals_from
+from gpumem_tui.cli.parameters import configured
 from gpumem_tui.cli.plan import _planned, plan
-from gpumem_tui.cli.workload import configured
 from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.options.configuration import configure, options_of
 from gpumem_tui.plan.export import command_line

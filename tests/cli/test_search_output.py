@@ -109,8 +109,9 @@ def _lines(done: Finished) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
-SMALL = ("--layers", "2")
-"""Of gpt2: 53,561,088 parameters."""
+SMALL = ("--layers", "1")
+"""Of gpt2: 46,473,216 parameters."""
+TINY = (*SMALL, "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64")
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +210,8 @@ def test_predict_prints_the_contract(predicted: Finished) -> None:
     assert predicted.code == 0
     (body,) = _lines(predicted)
     jsonschema.validate(body, _PREDICT)
-    assert body["workload"]["parameters"] == 53_561_088
-    assert body["formula"]["buckets"]["parameters"] == 4 * 53_561_088
+    assert body["workload"]["parameters"] == 46_473_216
+    assert body["formula"]["buckets"]["parameters"] == 4 * 46_473_216
     assert sum(body["traced"]["buckets"].values()) == body["traced"]["peak_allocated_bytes"]
     assert body["accumulation"] == {"steps": 32, "global_batch_size": 256, "target_batch": 256}
 
@@ -293,7 +294,7 @@ def test_a_search_names_its_cap_and_that_the_proof_is_a_simulation(program: Prog
 
 
 def test_an_interrupted_search_still_prints_its_result(program: Program) -> None:
-    search = program.start("search", "--json", "--strategy", "ramp", "--step", "1", *SMALL)
+    search = program.start("search", "--json", "--strategy", "ramp", "--step", "1", *TINY)
     try:
         assert search.stdout is not None
         assert json.loads(search.stdout.readline())["event"] == "trial"
@@ -378,8 +379,8 @@ def test_sharding_is_predicted_by_both(program: Program) -> None:
     done = program("predict", "--batch-size", "4", "--sharding", "zero3", "--gpus", "8", "--json", *SMALL)
     (body,) = _lines(done)
     assert done.code == 0
-    assert body["formula"]["buckets"]["parameters"] == 4 * 53_561_088 // 8
-    assert body["traced"]["buckets"]["parameters"] == pytest.approx(4 * 53_561_088 / 8, rel=0.01)
+    assert body["formula"]["buckets"]["parameters"] == 4 * 46_473_216 // 8
+    assert body["traced"]["buckets"]["parameters"] == pytest.approx(4 * 46_473_216 / 8, rel=0.01)
 
 
 @pytest.mark.slow

@@ -115,22 +115,22 @@ def test_run_watch_and_look(program: Program, folder: Path) -> None:
         assert first["allocated_bytes"] is None
         assert first["unavailable"]["allocated_bytes"] == "host memory has no caching allocator"
         assert second["step"] > first["step"]
-        done = program("look", str(pid), "--json", env=env)
+        done = program("look", str(pid), "--json", env=env, alone=False)
         assert (done.code, done.err) == (0, "")
         look = json.loads(done.out)
         assert look["pid"] == pid
         assert sum(look["devices"][0]["buckets"].values()) == look["devices"][0]["peak_bytes"] > sum(counted)
-        done = program("attach", str(pid), "--yes", env=env)
+        done = program("attach", str(pid), "--yes", env=env, alone=False)
         assert (done.code, done.err) == (0, "")
         assert "publishes already, by run" in done.out
-    done = program("watch", str(pid), env=env)
+    done = program("watch", str(pid), env=env, alone=False)
     assert done.code == 0
     assert f"PID {pid} (" in done.out
     assert ": killed (SIGKILL); the last step seen was " in done.out or ": killed or crashed" in done.out
-    done = program("watch", str(pid), "--post-mortem", env=env)
+    done = program("watch", str(pid), "--post-mortem", env=env, alone=False)
     assert (done.code, done.out) == (0, "")
     assert ") has not run out of memory: killed " in done.err
-    done = program("look", str(pid), env=env)
+    done = program("look", str(pid), env=env, alone=False)
     assert (done.code, done.out) == (4, "")
     assert done.err.endswith(f") has ended: `gpumem-tui watch {pid}` shows its last sample\n")
 
@@ -140,15 +140,15 @@ def test_attach_and_watch(program: Program, folder: Path) -> None:
     """A script that was started with no thought of watching."""
     env = {"GPUMEM_TUI_DIR": str(folder)}
     with training(folder) as (pid, counted):
-        done = program("watch", str(pid), env=env)
+        done = program("watch", str(pid), env=env, alone=False)
         assert done.code == 4
         assert "does not publish (yet)" in done.err
         assert f"it was not started by `gpumem-tui run`: `gpumem-tui attach {pid}`" in done.err
-        asked = program("attach", str(pid), env=env)
+        asked = program("attach", str(pid), env=env, alone=False)
         hint = f"there is no terminal to ask on: `gpumem-tui attach {pid} --yes`"
         assert (asked.code, asked.err) == (2, f"gpumem-tui: {hint}\n")
         assert not folder.exists()
-        done = program("attach", str(pid), "--yes", env=env)
+        done = program("attach", str(pid), "--yes", env=env, alone=False)
         assert (done.code, done.err) == (0, "")
         assert "its main thread stood still for" in done.out
         [sample] = watched(folder, pid, lines=1)
@@ -198,11 +198,11 @@ def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     assert ": out of memory; `gpumem-tui watch " in done.err.splitlines()[-1]
     [ring] = folder.glob("*.ring")
     pid = ring.name.partition("-")[0]
-    done = program("watch", pid, env=env)
+    done = program("watch", pid, env=env, alone=False)
     assert done.code == 0
     assert ": out of memory; the last step seen was 3" in done.out
     assert "the failed request: about 2.00 GiB" in done.out
-    body = json.loads(program("watch", "--post-mortem", "--json", env=env).out)
+    body = json.loads(program("watch", "--post-mortem", "--json", env=env, alone=False).out)
     assert (body["pid"], body["fatal"], body["requested_bytes"], body["device"]) == (int(pid), True, 2 << 30, 0)
 
 
@@ -217,16 +217,16 @@ def test_the_next_run_clears_away_what_is_old(program: Program, folder: Path) ->
 def test_nothing_to_show(program: Program, folder: Path) -> None:
     env = {"GPUMEM_TUI_DIR": str(folder)}
     gone = str(2**22 - 1)
-    done = program("watch", gone, env=env)
+    done = program("watch", gone, env=env, alone=False)
     assert (done.code, done.err) == (
         2,
         f"gpumem-tui: there is no process {gone}, and none that ended has left anything\n",
     )
-    done = program("look", str(os.getpid()), env=env)
+    done = program("look", str(os.getpid()), env=env, alone=False)
     assert done.code == 4
     assert "does not publish" in done.err
-    done = program("attach", gone, "--yes", env=env)
+    done = program("attach", gone, "--yes", env=env, alone=False)
     assert (done.code, done.err) == (4, f"gpumem-tui: there is no process {gone}\n")
-    done = program("watch", "--post-mortem", env=env)
+    done = program("watch", "--post-mortem", env=env, alone=False)
     assert (done.code, done.err) == (0, "gpumem-tui: no process that was watched has run out of memory\n")
     assert not folder.exists()

@@ -41,11 +41,18 @@ class Finished:
         return self.stderr.splitlines()[-1] if self.stderr else ""
 
 
+class Python:
+    """What commands of tests are run by: this interpreter, or one that starts with torch imported."""
+
+    path = sys.executable
+
+
 @dataclass(frozen=True)
 class Project:
-    """A user's folder with scripts in it."""
+    """A user's folder with scripts in it. `python` is what that word stands for in a command."""
 
     folder: Path
+    python: str = sys.executable
 
     def write(self, name: str, text: str) -> Path:
         """Put a file into it."""
@@ -69,16 +76,15 @@ class Project:
 
     def predict(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
         """`gpumem-tui predict --json` on a command; `python` stands for this interpreter."""
-        return self.run("predict", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
+        return self.run("predict", "--json", "--gpu", f"sim:{gpu}", *options, "--", *self._with_its_python(words))
 
     def search(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
         """`gpumem-tui search --json` on a command; `python` stands for this interpreter."""
-        return self.run("search", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
+        return self.run("search", "--json", "--gpu", f"sim:{gpu}", *options, "--", *self._with_its_python(words))
 
     def plan(self, *words: str, gpu: str = "a100-80gb", options: tuple[str, ...] = ()) -> Finished:
         """`gpumem-tui plan --json` on a command; `python` stands for this interpreter."""
-        return self.run("plan", "--json", "--gpu", f"sim:{gpu}", *options, "--", *_with_this_python(words))
+        return self.run("plan", "--json", "--gpu", f"sim:{gpu}", *options, "--", *self._with_its_python(words))
 
-
-def _with_this_python(words: tuple[str, ...]) -> list[str]:
-    return [sys.executable if word == "python" else word for word in words]
+    def _with_its_python(self, words: tuple[str, ...]) -> list[str]:
+        return [self.python if word == "python" else word for word in words]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from gpumem_tui.formula.adapters import trained_parameters
-from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.recipe import Adapter, AdapterDtype, Precision
+from gpumem_tui.formula.records import PRECISION_RECORDS
+from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import Bucket
 from gpumem_tui.options.workload import HUGGING_FACE, WorkloadOptions
 from gpumem_tui.workload.command import BATCH
+from tests.command.running import Python
 from tests.command.test_hugging_face import BLOCK, traced
 
 pytestmark = pytest.mark.scripts
@@ -38,14 +38,14 @@ def test_weights_state_and_peak_are_as_pefts(
     spec = options.spec()
     assert spec.shape is not None, "a Llama is traced with our network and our adapters"
     words = ("--config", str(path), "--batch-size", BATCH, "--seq-len", str(TOKENS), "--precision", precision)
-    command = (sys.executable, "-m", HUGGING_FACE, *words, "--adapter", adapter, "--lora-rank", "8")
+    command = (Python.path, "-m", HUGGING_FACE, *words, "--adapter", adapter, "--lora-rank", "8")
     ours = traced(options, SAMPLES).at(SAMPLES)
     theirs = traced(WorkloadOptions(command=(*command, "--adapter-dtype", dtype)), SAMPLES)
     by_peft = theirs.at(SAMPLES)
 
     counted = trained_parameters(spec.shape, spec.recipe)
     whole = 2 * WORDS * 256 + LAYERS * (2 * 256 * (256 + 128) + 3 * 256 * 512 + 2 * 256) + 256
-    assert theirs.parameters == whole + counted
+    assert theirs.done.parameters == whole + counted
     assert ours.breakdown[Bucket.OPTIMIZER] == by_peft.breakdown[Bucket.OPTIMIZER]
     assert abs(ours.breakdown[Bucket.PARAMETERS] - by_peft.breakdown[Bucket.PARAMETERS]) <= 2 * BLOCK
     logits = SAMPLES * TOKENS * WORDS * PRECISION_RECORDS[precision].compute_bytes

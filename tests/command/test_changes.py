@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+
 from gpumem_tui.catalog.loader import find_gpu  # noqa: E402
-from gpumem_tui.command.changes import KEYS, repeated_blocks  # noqa: E402  they need torch
-from gpumem_tui.command.chunked_loss import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked  # noqa: E402
-from gpumem_tui.plan.injected import MORE_RANKS, NAMES, injected  # noqa: E402
+from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, injected  # noqa: E402
+from gpumem_tui.run.changes import KEYS, repeated_blocks  # noqa: E402  they need torch
+from gpumem_tui.run.replacements import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked  # noqa: E402
 
 pytestmark = pytest.mark.scripts
 
@@ -31,8 +32,8 @@ def _named(root: Any) -> list[str]:
 
 
 def test_every_change_has_a_name_and_a_way_to_make_it() -> None:
-    assert set(KEYS) == set(NAMES) - {MORE_RANKS}
-    assert {change.key for change in injected(find_gpu("a100-80gb"), ranks=2)} == set(NAMES)
+    assert set(KEYS) == set(INJECTED) - {MORE_RANKS}
+    assert {change.key for change in injected(find_gpu("a100-80gb"), ranks=2)} == set(INJECTED)
 
 
 @pytest.mark.parametrize("container", [nn.ModuleList, lambda blocks: nn.Sequential(*blocks)])

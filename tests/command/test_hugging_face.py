@@ -15,12 +15,12 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import predict as predict_by_formula
 from gpumem_tui.memory import Bucket
 from gpumem_tui.options.workload import HUGGING_FACE, WorkloadOptions, simulated_device
+from gpumem_tui.run.control import Unusable
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Unusable
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.command import BATCH
-from tests.command.running import TIMEOUT_S, Project
+from tests.command.running import TIMEOUT_S, Project, Python
 from tests.terminal.terminal import terminal
 
 pytestmark = pytest.mark.scripts
@@ -136,7 +136,7 @@ def test_the_closed_form_and_our_network_are_as_transformers_builds_it(
     shape = load_hf_config(path)
     ours = traced(options, 32).at(32).peak_allocated_bytes
     words = ("--config", str(path), "--batch-size", BATCH, "--seq-len", "512", "--precision", "bf16")
-    command = (sys.executable, "-m", HUGGING_FACE, *words, "--optimizer", "sgd")
+    command = (Python.path, "-m", HUGGING_FACE, *words, "--optimizer", "sgd")
     theirs = traced(WorkloadOptions(command=command), 32).at(32).peak_allocated_bytes
     formula = predict_by_formula(shape, options.spec().recipe, 32).peak_bytes
     assert count_parameters(shape) == counts[f"{name} own"][0]
@@ -146,7 +146,7 @@ def test_the_closed_form_and_our_network_are_as_transformers_builds_it(
 
 def traced(options: WorkloadOptions, batch_size: int = 2) -> Traced:
     """The step at one batch size."""
-    config = SearchConfig(options.spec(), simulated_device("a100-40gb"), steps=2)
+    config = SearchConfig(options.spec(Python.path), simulated_device("a100-40gb"), steps=2)
     found = predict(config, batch_size=batch_size, not_affine="one size is enough").prediction
     assert isinstance(found.traced, Traced)
     assert found.formula.max_batch_size
@@ -158,7 +158,7 @@ def test_a_step_of_any_architecture_is_traced(name: str, tmp_path: Path, counts:
     parameters, tensors = counts[name]
     found = traced(WorkloadOptions(config=written(tmp_path, name)))
     buckets = found.at(2).breakdown
-    assert found.parameters == parameters
+    assert found.done.parameters == parameters
     assert 0 <= buckets[Bucket.PARAMETERS] - 4 * parameters <= BLOCK * (tensors + 40), "and a few buffers"
     assert 0 <= buckets[Bucket.OPTIMIZER] - 8 * parameters <= 3 * BLOCK * tensors, "two moments, and a step's number"
     assert buckets[Bucket.ACTIVATIONS] > 0
@@ -179,7 +179,7 @@ class TestOptions:
         path = written(tmp_path, "olmo2", num_hidden_layers=6, vocab_size=100)
         kept, again = traced(WorkloadOptions(config=path)), traced(WorkloadOptions(config=path, recompute="full"))
         assert again.at(2).breakdown[Bucket.ACTIVATIONS] < kept.at(2).breakdown[Bucket.ACTIVATIONS] / 2
-        assert again.parameters == kept.parameters
+        assert again.done.parameters == kept.done.parameters
 
 
 NF4 = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpumem_tui.workload.command import Command
 from tests.command.running import Project
 
 pytestmark = pytest.mark.scripts
@@ -42,6 +41,22 @@ SPAWN = """
         torch.multiprocessing.spawn(train, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
 """
 TORCHRUN = ("python", "-m", "torch.distributed.run")
+STARTER = """
+    ranks=$2
+    shift 2
+    for rank in $(seq 0 $((ranks - 1))); do
+        {variables} "$@" &
+    done
+    wait
+"""
+"""Stands for an MPI's or Slurm's launcher: ``-n 2 python train.py``."""
+
+RANKS = {
+    "mpirun": "OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_SIZE=$ranks",
+    "mpiexec": "PMI_RANK=$rank MPI_LOCALRANKID=$rank PMI_SIZE=$ranks",
+    "srun": "SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=$ranks",
+}
+"""What each of them tells a process."""
 
 
 def started(project: Project, *words: str, options: tuple[str, ...] = ()) -> list[str]:
@@ -69,6 +84,13 @@ def test_a_shell_script_that_calls_torchrun(project: Project) -> None:
     assert started(project, "bash", "run.sh", "python") == ["rank 0 of 2 on 2 GPUs"]
 
 
+@pytest.mark.parametrize("launcher", RANKS)
+def test_a_launcher_that_speaks_otherwise(project: Project, launcher: str) -> None:
+    project.write(launcher, "#!/bin/sh" + STARTER.replace("{variables}", RANKS[launcher])).chmod(0o755)
+    project.write("train.py", TRAIN)
+    assert started(project, f"./{launcher}", "-n", "2", "python", "train.py") == ["rank 0 of 2 on 2 GPUs"]
+
+
 def test_a_plain_script_that_reads_its_rank(project: Project) -> None:
     project.write("train.py", TRAIN)
     assert started(project, "python", "train.py", options=("--gpus", "16")) == ["rank 0 of 16 on 8 GPUs"]
@@ -84,21 +106,3 @@ def test_accelerate(project: Project) -> None:
     project.write("train.py", TRAIN)
     words = ("python", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "train.py")
     assert started(project, *words) == ["rank 0 of 4 on 4 GPUs"]
-
-
-@pytest.mark.parametrize(
-    ("line", "processes"),
-    [
-        ("torchrun --nproc-per-node 4 train.py", 4),
-        ("torchrun --nproc_per_node=4 train.py", 4),
-        ("torchrun --nnodes=2 --nproc-per-node 8 train.py", 16),
-        ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", 8),
-        ("torchrun --nproc-per-node gpu train.py", 1),
-        ("python -m torch.distributed.run --nproc-per-node=2 train.py", 2),
-        ("accelerate launch --num_machines 2 --num_processes 16 train.py", 16),
-        ("accelerate launch train.py", 1),
-        ("python train.py --num_processes 8", 1),
-    ],
-)
-def test_how_many_processes_a_line_starts(line: str, processes: int) -> None:
-    assert Command(tuple(line.split()), ".").processes == processes

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.catalog.loader import gpus
-from gpumem_tui.exit_codes import EXIT_INTERRUPTED
+from gpumem_tui.errors import EXIT_INTERRUPTED
 from tests.command.running import TIMEOUT_S, Finished, Project
 
 pytestmark = pytest.mark.scripts

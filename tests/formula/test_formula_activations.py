@@ -8,11 +8,12 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.activations import block_rows
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import at_moment, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import Attention, Precision, Recipe, Recompute
+from gpumem_tui.formula.resolved import resolve
 from gpumem_tui.formula.rows import Moment
-from gpumem_tui.formula.transformer import block_rows
 from gpumem_tui.memory import GIB, Bucket
 
 BATCH = 3
@@ -23,7 +24,7 @@ SIXTEEN_BIT: list[Precision] = ["amp-bf16", "amp-fp16", "bf16"]
 
 def blocks_bytes(shape: ModelShape, recipe: Recipe, bucket: Bucket | None = None) -> int:
     """What the textbook's blocks keep for a batch of BATCH, in one bucket or in all."""
-    rows = [row for row in block_rows(shape, recipe, BATCH) if not row.name.startswith(BEYOND_THE_TEXTBOOK)]
+    rows = [row for row in block_rows(resolve(shape, recipe), BATCH) if not row.name.startswith(BEYOND_THE_TEXTBOOK)]
     return sum(row.size_bytes for row in rows if bucket in (None, row.bucket))
 
 
@@ -128,7 +129,7 @@ def test_llama_counts_grouped_keys_and_the_four_operands_of_swiglu() -> None:
     logsumexp = 4 * shape.heads * tokens
     expected = shape.layers * (2 * tokens * (attention + feed_forward + norms) + logsumexp)
     assert blocks_bytes(shape, textbook(attention="flash")) == expected
-    rows = block_rows(shape, textbook(), BATCH)
+    rows = block_rows(resolve(shape, textbook()), BATCH)
     sources = {row.source for row in rows if not row.name.startswith(BEYOND_THE_TEXTBOOK)}
     assert sources == {"adapted from Korthikanti et al. 2022"}
     every = sum(row.size_bytes for row in rows if row.name == "repeated keys and values")

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.catalog.loader import find_model
-from gpumem_tui.formula.adapters import AdapterError, check_adapters, kept_bytes, trained_parameters, weights
+from gpumem_tui.formula.checks import check_adapters
 from gpumem_tui.formula.predict import terms
-from gpumem_tui.formula.quantization import QUANTIZATION_RECORDS
 from gpumem_tui.formula.recipe import BaseQuantization, Recipe
+from gpumem_tui.formula.records import QUANTIZATION_RECORDS
+from gpumem_tui.formula.weights import AdapterError, kept_bytes, trained_parameters, weights
 
 LLAMA_7B_LINEAR = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
 LLAMA_7B_OTHERS = 2 * 32_000 * 4096 + 65 * 4096

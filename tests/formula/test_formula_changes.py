@@ -8,11 +8,17 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.changes import Change, Setup, changes, sharded, smaller_sample
-from gpumem_tui.formula.extras import EXTRAS, Extra, why_not
 from gpumem_tui.formula.predict import by_moment, max_batch_size, predict, terms
-from gpumem_tui.formula.price import Price, selective_recompute_percent
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.recipe import EXTRAS, Extra, Recipe, Setup
+from gpumem_tui.formula.techniques import (
+    Price,
+    Technique,
+    changes,
+    selective_recompute_percent,
+    sharded,
+    smaller_sample,
+    why_not,
+)
 from gpumem_tui.memory import GIB, Bucket
 from tests.formula.test_formula_properties import RECIPES, SHAPES
 
@@ -24,8 +30,8 @@ PRICES = st.builds(
 )
 
 
-def by_key(setup: Setup) -> dict[str, Change]:
-    return {change.key: change for change in changes(setup) if isinstance(change, Change)}
+def by_key(setup: Setup) -> dict[str, Technique]:
+    return {change.key: change for change in changes(setup) if isinstance(change, Technique)}
 
 
 class TestPrice:
@@ -85,19 +91,19 @@ def test_zero3_costs_time_the_others_do_not() -> None:
 
 def test_samples_halve_again_and_again() -> None:
     found = smaller_sample(find_model("llama-3-8b"), 3)
-    assert isinstance(found, Change)
+    assert isinstance(found, Technique)
     assert (found.name, found.option) == ("an eighth of the sequence", "--seq-len 256")
 
 
 def test_a_sample_that_cannot_halve_says_why() -> None:
     reasons = [smaller_sample(find_model(name), 4) for name in ("mlp", "resnet-50")]
-    assert not any(isinstance(found, Change) for found in reasons)
+    assert not any(isinstance(found, Technique) for found in reasons)
 
 
 def test_a_gpu_without_bfloat16() -> None:
     setup = Setup(find_model("gpt2"), Recipe())
     mixed = next(change for change in changes(setup, find_gpu("t4-16gb")) if change.key == "mixed-precision")
-    assert isinstance(mixed, Change)
+    assert isinstance(mixed, Technique)
     assert mixed.option == "--precision amp-fp16"
     assert "loss scaling" in mixed.cost
 

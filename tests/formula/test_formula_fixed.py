@@ -8,11 +8,12 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.optimizers import OPTIMIZER_RECORDS
-from gpumem_tui.formula.parameters import count_parameters, gathered_parameters
+from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction, at_moment, largest_obstacle, max_batch_size, predict, terms
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Precision, Recipe, Sharding
+from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.rows import FormulaRow, Moment
+from gpumem_tui.formula.weights import gathered_parameters
 from gpumem_tui.memory import GIB, Breakdown, Bucket
 
 GB = 10**9

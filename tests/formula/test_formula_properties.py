@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.changes import STAGES
-from gpumem_tui.formula.parameters import gathered_parameters
-from gpumem_tui.formula.precision import PRECISION_RECORDS
 from gpumem_tui.formula.predict import by_moment, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
+from gpumem_tui.formula.records import PRECISION_RECORDS
+from gpumem_tui.formula.techniques import STAGES
+from gpumem_tui.formula.weights import gathered_parameters
 from gpumem_tui.memory import GIB
 
 SHAPES = st.sampled_from(list(models().values()))

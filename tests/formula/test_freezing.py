@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
-from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
-from gpumem_tui.formula.freezing import block_count
-from gpumem_tui.formula.parallel import fault
+from gpumem_tui.formula.checks import fault
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import max_batch_size, terms
 from gpumem_tui.formula.recipe import ALL_BUT_HEAD, SHARDINGS, Recipe, Sharding
 from gpumem_tui.formula.roofline import training_flops, update_seconds
+from gpumem_tui.formula.weights import block_count, kept_bytes, trained_parameters
 from gpumem_tui.memory import Bucket
 
 GPT2_BLOCK = 12 * 768**2 + 13 * 768

@@ -9,7 +9,8 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.parallel import fault, micro_batches_kept, why_formula_only
+from gpumem_tui.formula.checks import fault, why_formula_only
+from gpumem_tui.formula.parallel import micro_batches_kept
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import at_moment, max_batch_size, predict, terms, usable_bytes
 from gpumem_tui.formula.recipe import Recipe, Schedule

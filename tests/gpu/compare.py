@@ -14,8 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
-from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from tests.gpu.history import HistoryError, unpack, unpack_timeline
 from tests.gpu.placement import Differs, check
 from tests.published.measurements import DEFAULT_RECORDINGS, DataError, Kind, RecordedRun, load_recordings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from gpumem_tui.simulator.timeline import Mark, Timeline
+from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 _PACKED_LIMIT_BYTES = 300_000

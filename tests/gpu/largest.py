@@ -9,14 +9,13 @@ import msgspec
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.settings import memory_fraction
+from gpumem_tui.run.cuda_recorder import CudaRecorder, is_out_of_memory
+from gpumem_tui.run.events import TraceDone, TraceRequest
+from gpumem_tui.run.main import trace
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.settings import memory_fraction
 from gpumem_tui.step.run import Recorder, StepRun
-from gpumem_tui.trial.classify import is_out_of_memory
-from gpumem_tui.trial.cuda_recorder import CudaRecorder
-from gpumem_tui.trial.events import TraceDone, TraceRequest
-from gpumem_tui.trial.main import trace
 from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.matrix import Edge
@@ -97,7 +96,7 @@ def try_on_gpu(edge: Edge, batch_size: int, write: Write) -> None:
 
 def try_in_rehearsal(edge: Edge, batch_size: int, gpu: Gpu, write: Write) -> None:
     """What `try_on_gpu` does, on the simulated GPU."""
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes=edge.limit_bytes)
     with simulate(simulated) as device:

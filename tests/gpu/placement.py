@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, cut
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, cut
+from gpumem_tui.simulator.allocator.caching import CachingAllocator
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from tests.gpu.history import History, Segment
 
 _UNLIMITED = 1 << 60

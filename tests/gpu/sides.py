@@ -14,11 +14,11 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.run.cuda_recorder import CudaRecorder, HistoryIncomplete, MemoryRecorder
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.step import Phase
 from gpumem_tui.step.run import StepRun
-from gpumem_tui.trial.cuda_recorder import CudaRecorder, HistoryIncomplete, MemoryRecorder
 from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
@@ -100,7 +100,7 @@ def real(configuration: Configuration, write: Write) -> None:
 def simulated(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     """Run on the simulated GPU. Call in a process of its own, which sees no real one from then on."""
     hide_gpus()
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
     profile = profile_for(torch.__version__, gpu)
     simulated_gpu = SimulatedGpu(gpu, profile, on_backward_error=lambda error: write(failed(located(error))))
@@ -110,7 +110,7 @@ def simulated(configuration: Configuration, gpu: Gpu, write: Write) -> None:
 
 def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     """What `real` does, on the simulated GPU with an allocator that keeps a history such as CUDA's."""
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from tests.gpu.placement import HistoryKeepingAllocator
 
     profile = profile_for(torch.__version__, gpu)

@@ -110,13 +110,14 @@ _GPU = _object(
 )
 _ALERT = _object(
     severity={"enum": ["note", "warning", "critical"]},
-    kind={"enum": ["no_driver", "lost", "stale", "oom", "ecc", "near_full", "hot", "throttled"]},
+    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "hot", "throttled"]},
     gpu_uuid=_TEXT,
     instance=_TEXT,
     message=_TEXT,
     since_s={"type": "number"},
 )
 MONITOR = _object(
+    {"runtime": _TEXT},
     schema={"const": 1},
     time_s={"type": "number"},
     problem=_TEXT,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpumem_tui.monitor.latest import LatestSnapshot
 from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.threads import LatestSnapshot
 
 
 class Scripted(LatestSnapshot):

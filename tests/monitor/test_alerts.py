@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity, Trend
 from gpumem_tui.monitor.probes import ProbeFigures, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance
-from gpumem_tui.monitor.trend import Trend
 from gpumem_tui.settings import Settings
 from tests.monitor.snapshots import START_S, gpu, machine, memory, process
 

@@ -209,7 +209,7 @@ def test_a_full_probe_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tmp_path.chmod(0o700)
     monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path))
     found = os.statvfs_result((4096, 4096, 100, 0, 0, 100, 100, 100, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    monkeypatch.setattr(os, "statvfs", lambda _path: found)
     check = doctor.probe_directory_check()
     assert check.status is Status.FAIL
     assert f"{tmp_path} is full (0 B free" in check.found

@@ -97,7 +97,7 @@ def test_a_driver_that_does_not_start_says_what_mends_it_and_may_come_late(
 ) -> None:
     fake_nvml.show(Scenario(init=code))
     with watching() as sampler:
-        assert until(sampler, lambda s: True).problem == problem
+        assert until(sampler, lambda _: True).problem == problem
         fake_nvml.show(_THREE)
         late = until(sampler, _all_ok)
         assert late.problem == ""
@@ -109,7 +109,7 @@ def test_a_container_without_the_utility_capability_is_told_so(fake_nvml: FakeMa
     (tmp_path / "driver" / "nvidia" / "version").write_text("NVRM version: NVIDIA UNIX 550.54.14")
     fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
     with watching(proc=tmp_path) as sampler:
-        assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in until(sampler, lambda s: True).problem
+        assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in until(sampler, lambda _: True).problem
 
 
 def test_a_start_that_hangs_is_named(fake_nvml: FakeMachine) -> None:
@@ -136,7 +136,7 @@ def test_a_reload_of_the_driver_is_survived(fake_nvml: FakeMachine) -> None:
 def test_no_gpu_at_all_is_said(fake_nvml: FakeMachine) -> None:
     fake_nvml.show(Scenario())
     with watching() as sampler:
-        found = until(sampler, lambda s: True)
+        found = until(sampler, lambda _: True)
         assert found.gpus == ()
         assert found.problem.startswith("the NVIDIA driver runs, but lists no GPU")
         fake_nvml.show(_THREE)
@@ -355,7 +355,7 @@ def test_a_library_that_hangs_as_a_whole_stops_no_snapshots(fake_nvml: FakeMachi
         until(sampler, is_complete)
         fake_nvml.show(replace(_THREE, lock=True).change(1, calls=Calls(hangs=["nvmlDeviceGetMemoryInfo_v2"])))
         stale = until(sampler, lambda s: {reading.state for reading in s.gpus} == {DeviceState.STALE})
-        assert until(sampler, lambda s: True).time_s > stale.time_s
+        assert until(sampler, lambda _: True).time_s > stale.time_s
         fake_nvml.show(_THREE)
         until(sampler, _all_ok)
 

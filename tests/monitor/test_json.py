@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.monitor.report import gpu_lines, snapshot_json, table
+from gpumem_tui.monitor.report import log_lines, snapshot_json, table
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.schema import MONITOR
 from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine, memory, process
-from tests.tui.watch_scene import on_cpu, published, record, watched
+from tests.scenes.watch import on_cpu, published, record, watched
 
 _SCHEMA = jsonschema.Draft202012Validator(MONITOR)
 
@@ -139,7 +139,7 @@ class TestTable:
     @given(snapshot=anything(Snapshot))
     def test_any_snapshot_can_be_printed(self, snapshot: Snapshot) -> None:
         assert all(len(line) <= 60 for line in table(snapshot, Alerts().update(snapshot), width=60))
-        assert len(list(gpu_lines(snapshot))) >= len(snapshot.gpus)
+        assert len(list(log_lines(snapshot))) >= len(snapshot.gpus)
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ class TestTable:
     ],
 )
 def test_a_line_a_gpu(changes: dict[str, Any], said: str) -> None:
-    (line,) = gpu_lines(machine([gpu(0, **changes)]))
+    (line,) = log_lines(machine([gpu(0, **changes)]))
     assert line.endswith(said)

@@ -156,3 +156,11 @@ def test_the_server_of_mps_is_pointed_out() -> None:
     ledger = _ledger(_MEMORY, replace(_process(7, 30 * MIB), host=server))
     (row,) = (row for row in ledger.rows if row.kind is Bucket.PROCESS)
     assert row.note == "MPS server: before Volta it holds its clients' memory too"
+
+
+def test_free_is_at_most_what_is_outside_of_what_is_used() -> None:
+    """A driver's figures are read one after another: more may be called free than is left of the total."""
+    ledger = _ledger(replace(_MEMORY, free_bytes=55 * GIB), _process(1, 30 * GIB))
+    assert _row(ledger, Bucket.FREE).size_bytes == 49 * GIB
+    assert _row(ledger, Bucket.UNACCOUNTED).size_bytes == 0
+    assert sum(row.size_bytes for row in ledger.rows if isinstance(row.size_bytes, int)) == 80 * GIB

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from time import monotonic
 
-from gpumem_tui.monitor.latest import LatestValue
+from gpumem_tui.monitor.threads import LatestValue
+from tests.waiting import DEADLINE_S
 
 
 def test_there_is_nothing_before_the_first() -> None:
@@ -26,19 +27,44 @@ def test_the_newest_replaces_the_one_before() -> None:
 def test_who_waits_gets_the_next_one() -> None:
     newest: LatestValue[str] = LatestValue()
     newest.put("first")
-    threading.Timer(0.05, newest.put, ["second"]).start()
-    assert newest.wait("first", 10) == "second"
+    threading.Thread(target=newest.put, args=["second"]).start()
+    assert newest.wait("first", DEADLINE_S) == "second"
+
+
+def test_who_waits_is_woken_and_not_by_the_end_of_its_patience() -> None:
+    """Two threads answer each other a thousand times: each waits for an hour if it is not woken."""
+    asked: LatestValue[int] = LatestValue()
+    answered: LatestValue[int] = LatestValue()
+
+    def answer() -> None:
+        last: int | None = None
+        for _ in range(1000):
+            last = asked.wait(last, 3600.0)
+            answered.put(last or 0)
+
+    def ask() -> None:
+        for number in range(1, 1001):
+            before = answered.value
+            asked.put(number)
+            assert answered.wait(before, 3600.0) == number
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (answer, ask)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert answered.value == 1000, "one of them was not woken"
 
 
 def test_at_the_end_nobody_waits_on() -> None:
     newest: LatestValue[str] = LatestValue()
     newest.put("last")
-    threading.Timer(0.05, newest.end).start()
+    threading.Thread(target=newest.end).start()
     began_s = monotonic()
-    assert newest.wait("last", 10) is None
-    assert newest.wait(None, 10) == "last"
-    assert newest.wait("last", 10) is None
-    assert monotonic() - began_s < 5
+    assert newest.wait("last", 3600.0) is None
+    assert newest.wait(None, 3600.0) == "last"
+    assert newest.wait("last", 3600.0) is None
+    assert monotonic() - began_s < DEADLINE_S
 
 
 def test_everyone_who_subscribed_is_told_once_the_value_is_there() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.backend import Gone, GpuHandle, ListedProcess, NoSuchGpu
-from gpumem_tui.monitor.nvml.backend import Nvml
-from gpumem_tui.monitor.readings import READINGS
+from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS
 from gpumem_tui.monitor.snapshot import Memory
+from gpumem_tui.monitor.vendors.nvidia.backend import Nvml
 from tests.nvml_stub.machine import FakeMachine, compile_stub
 from tests.nvml_stub.scenario import NO_PERMISSION, Calls, FakeGpu, FakeProcess, Scenario
 
@@ -44,20 +44,20 @@ def _divided(gpu: GpuHandle) -> Any:
 
 
 def _shares(gpu: GpuHandle) -> Any:
-    return gpu.sm_percents()
+    return gpu.process_percents()
 
 
 def _power(gpu: GpuHandle) -> Any:
-    return gpu.read(["power_w"])["power_w"]
+    return gpu.read(["power_w"]).power_w
 
 
 def _utilization(gpu: GpuHandle) -> Any:
-    return gpu.read(["utilization_percent"])["utilization_percent"]
+    return gpu.read(["utilization_percent"]).utilization_percent
 
 
 def test_every_reading_of_the_table_is_fetched(fake_nvml: FakeMachine) -> None:
     gpu = _first(fake_nvml, FakeGpu())
-    assert gpu.read(READINGS).keys() == READINGS.keys()
+    assert NOT_READ_YET not in vars(gpu.read(READINGS)).values()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_reading_of_the_table_is_fetched(fake_nvml: FakeMachine) -> None:
     ],
 )
 def test_a_reading_has_the_scenarios_value(fake_nvml: FakeMachine, gpu: FakeGpu, name: str, expected: Any) -> None:
-    assert _first(fake_nvml, gpu).read([name])[name] == expected
+    assert vars(_first(fake_nvml, gpu).read([name]))[name] == expected
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_drivers_whose_process_structs_are_longer_still_give_the_right_pids(fake
         Scenario(gpus=[FakeGpu(processes=[FakeProcess(pid, GIB) for pid in (11, 12, 13)])], driver="535.54.03")
     )
     printed = machine.run(
-        "from gpumem_tui.monitor.nvml.backend import Nvml\n"
+        "from gpumem_tui.monitor.vendors.nvidia.backend import Nvml\n"
         "backend = Nvml()\n"
         "backend.start()\n"
         "print([process.pid for process in backend.gpu(0).compute_processes()])\n"

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gpumem_tui.memory import GIB, Bucket, Unknown
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.sampler import Sampler
@@ -178,7 +180,8 @@ def test_the_end(fake_nvml: FakeMachine) -> None:
             assert not thread.is_alive(), thread.name
 
 
-def test_before_the_first_snapshot_there_is_none(fake_nvml: FakeMachine) -> None:
+@pytest.mark.usefixtures("fake_nvml")
+def test_before_the_first_snapshot_there_is_none() -> None:
     sampler = Sampler(look=no_processes)
     assert sampler.latest() is None
     assert sampler.wait(None, 0.01) is None

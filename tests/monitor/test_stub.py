@@ -71,9 +71,9 @@ def _first(machine: FakeMachine, *gpus: FakeGpu, **scenario: Any) -> Any:
 @pytest.mark.parametrize(
     ("read", "expected"),
     [
-        (lambda g: pynvml.nvmlSystemGetDriverVersion(), "550.54.14"),
-        (lambda g: pynvml.nvmlSystemGetCudaDriverVersion(), 12040),
-        (lambda g: pynvml.nvmlDeviceGetCount(), 1),
+        (lambda _: pynvml.nvmlSystemGetDriverVersion(), "550.54.14"),
+        (lambda _: pynvml.nvmlSystemGetCudaDriverVersion(), 12040),
+        (lambda _: pynvml.nvmlDeviceGetCount(), 1),
         (pynvml.nvmlDeviceGetUUID, "GPU-busy"),
         (pynvml.nvmlDeviceGetName, "NVIDIA A100-SXM4-80GB"),
         (pynvml.nvmlDeviceGetIndex, 0),

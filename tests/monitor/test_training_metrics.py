@@ -11,8 +11,8 @@ from prometheus_client.samples import Sample
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Unknown
 from gpumem_tui.monitor.metrics import MOST_PROCESSES, Machine, Server, metrics
+from gpumem_tui.monitor.metrics import MOST_TRAINING_PROCESSES as MOST_TRAINING
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.monitor.training_metrics import MOST_PROCESSES as MOST_TRAINING
 from tests.monitor.snapshots import gpu, machine, process
 from tests.monitor.training import machine_that_trains, sample
 

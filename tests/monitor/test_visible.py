@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.visible import Candidate, visible_devices
+from gpumem_tui.monitor.devices import Candidate, visible_devices
 
 _A, _B, _C, _M = "GPU-aa11", "GPU-ab22", "GPU-cc33", "MIG-dd44"
 _ALIKE = [Candidate(index, uuid, "A100") for index, uuid in enumerate((_A, _B, _C))]

@@ -7,13 +7,15 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
-from gpumem_tui.formula.changes import BF16_SINCE
-from gpumem_tui.formula.extras import EXTRAS, why_not
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
-from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.formula.recipe import ATTENTIONS, EXTRAS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Recipe
+from gpumem_tui.formula.records import BF16_SINCE
+from gpumem_tui.formula.techniques import why_not
+from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Bucket
+from gpumem_tui.plan.answers import TracedAnswer, predicted
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from tests.search.traces import traced, training
 
 GPT2 = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"), batch_size=8)
@@ -60,3 +62,31 @@ def timeline(batch_size: int) -> Timeline:
 
 
 TRACED = traced(AffineTrace.fit((2, timeline(2)), (3, timeline(3))), find_gpu("a100-80gb"))
+
+
+# By the closed form
+
+GPT2_FOR_64 = replace(GPT2, target_batch=64)
+LLAMA = Plan(
+    find_model("llama-3-8b"), Recipe("amp-bf16", sharding="zero3", gpus=4), find_gpu("rtx-4090-24gb"), target_batch=64
+)
+FITS = replace(LLAMA, recipe=Recipe("bf16", "adamw", "full", "auto", "zero3", 4))
+RESNET = Plan(find_model("resnet-50"), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=8)
+
+
+def timeline_of(plan: Plan, batch_size: int, steps: int = 2) -> Timeline:
+    """Steps that take what the closed form says, the gradients only as the activations go."""
+    sizes = predicted(plan, batch_size).breakdown
+    return training({bucket: sizes[bucket] for bucket in ALLOCATED_BUCKETS}, layers=4, steps=steps, interleaved=True)
+
+
+def traced_of(plan: Plan, steps: int = 2) -> Traced:
+    """What a trace of the plan would say."""
+    return traced(AffineTrace.fit((4, timeline_of(plan, 4, steps)), (8, timeline_of(plan, 8, steps))), plan.gpu)
+
+
+def with_figures(found: TracedAnswer, **figures: object) -> TracedAnswer:
+    """Return an answer by trace whose figures are these."""
+    other = replace(found)
+    vars(other).update(figures)
+    return other

@@ -12,8 +12,8 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import beside_allocator_bytes
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 from tests.plan.plans import GPT2, TRACED, plans
 from tests.search.traces import CONTEXT_BYTES
 
@@ -51,6 +51,13 @@ def test_what_does_not_fit_says_what_is_missing_and_why() -> None:
         "batch size 64 does not fit: activations and temporary together need 86.66 GiB "
         "of the NVIDIA A100 80 GB's usable 70.48 GiB"
     )
+
+
+def test_what_takes_exactly_what_there_is_fits() -> None:
+    now = answer(GPT2)
+    needed_bytes = now.prediction.needed_bytes
+    assert replace(now, usable_bytes=needed_bytes).fits
+    assert not replace(now, usable_bytes=needed_bytes - 1).fits
 
 
 def test_eight_billion_parameters_in_fp32_exceed_80_gib_before_the_first_sample() -> None:
@@ -104,10 +111,10 @@ class TestTraced:
         finder = BatchFinder(TRACED.trace)
         for name in ("a100-80gb", "a100-40gb", "h100-80gb"):
             plan = replace(GPT2, gpu=find_gpu(name))
-            assert traced_answer(plan, TRACED, finder) == traced_answer(plan, TRACED)
+            assert traced_answer(plan, TRACED, finder).worked_out() == traced_answer(plan, TRACED).worked_out()
 
     def test_a_step_that_does_not_grow_has_no_largest_batch(self) -> None:
         constant = replace(TRACED.trace, slopes=(0,) * len(TRACED.trace.slopes))
-        found = traced_answer(GPT2, replace(TRACED, trace=constant), BatchFinder(constant))
+        found = traced_answer(GPT2, TRACED.with_trace(constant), BatchFinder(constant))
         assert isinstance(found.max_batch_size, Unknown)
         assert "grows" in found.max_batch_size.reason

@@ -11,7 +11,8 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.answers import largest_batch
-from gpumem_tui.plan.batch_advice import (
+from gpumem_tui.plan.goals import Goals
+from gpumem_tui.plan.judgement import (
     critical_batch,
     kaplan_critical_tokens,
     learning_rate,
@@ -20,7 +21,6 @@ from gpumem_tui.plan.batch_advice import (
     reference,
     rounded_batch,
 )
-from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.plan import Plan
 from tests.plan.plans import GPT2
 

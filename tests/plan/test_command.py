@@ -8,15 +8,15 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus
 from gpumem_tui.memory import GIB, MIB, Bucket, Range, Unknown
-from gpumem_tui.plan.command import CommandAnswers, CommandPlan, gpu_rows
-from gpumem_tui.plan.command_report import batch_note, command_plan_json, command_plan_markdown, ranks_line
-from gpumem_tui.plan.command_runs import WhatIf
+from gpumem_tui.plan.command import CommandAnswer, CommandPlan, WhatIf, batch_note, on_every_gpu, ranks_line
+from gpumem_tui.plan.export import command_plan_json
+from gpumem_tui.plan.report import command_plan_markdown
 from gpumem_tui.search.prediction import Prediction, Traced
-from gpumem_tui.simulator.profile import CUBLAS_WORKSPACE, profile_for
-from gpumem_tui.simulator.replay import AffineTrace, replay
-from gpumem_tui.simulator.timeline import TimelineRecorder
+from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
+from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.step import Phase, Site
-from tests.tui.command_plan_scene import affine, base_predicted, change, changed, command_config
+from tests.plan.commands import affine, base_predicted, change, changed, command_config
 
 
 def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> CommandPlan:
@@ -25,7 +25,7 @@ def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> Com
 
 
 def _with(plan: CommandPlan, **values: object) -> CommandPlan:
-    traced = replace(plan.base, **values, _runs={})  # type: ignore[arg-type]
+    traced = replace(plan.base, done=replace(plan.base.done, **values), _runs={})  # type: ignore[arg-type]
     return replace(
         plan, predicted=replace(plan.predicted, prediction=Prediction(plan.predicted.prediction.formula, traced))
     )
@@ -33,14 +33,14 @@ def _with(plan: CommandPlan, **values: object) -> CommandPlan:
 
 def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
     plan = _plan()
-    rows = gpu_rows(plan)
-    assert {row.gpu.name for row in rows} == set(gpus())
+    rows = on_every_gpu(plan)
+    assert {row.plan.gpu.name for row in rows} == set(gpus())
     for row in rows:
-        capacity = row.gpu.cuda_total_range - profile_for("2.13.0", row.gpu).context_range
-        if row.gpu == plan.config.device.gpu:  # the scene's trace says nothing of ranges
+        capacity = row.plan.gpu.cuda_total_range - profile_for("2.13.0", row.plan.gpu).context_range
+        if row.plan.gpu == plan.config.device.gpu:  # the scene's trace says nothing of ranges
             capacity = Range(plan.base.capacity_bytes, plan.base.capacity_bytes)
-        fits = row.fits, row.fit != "does not fit"
-        largest = row.largest, row.may_fit
+        fits = row.fit == "fits", row.fit != "does not fit"
+        largest = row.full_batch_size, row.may_fit_batch_size
         for capacity_bytes, is_fit, most in zip((capacity.low_bytes, capacity.high_bytes), fits, largest, strict=True):
             assert is_fit == replay(affine().at(8), capacity_bytes).fits
             assert isinstance(most, int)
@@ -51,7 +51,7 @@ def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
 
 
 def test_only_gpus_of_the_same_kind_are_called_exact() -> None:
-    exact = {row.gpu.name for row in gpu_rows(_plan()) if row.is_exact}
+    exact = {row.plan.gpu.name for row in on_every_gpu(_plan()) if row.plan.is_exact}
     assert {"a100-80gb", "a100-40gb"} <= exact
     assert not exact & {"h100-80gb", "t4-16gb", "a30-24gb"}
 
@@ -67,41 +67,41 @@ def test_another_gpus_cublas_workspace_takes_the_place_of_the_traced_one() -> No
     plan = _with(_plan(batch_size=1, gpu="h100-80gb"), trace=trace, only_at=1, not_affine="one run")
     a100 = find_gpu("a100-80gb")
     expected = 10 * MIB + profile_for("2.13.0", a100).cublas_workspace_bytes
-    assert plan.on(h100).at(1).peak_allocated_bytes == 10 * MIB + workspace
-    assert plan.on(a100).at(1).peak_allocated_bytes == expected
+    assert CommandAnswer.of(plan).traced.at(1).peak_allocated_bytes == 10 * MIB + workspace
+    assert CommandAnswer.of(replace(plan, elsewhere=a100)).traced.at(1).peak_allocated_bytes == expected
 
 
 def test_batch_sizes_go_up_to_the_first_that_does_not_fit() -> None:
-    answers = CommandAnswers(_plan(batch_size=12))
-    rows = {row.batch_size: row for row in answers.batches()}
+    answers = CommandAnswer.of(_plan(batch_size=12))
+    rows = {row.plan.batch_size: row for row in answers.batches()}
     assert {1, 2, 4, 8, 12, 16, 32} <= rows.keys()
-    assert isinstance(answers.largest, int)
-    assert [size for size, row in rows.items() if not row.fits] == [answers.largest + 1]
+    assert isinstance(answers.full_batch_size, int)
+    assert [size for size, row in rows.items() if row.fit != "fits"] == [answers.full_batch_size + 1]
     assert rows[12].peak_allocated_bytes == replay(affine().at(12)).peak_allocated_bytes
 
 
 def test_changes_are_ordered_by_what_they_make_fit_then_by_what_they_save() -> None:
     config = command_config()
     plan = _plan(changed(config, "sgd", optimizer=1), changed(config, "checkpointing", activations=300))
-    tried, _ = CommandAnswers(plan).techniques()
+    tried, _ = CommandAnswer.of(plan).techniques()
     traced = [row for row in tried if row.by == "traced"]
     assert [row.change.key for row in traced] == ["checkpointing", "sgd"]
     assert traced[1].saved_bytes == 949 * MIB
-    assert traced[0].largest == CommandAnswers(_with(plan, trace=affine(activations=300))).largest
+    assert traced[0].largest == CommandAnswer.of(_with(plan, trace=affine(activations=300))).full_batch_size
 
 
 def test_a_change_is_judged_on_the_chosen_gpu() -> None:
     config = command_config()
     plan = _plan(changed(config, "checkpointing", activations=300))
-    small = find_gpu("rtx-4070-12gb")
-    row = next(row for row in CommandAnswers(plan, small).techniques()[0] if row.by == "traced")
-    assert not CommandAnswers(plan, small).fits
+    small = CommandAnswer.of(replace(plan, elsewhere=find_gpu("rtx-4070-12gb")))
+    row = next(row for row in small.techniques()[0] if row.by == "traced")
+    assert small.fit != "fits"
     assert row.fits
-    assert CommandAnswers(plan, small).free_bytes < 0
+    assert small.spare_bytes < 0
 
 
 def test_state_that_leaves_the_gpu_is_worked_out_by_phase() -> None:
-    rows = {row.change.key: row for row in CommandAnswers(_plan()).techniques()[0]}
+    rows = {row.change.key: row for row in CommandAnswer.of(_plan()).techniques()[0]}
     assert rows["offload-optimizer"].by == "formula"
     assert rows["offload-optimizer"].saved_bytes == 950 * MIB
     assert rows["zero1"].saved_bytes == 950 * MIB - 950 * MIB // 8
@@ -111,8 +111,8 @@ def test_state_that_leaves_the_gpu_is_worked_out_by_phase() -> None:
 def test_one_that_cannot_be_made_says_why() -> None:
     config = command_config()
     plan = _plan(WhatIf(change("autocast", config), Unknown("the command uses autocast already")))
-    _, others = CommandAnswers(plan).techniques()
-    assert [(row.change.key, row.reason) for row in others] == [("autocast", "the command uses autocast already")]
+    _, others = CommandAnswer.of(plan).techniques()
+    assert [(row.key, row.reason) for row in others] == [("autocast", "the command uses autocast already")]
     assert "autocast bfloat16: the command uses autocast already" in command_plan_markdown(plan)
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket
-from gpumem_tui.plan.answers import answer, headroom_of
-from gpumem_tui.plan.by_gpu import largest_by_gpu
+from gpumem_tui.plan.answers import answer, headroom_of, largest_by_gpu
 from gpumem_tui.plan.curves import (
     Curve,
     activations_by_recompute,
@@ -19,9 +18,9 @@ from gpumem_tui.plan.curves import (
     batch_by_model,
     batch_by_sample_size,
     curves,
+    memory_over_step,
 )
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.step_memory import memory_over_step
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, TRACED, plans
 
 LLAMA = Plan(find_model("llama-3.2-1b"), Recipe("amp-bf16", attention="math"), find_gpu("a100-80gb"))

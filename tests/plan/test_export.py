@@ -13,8 +13,8 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
 from gpumem_tui.plan.export import command_line, plan_json
-from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.report import plan_markdown
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, TRACED, plans
 
 UNTRACED = Unknown("not asked for")

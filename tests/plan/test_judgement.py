@@ -11,7 +11,7 @@ from gpumem_tui.formula.recipe import PRECISIONS, Recipe
 from gpumem_tui.plan.judgement import batch_norm, judgements, precision
 from gpumem_tui.plan.measured import MeasuredRate, rate_of, rates_for
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.trial.events import TrialDone
+from gpumem_tui.run.events import TrialDone
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.plan.plans import GPT2
 

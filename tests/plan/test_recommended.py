@@ -8,12 +8,11 @@ from dataclasses import replace
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
 from gpumem_tui.plan.export import plan_json
-from gpumem_tui.plan.markdown import plan_markdown
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import recommended
+from gpumem_tui.plan.report import plan_markdown
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations
-from tests.plan.plans import TRACED
-from tests.tui.plan_scene import LLAMA, traced_of
+from tests.plan.plans import LLAMA, TRACED, traced_of, with_figures
 
 NO_TIME = Unknown("no time is left")
 NOW = traced_answer(LLAMA, traced_of(LLAMA))
@@ -35,7 +34,8 @@ def answered(fits: Callable[[Plan], bool], asked: list[Plan]) -> Callable[[Plan]
 
     def known(plan: Plan) -> TracedAnswer:
         asked.append(plan)
-        return replace(small, plan=plan, fit="fits" if fits(plan) else "does not fit", max_batch_size=plan.batch_size)
+        fit = "fits" if fits(plan) else "does not fit"
+        return with_figures(replace(small, plan=plan), fit=fit, max_batch_size=plan.batch_size)
 
     return known
 

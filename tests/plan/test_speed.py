@@ -11,9 +11,10 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.roofline import training_flops
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import Goals
+from gpumem_tui.plan.judgement import busy, cost, scaling
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.speed import busy, busy_share, cost, rate, run, saturating_batch, scaling, throughput
+from gpumem_tui.plan.speed import busy_share, rate, run, saturating_batch, throughput
 from tests.plan.plans import GPT2
 
 A100, T4 = find_gpu("a100-80gb"), find_gpu("t4-16gb")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -10,10 +12,14 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.control import Choice, Number, PlanError
+from gpumem_tui.plan.control import Choice, Control, Number, PlanError
 from gpumem_tui.plan.controls import control_of, controls, plan_of, remarks
-from gpumem_tui.plan.draft import Draft, draft_of
-from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.plan import Draft, Plan, draft_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 GPT2 = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"), batch_size=8)
 
@@ -50,7 +56,7 @@ def test_every_model_of_the_catalog_is_a_plan_and_back(model: str) -> None:
 def test_a_changed_model_is_its_catalog_entry_with_changes() -> None:
     plan = replace(GPT2, shape=find_model("llama-3-8b").overridden(layers=16, seq_len=4096))
     made = draft_of(plan)
-    assert made.base == find_model("llama-3-8b")
+    assert made.shape == find_model("llama-3-8b")
     assert made.changes == {"layers": 16, "seq_len": 4096}
     assert plan_of(made) == plan
 
@@ -184,6 +190,22 @@ def test_another_model_comes_with_its_own_shape() -> None:
     model = control_of(made, "model")
     assert isinstance(model, Choice)
     assert plan_of(model.put(made, "gpt2-xl")).shape == find_model("gpt2-xl")
+
+
+def test_every_control_has_words_and_no_words_are_left_over() -> None:
+    words = tomllib.loads(files("gpumem_tui.plan").joinpath("controls.toml").read_text("utf-8"))
+    seen: dict[str, Control] = {}
+    recipe = Recipe(
+        gpus=8, tensor_parallel=2, pipeline_parallel=2, expert_parallel=2, schedule="interleaved", adapter="lora"
+    )
+    for model in models():
+        for made in (draft(model), draft(model, recipe=recipe)):
+            seen |= {control.key: control for control in controls(made)}
+    assert seen.keys() == words.keys()
+    for key, control in seen.items():
+        known = draft("mixtral-8x7b") if isinstance(control, Choice) else draft()
+        if isinstance(control, Choice) and "notes" in words[key]:
+            assert {option.value for option in control.options(known)} >= words[key]["notes"].keys()
 
 
 def test_every_gpu_can_be_picked() -> None:

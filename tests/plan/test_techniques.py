@@ -10,24 +10,23 @@ import pytest
 from hypothesis import given, settings
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.changes import STAGES, Change, Setup, changes, conflict, sharded
+from gpumem_tui.formula.checks import conflict
 from gpumem_tui.formula.predict import predict
-from gpumem_tui.formula.price import Price
-from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.sharding import stage_of
+from gpumem_tui.formula.recipe import EXTRAS, Recipe, Setup
+from gpumem_tui.formula.records import stage_of
+from gpumem_tui.formula.techniques import STAGES, Price, Technique, changes, sharded
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, setup_of, usable_of
 from gpumem_tui.plan.controls import plan_of
-from gpumem_tui.plan.draft import draft_of
-from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import Combination, Technique, cheapest_combination, techniques
+from gpumem_tui.plan.plan import Plan, draft_of
+from gpumem_tui.plan.techniques import Combination, Effect, cheapest_combination, techniques
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 
 FEWER = settings(max_examples=settings().max_examples // 4)
 """For what compares hundreds of sets each time."""
 
 
-def helping(plan: Plan) -> Mapping[str, Technique]:
+def helping(plan: Plan) -> Mapping[str, Effect]:
     return {technique.key: technique for technique in techniques(plan).helping}
 
 
@@ -126,7 +125,7 @@ def test_adafactor_is_not_offered_where_fsdp_shards() -> None:
 def test_only_what_a_workload_can_run_is_called_traceable() -> None:
     found = helping(replace(LLAMA_ON_FOUR, recipe=Recipe("amp-bf16", gpus=4)))
     only = {key for key, technique in found.items() if technique.formula_only}
-    assert only == {"chunked-loss", "offload-optimizer"}
+    assert only == found.keys() & set(EXTRAS)
 
 
 class TestExtras:
@@ -195,7 +194,7 @@ class TestCheapest:
         assert (found.plan.batch_size, found.accumulation.steps, found.smaller_passes) == (32, 2, True)
 
     def test_further_gpus_come_last(self) -> None:
-        found = combined(Plan(find_model("llama-3-70b"), Recipe(gpus=4), find_gpu("a100-80gb")))
+        found = combined(Plan(find_model("llama-3.1-405b"), Recipe(gpus=4), find_gpu("a100-80gb")))
         assert found.price.gpus > 0
         assert found.plan.recipe.gpus == 4 + found.price.gpus
 
@@ -239,12 +238,12 @@ class TestCheapest:
                 assert needed_bytes > usable, [change.name for change in chosen]
 
 
-def every_set(plan: Plan) -> list[tuple[Change, ...]]:
+def every_set(plan: Plan) -> list[tuple[Technique, ...]]:
     """All sets of one change an axis, samples at most halved once, without further GPUs."""
     setup: Setup = setup_of(plan)
-    axes: dict[str, list[Change | None]] = {}
+    axes: dict[str, list[Technique | None]] = {}
     for change in changes(setup, plan.gpu):
-        if isinstance(change, Change) and change.axis not in ("sharding", "weights"):
+        if isinstance(change, Technique) and change.axis not in ("sharding", "weights"):
             axes.setdefault(change.axis, [None]).append(change)
     held = stage_of(plan.recipe)
     if plan.recipe.gpus > 1:

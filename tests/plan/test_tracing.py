@@ -15,14 +15,15 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import traced_answer
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady, TraceState, trace_key
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Cancelled, Control, Unusable
+from gpumem_tui.run.events import Failed as ChildFailed
+from gpumem_tui.run.events import Ready as ChildReady
+from gpumem_tui.run.events import TraceDone
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.process import ChildDied
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.trial.events import Failed as ChildFailed
-from gpumem_tui.trial.events import Ready as ChildReady
+from gpumem_tui.simulator.allocator.replay import AffineTrace
 from tests.plan.plans import GPT2, TRACED, timeline
 from tests.search.traces import CONTEXT_BYTES, PROFILE
 from tests.waiting import DEADLINE_S
@@ -216,7 +217,7 @@ def test_a_trace_that_failed_is_tried_again_when_asked_to(session: Session) -> N
 
 def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_not(session: Session) -> None:
     shrinking = replace(TRACED.trace, slopes=(-1, *TRACED.trace.slopes[1:]))
-    session.traces.result = lambda: replace(TRACED, trace=shrinking)
+    session.traces.result = lambda: TRACED.with_trace(shrinking)
     always_raises = replace(GPT2, batch_size=2 * shrinking.constants[0])
     session.tracer.want(always_raises)
     state = session.next()
@@ -237,7 +238,8 @@ class Uneven(Traces):
 
     def alone(self) -> Traced:
         size, _ = self.asked[-1]
-        return replace(TRACED, trace=AffineTrace.constant(timeline(size)), only_at=size, not_affine=self.REASON)
+        done = TraceDone(AffineTrace.constant(timeline(size)), 1.0, only_at=size, not_affine=self.REASON)
+        return replace(TRACED, done=done)
 
 
 @pytest.fixture

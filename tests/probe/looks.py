@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from gpumem_tui.probe.documents import LookAnswer, PostMortem, decode_document, encode_document
+from gpumem_tui.probe.wire import LookAnswer, PostMortem, encode_document
 
 BATCH = 4096
 HIDDEN_BYTES = BATCH * 64 * 4
@@ -31,7 +32,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def as_written(document: LookAnswer | PostMortem | None) -> Any:
     """A document as a viewer finds it in its file."""
-    return None if document is None else decode_document(encode_document(document))
+    return None if document is None else json.loads(encode_document(document))
 
 
 def only_device(document: Any) -> Any:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.probe.cuda_history import step_history
-from gpumem_tui.probe.documents import KeptPlace
 from gpumem_tui.probe.history import listed_as_kept
-from gpumem_tui.probe.segments import Segments
+from gpumem_tui.probe.recorders import Segments, step_history
+from gpumem_tui.probe.wire import KeptPlace
 from gpumem_tui.step import Phase
 from gpumem_tui.step.cuda_history import HistoryNote
 

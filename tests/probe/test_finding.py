@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumem_tui.probe.finding import Finder, Holdings
-from gpumem_tui.probe.model import describe_models, describe_optimizers, describe_untrained
+from gpumem_tui.probe.finding import Finder, Holdings, describe_models, describe_optimizers, describe_untrained
 from gpumem_tui.probe.wire import CPU
 from gpumem_tui.step.walking import memory_of, tensors_in
 

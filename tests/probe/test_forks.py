@@ -5,11 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.probe.watched import SCRIPTS, Run, run
+from tests.sharing import made_once
+
+PROGRAM = """
+import os, runpy, torch
+
+torch.ones(1).requires_grad_().sum().backward()
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # which never steps
+print("before", os.path.exists({directory!r}), flush=True)
+runpy.run_path({script!r}, run_name="__main__")
+"""
+"""The parent, which has torch, computes gradients and has an optimizer, and does not train."""
 
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    done = run([SCRIPTS / "forked.py"], tmp_path_factory.mktemp("forked"))
+    directory = tmp_path_factory.mktemp("forked") / "published"
+    program = PROGRAM.format(directory=str(directory), script=str(SCRIPTS / "forked.py"))
+    done = made_once(tmp_path_factory, "forked", lambda: run(["-c", program], directory))
     assert (done.code, done.errors) == (0, "")
     return done
 
@@ -26,5 +39,5 @@ def test_a_forked_child_that_trains_publishes_its_own_bytes(name: str, forked: R
 
 
 def test_who_does_not_train_publishes_nothing(forked: Run) -> None:
-    """The parent, which only forks."""
+    assert "before False" in forked.output.splitlines()
     assert len(forked.published) == 2

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.probe.watched import SCRIPTS, Run, run
+from tests.sharing import made_once
 
 HARMED = SCRIPTS / "harmed.py"
 
 
 @pytest.fixture(scope="module")
 def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    done = run([HARMED], tmp_path_factory.mktemp("unwatched"), watched=False)
+    directory = tmp_path_factory.mktemp("unwatched")
+    done = made_once(tmp_path_factory, "unwatched", lambda: run([HARMED], directory, watched=False))
     assert len(done.output.split()) == 60
     assert done.published == []
     return done

@@ -1,4 +1,4 @@
-"""What a probe says its process's job is called."""
+"""What a probe says of its process's job: its name, and the process's place in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.launchers import IN_ORDER
 from gpumem_tui.probe.ring import Ring
-from gpumem_tui.probe.wire import decode_header
+from gpumem_tui.probe.wire import Process
+from gpumem_tui.watch.documents import decode_header
 
 
 @pytest.mark.parametrize(
@@ -28,8 +30,47 @@ def test_a_job_is_called_as_slurm_or_torchrun_calls_it(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path / "published"))
+    assert written(tmp_path, monkeypatch).job == job
+
+
+def written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
+    """What the header of this very process's ring says."""
+    monkeypatch.setenv("GPUMEM_TUI_DIR", str(folder / "published"))
     import torch  # noqa: F401  the header names its version
 
-    ring = Ring("run")
-    assert decode_header(ring.files.ring.read_bytes()).process.job == job
+    return decode_header(Ring("run").files.ring.read_bytes()).process
+
+
+TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+SLURM = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, (None, None, None)),
+        (TORCHRUN, (5, 1, 8)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+            (2, 0, 4),
+        ),
+        ({"PMI_RANK": "1", "MPI_LOCALRANKID": "1", "PMI_SIZE": "2"}, (1, 1, 2)),
+        (SLURM, (3, 1, 4)),
+        ({**SLURM, **TORCHRUN}, (5, 1, 8)),
+        ({"RANK": "one"}, (None, None, None)),
+    ],
+    ids=["none", "torchrun", "Open MPI", "PMI", "Slurm", "torchrun within Slurm", "no number"],
+)
+def test_a_process_has_the_place_that_its_launcher_gave_it(
+    environment: dict[str, str],
+    place: tuple[int | None, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for names in IN_ORDER:
+        for name in (names.rank, names.local_rank, names.world_size, names.local_size):
+            monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = written(tmp_path, monkeypatch)
+    assert (found.rank, found.local_rank, found.world_size) == place

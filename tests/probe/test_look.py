@@ -29,7 +29,7 @@ from tests.probe.looks import (
 from tests.probe.watched import run
 
 REQUESTS = """
-import os, torch
+import json, os, torch
 from torch import nn
 
 model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
@@ -42,23 +42,24 @@ def train(steps):
         (model(x) - x).pow(2).mean().backward()
         optimizer.step()
 
-from gpumem_tui.probe import documents, files, probe, wire
+from gpumem_tui.probe import files, probe, wire
+from gpumem_tui.watch import documents
 probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
 mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
 def looking():
-    return wire.decode_header(mine.ring.read_bytes()).looking
+    return documents.decode_header(mine.ring.read_bytes()).looking
 
 train(3)
 for number, kind in ((1, "look"), (2, "dance"), (1, "look"), (3, "look")):
-    files.write_document(mine.control, documents.encode_request(documents.ViewerRequest(number, kind)))
+    files.write_document(mine.control, wire.encode_document(wire.ViewerRequest(number, kind)))
     print(looking(), end=" ")  # it waits for a step's end
     train(1)
     print(torch._C._len_torch_dispatch_stack(), looking(), end=" ")
     train(1)
-    answer = documents.decode_document(mine.look.read_bytes())
+    answer = json.loads(mine.look.read_bytes())
     print(looking(), answer["request"], answer["step"], bool(answer["devices"]), answer["kept"], end=" ")
     train(2)  # which are followed too
-    answer = documents.decode_document(mine.look.read_bytes())
+    answer = json.loads(mine.look.read_bytes())
     print(torch._C._len_torch_dispatch_stack(), answer["request"], answer["step"], answer["kept"])
 """
 """A program that asks for looks at itself, since nobody else can do so at a known step."""

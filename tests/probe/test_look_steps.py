@@ -28,11 +28,11 @@ from tests.probe.watched import SCRIPTS, run
 LOOKED = """
 import json, os, runpy, sys
 import torch
-from gpumem_tui.probe import documents, files, probe
+from gpumem_tui.probe import files, probe, wire
 probe.INTERVAL_S, probe.SAMPLE_SHARE = 0.0, float("inf")
 train = runpy.run_path(sys.argv[1])["train"]
 mine = files.Files(files.default_directory(), os.getpid(), files.start_ticks())
-files.write_document(mine.control, documents.encode_request(documents.ViewerRequest(1, "look")))
+files.write_document(mine.control, wire.encode_document(wire.ViewerRequest(1, "look")))
 train(4)
 print(torch._C._len_torch_dispatch_stack(), torch.autograd.backward.__module__)
 """

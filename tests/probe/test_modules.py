@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumem_tui.probe.finding import Finder, Holdings
-from gpumem_tui.probe.modules import search_running
+from gpumem_tui.probe.finding import Finder, Holdings, search_running
 from gpumem_tui.probe.wire import CPU
 
 FLOAT = 4

@@ -34,7 +34,7 @@ def written() -> list[dict[str, Any]]:
 @pytest.fixture
 def box(written: list[dict[str, Any]]) -> BlackBox:
     return BlackBox(
-        lambda: STATE, lambda document: written.append(as_written(document)), lambda *told: None, lambda work: work()
+        lambda: STATE, lambda document: written.append(as_written(document)), lambda *_: None, lambda work: work()
     )
 
 
@@ -138,7 +138,7 @@ def test_a_message_that_says_nothing_leaves_it_unknown(box: BlackBox, written: l
 def test_other_errors_go_where_they_went(box: BlackBox, written: list[dict[str, Any]]) -> None:
     seen: list[BaseException] = []
     before = sys.excepthook
-    sys.excepthook = lambda kind, error, trace: seen.append(error)
+    sys.excepthook = lambda _kind, error, _trace: seen.append(error)
     try:
         box.arm()
         for error in (ValueError("a"), torch.OutOfMemoryError("b"), RuntimeError("no memory"), KeyboardInterrupt()):
@@ -207,12 +207,12 @@ def test_what_goes_wrong_takes_the_place_of_no_error_of_the_program() -> None:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A device that answers, whose allocator keeps no figures: one of the program's own."""
 
-    def no_figures(device: int) -> dict[str, Any]:
+    def no_figures(_device: int) -> dict[str, Any]:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
 
     properties = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=None)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", no_figures)
     return monkeypatch
 

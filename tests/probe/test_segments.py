@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.probe.cuda_history import step_history
-from gpumem_tui.probe.segments import Segments
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.blocks import Block
+from gpumem_tui.probe.recorders import Segments, step_history
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.caching import CachingAllocator
 
 SIZES = st.one_of(
     st.integers(1, 4096), st.integers(1, 2 * MIB), st.integers(1 * MIB, 30 * MIB), st.sampled_from([512, MIB, 10 * MIB])

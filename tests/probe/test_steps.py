@@ -24,7 +24,7 @@ def count() -> Any:
     """A step count that torch's own hook drives."""
     steps = StepCount()
 
-    def fired(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def fired(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not steps.fire(id(optimizer)):
             steps.register(optimizer)
 
@@ -69,7 +69,7 @@ def test_a_parent_that_fires_later_too_is_seen(count: StepCount) -> None:
     _optimizer(Parent)  # now torch puts the hook around the parent's step too
     whole = []
 
-    def boundary(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def boundary(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         count.recheck(optimizer)
         whole.append(count.is_whole(optimizer))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.probe import wire
-from gpumem_tui.probe.documents import decode_document
 from gpumem_tui.probe.files import SITE_DIRECTORY, Files, WireError
+from gpumem_tui.watch.documents import Header, decode_header, decode_record
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -25,7 +25,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 class Published:
     """What one process left behind. `documents` by their ending: ``model``, ``look``, ``oom``."""
 
-    header: wire.Header
+    header: Header
     records: list[wire.Record]
     documents: dict[str, dict[str, Any]]
 
@@ -62,20 +62,20 @@ def run(
     return Run(done.returncode, done.stdout, done.stderr, published(directory))
 
 
-def read_ring(data: bytes) -> tuple[wire.Header, list[wire.Record]]:
+def read_ring(data: bytes) -> tuple[Header, list[wire.Record]]:
     """The header and every whole record, oldest first; torn and damaged slots are left out.
 
     Raises:
-        WireError: as `wire.decode_header`.
+        WireError: as `decode_header`.
     """
-    header = wire.decode_header(data)
+    header = decode_header(data)
     return header, sorted(_records(data), key=lambda record: record.sequence)
 
 
 def _records(data: bytes) -> Iterator[wire.Record]:
     for offset in range(wire.HEADER_BYTES, min(len(data), wire.RING_BYTES), wire.SLOT_BYTES):
         with suppress(WireError):
-            record = wire.decode_record(data[offset : offset + wire.SLOT_BYTES])
+            record = decode_record(data[offset : offset + wire.SLOT_BYTES])
             if wire.slot_offset(record.sequence) == offset:
                 yield record
 
@@ -87,6 +87,6 @@ def published(directory: Path) -> list[Published]:
         header, records = read_ring(ring.read_bytes())
         files = Files.of_ring(ring)
         documents = {"model": files.model, "look": files.look, "oom": files.oom}
-        content = {name: decode_document(path.read_bytes()) for name, path in documents.items() if path.exists()}
+        content = {name: json.loads(path.read_bytes()) for name, path in documents.items() if path.exists()}
         found.append(Published(header, records, content))
     return sorted(found, key=lambda one: one.header.process.rank or 0)

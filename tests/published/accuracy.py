@@ -23,9 +23,9 @@ from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.memory import Range, format_bytes, format_range
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.published.measurements import (
     DEFAULT_PUBLISHED,
@@ -45,7 +45,7 @@ from tests.published.measurements import (
 )
 
 if TYPE_CHECKING:
-    from gpumem_tui.simulator.device import SimulatedGpu
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
     from gpumem_tui.step.workload import Workload
 
 # Predictions
@@ -68,7 +68,7 @@ def traced(
 def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int) -> SimulatedGpu:
     import torch
 
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from gpumem_tui.step.run import StepRun
 
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)

@@ -1,7 +1,8 @@
 """What the field's calculators say of a training step, beside our formula and our trace of it.
 
-`python -m tests.published.calculators` prints the table that README shows. Each calculator's formula is stated here as
-its project publishes it; all are asked about the same step: AdamW under bf16 autocast, one GPU, nothing recomputed.
+`python -m tests.published.calculators` prints the table of `gpumem-tui manual plan`. Each calculator's formula is
+stated here as its project publishes it; all are asked about the same step: AdamW under bf16 autocast, one GPU, nothing
+recomputed.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def traced_bytes(shape: ModelShape, batch_size: int) -> int:
     """What is allocated at the peak of the step that ran on the simulated GPU."""
     import torch
 
-    from gpumem_tui.simulator.device import SimulatedGpu, simulate
-    from gpumem_tui.simulator.profile import profile_for
+    from gpumem_tui.simulator.allocator.profile import profile_for
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from gpumem_tui.step.run import StepRun
 
     gpu = find_gpu(_GPU)
@@ -108,7 +109,7 @@ def traced_bytes(shape: ModelShape, batch_size: int) -> int:
 
 
 def main() -> None:
-    """Print the table in README's format, in GiB."""
+    """Print the table in the manual's format, in GiB."""
     print(f"| model, micro-batch {BATCH_SIZE} | trace | our formula | accelerate | EleutherAI | DeepSpeed |")
     print("|---|---:|---:|---:|---:|---:|")
     for asked in ASKED:

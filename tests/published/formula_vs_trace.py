@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, models
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.blocks import as_run_on
 from gpumem_tui.formula.recipe import PRECISIONS, RECOMPUTES, Recipe
+from gpumem_tui.formula.records import as_run_on
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.run.interpreters import close_idle
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.interpreters import close_idle
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.simulator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.workload.spec import WorkloadSpec
 
 GPUS = (

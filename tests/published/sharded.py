@@ -22,12 +22,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import replay
-from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import Timeline
-from gpumem_tui.simulator.world import rank_zero_of
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import replay
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.simulator.cuda.world import rank_zero_of
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
 _WIDTH, _HIDDEN, _HEADS, _GROUPS, _LAYERS, _WORDS = 4096, 14336, 32, 8, 32, 128_256
 _SETTINGS = {"default": AllocatorSettings(), "expandable": AllocatorSettings.parse("expandable_segments:True")}

@@ -1,4 +1,4 @@
-"""The README's table of calculators is what the command beside it prints."""
+"""The manual's table of calculators is what the command beside it prints."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+import gpumem_tui
 from gpumem_tui.memory import GIB
 from tests.published import calculators
 
-README = Path(__file__).parents[2] / "README.md"
+MANUAL = Path(gpumem_tui.__file__).parent / "manual" / "plan.md"
 
 
 def row(asked: calculators.Asked) -> list[float]:
     """The table's figures of a network, in GiB: trace, formula, accelerate, EleutherAI, DeepSpeed."""
-    [line] = [line for line in README.read_text().splitlines() if line.startswith(f"| {asked.title} |")]
+    [line] = [line for line in MANUAL.read_text().splitlines() if line.startswith(f"| {asked.title} |")]
     return [float(cell) for cell in line.strip("|").split("|")[1:]]
 
 

@@ -15,10 +15,10 @@ from torch import nn
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB, Range
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import UNLIMITED_BYTES, AffineTrace
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
 _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 _CONTEXT = Range(1429 * MIB, 1709 * MIB)

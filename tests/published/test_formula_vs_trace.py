@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpumem_tui.catalog.families import FAMILIES
 from gpumem_tui.catalog.loader import find_model
-from gpumem_tui.catalog.shapes import Experts, ModelShape
+from gpumem_tui.catalog.shapes import FAMILIES, Experts, ModelShape
 from gpumem_tui.formula.recipe import Precision, Recipe
 from gpumem_tui.search.prediction import Traced
 from tests.published.formula_vs_trace import compared, trace_of

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.timeline import Timeline, rounded
+from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
 from tests.gpu.history import History, Segment
 from tests.gpu.placement import StartSegment
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from gpumem_tui.catalog.loader import find_gpu
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.timeline import Timeline, rounded
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from tests.gpu.placement import check
 from tests.recordings import decoder, snapshots
 

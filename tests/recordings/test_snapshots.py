@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.memory import KIB, MIB
-from gpumem_tui.simulator import allocator
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.blocks import Block, Pool
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator import caching as allocator
+from gpumem_tui.simulator.allocator.blocks import Block, Pool
+from gpumem_tui.simulator.allocator.caching import CachingAllocator
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from tests.gpu.placement import Differs, FollowingAllocator, check
 from tests.recordings import snapshots
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,12 +11,11 @@ import pytest
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.remote import connection as module
-from gpumem_tui.remote import explain
-from gpumem_tui.remote.connection import Connection
-from gpumem_tui.remote.fleet import Fleet
+from gpumem_tui.remote import ssh as ssh_module
+from gpumem_tui.remote.connection import BackOff, Connection, Fleet
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.source import ANYWHERE, installed_from
-from gpumem_tui.remote.status import HostStatus, Phase
+from gpumem_tui.remote.ssh import ANYWHERE, installed_from
+from gpumem_tui.remote.status import HostPhase, HostStatus
 from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, reading
 from tests.waiting import wait_until
 
@@ -41,7 +41,7 @@ def connect(ssh: Ssh) -> Iterator[Connect]:
         each.stop()
 
 
-def becomes(connection: Connection, phase: Phase) -> HostStatus:
+def becomes(connection: Connection, phase: HostPhase) -> HostStatus:
     wait_until(lambda: connection.status.phase is phase)
     return connection.status
 
@@ -50,7 +50,7 @@ def test_readings_arrive_as_they_are_printed(ssh: Ssh, connect: Connect) -> None
     ssh.prints("a", [reading(2), reading(2, after_s=1.0)])
     a = connect("a")
     wait_until(lambda: a.latest() is not None and a.latest() == decoded_second())
-    assert a.status.phase is Phase.LIVE
+    assert a.status.phase is HostPhase.LIVE
     assert a.status.problem == ""
     assert a.notice == "a"
 
@@ -79,7 +79,7 @@ def decoded_second() -> object:
 )
 def test_one_line_says_why_a_host_is_away(ssh: Ssh, connect: Connect, script: str, said: str) -> None:
     ssh.host("me@a", script)
-    status = becomes(connect("me@a:2222"), Phase.AWAY)
+    status = becomes(connect("me@a:2222"), HostPhase.AWAY)
     assert said in status.problem
     assert "\n" not in status.problem
     assert status.report is None
@@ -96,9 +96,9 @@ def test_one_line_says_why_a_host_is_away(ssh: Ssh, connect: Connect, script: st
 def test_what_could_run_it_there_is_offered_with_where_it_came_from_here(
     ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch, runner: str, source: str, said: str
 ) -> None:
-    monkeypatch.setattr(explain, "installed_from", lambda: source)
+    monkeypatch.setattr(ssh_module, "installed_from", lambda: source)
     ssh.host("a", f"echo 'gpumem-tui is offered by: {runner}' >&2; exit 127")
-    assert said in becomes(connect("a"), Phase.AWAY).problem
+    assert said in becomes(connect("a"), HostPhase.AWAY).problem
 
 
 def test_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_greeting_before_the_readings_is_passed_over_and_named(ssh: Ssh, connect: Connect) -> None:
     ssh.prints("a", [reading()], before="echo 'Welcome to a!'; echo '{not json'")
-    status = becomes(connect("a"), Phase.LIVE)
+    status = becomes(connect("a"), HostPhase.LIVE)
     assert "Welcome to a!" in status.note
     assert status.report is not None
 
@@ -128,12 +128,12 @@ def test_a_greeting_before_the_readings_is_passed_over_and_named(ssh: Ssh, conne
 def test_another_schema_is_another_version(ssh: Ssh, connect: Connect) -> None:
     (ssh.folder / "line").write_bytes(line_of(reading(), schema=2) + b"\n")
     ssh.host("a", f"cat {ssh.folder / 'line'}", STAYS)
-    assert "another version" in becomes(connect("a"), Phase.AWAY).problem
+    assert "another version" in becomes(connect("a"), HostPhase.AWAY).problem
 
 
 def test_readings_that_never_end_are_a_flood(ssh: Ssh, connect: Connect) -> None:
     ssh.prints("a", [reading()] * 20, then='exec sh "$0"')
-    status = becomes(connect("a"), Phase.AWAY)
+    status = becomes(connect("a"), HostPhase.AWAY)
     assert "lines a second" in status.problem
     assert status.report is not None, "what was read stays"
 
@@ -145,7 +145,7 @@ def test_a_silent_host_is_away_and_keeps_its_last_reading(
     monkeypatch.setattr(module, "_SILENT_INTERVALS", 1)
     ssh.prints("a", [reading()])
     a = connect("a")
-    wait_until(lambda: a.status.phase is Phase.AWAY)
+    wait_until(lambda: a.status.phase is HostPhase.AWAY)
     assert a.status.problem.startswith("silent for ")
     assert a.status.age_s(1e9) is not None
     assert "away: silent" in a.notice
@@ -154,13 +154,13 @@ def test_a_silent_host_is_away_and_keeps_its_last_reading(
 def test_no_first_answer_ends_the_try(ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FIRST_ANSWER_S", 0.5)
     ssh.host("a", STAYS)
-    assert becomes(connect("a"), Phase.AWAY).problem.startswith("no answer within")
+    assert becomes(connect("a"), HostPhase.AWAY).problem.startswith("no answer within")
 
 
 def test_it_connects_again_by_itself_and_at_once_when_asked(ssh: Ssh, connect: Connect) -> None:
     ssh.host("a", "exit 127")
     a = connect("a")
-    becomes(a, Phase.AWAY)
+    becomes(a, HostPhase.AWAY)
     ssh.prints("a", [reading()], then="exit 1")
     a.connect_now()
     wait_until(lambda: a.latest() is not None)
@@ -169,17 +169,56 @@ def test_it_connects_again_by_itself_and_at_once_when_asked(ssh: Ssh, connect: C
     assert len(ssh.called) == 3
 
 
-def test_each_try_that_fails_waits_longer_for_the_next(ssh: Ssh, connect: Connect) -> None:
+def test_each_try_that_fails_waits_longer_for_the_next_up_to_a_bound() -> None:
+    back_off = BackOff()
+    waits = [back_off.after(answered=False, is_refused=False) for _ in range(8)]
+    assert waits[:5] == [2.0, 4.0, 8.0, 15.0, 30.0]
+    assert waits[5:] == [30.0, 30.0, 30.0]
+    assert back_off.after(answered=True, is_refused=False) == 1.0, "from the beginning again"
+    assert back_off.after(answered=False, is_refused=False) == 2.0
+
+
+def test_what_only_a_person_can_mend_is_tried_seldom() -> None:
+    back_off = BackOff()
+    assert [back_off.after(answered=False, is_refused=True) for _ in range(2)] == [60.0, 60.0]
+    assert back_off.after(answered=True, is_refused=False) == 1.0
+
+
+def test_a_connection_waits_as_its_back_off_says(ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BACK_OFF_S", (1000.0, 2000.0, 3000.0))
+    monkeypatch.setattr(module, "_REFUSED_BACK_OFF_S", 9000.0)
     ssh.host("a", "exit 1")
     a = connect("a")
-    waits = []
-    for tries in range(1, 4):
-        wait_until(lambda tries=tries: len(ssh.called) == tries and a.status.phase is Phase.AWAY)  # type: ignore[misc]
+
+    def waits(tries: int) -> int:
+        """In thousands of seconds, after so many tries."""
+        wait_until(lambda: len(ssh.called) == tries and a.status.phase is HostPhase.AWAY)
         assert a.status.retry_s is not None
-        waits.append(a.status.retry_s)
-        a.connect_now()
-    assert waits == sorted(waits)
-    assert list(module._BACK_OFF_S) == sorted(module._BACK_OFF_S)
+        return round((a.status.retry_s - time.monotonic()) / 1000)
+
+    assert waits(1) == 2
+    a.connect_now()
+    assert waits(2) == 3
+    ssh.prints("a", [reading()], then="exit 1")
+    a.connect_now()
+    assert waits(3) == 1, "it had answered"
+    ssh.host("a", f"echo '{DENIED}' >&2; exit 255")
+    a.connect_now()
+    assert waits(4) == 9, "a key that is refused stays refused"
+
+
+def test_an_error_of_ours_is_named_and_the_next_try_goes_well(
+    ssh: Ssh, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh.prints("a", [reading()])
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "decoded", lambda _line: 1 // 0)
+        a = connect("a")
+        problem = becomes(a, HostPhase.AWAY).problem
+    assert problem.startswith("an error of gpumem-tui itself: ZeroDivisionError")
+    assert "remote/connection.py:" in problem
+    a.connect_now()
+    becomes(a, HostPhase.LIVE)
 
 
 def test_a_fleet_ends_every_process(ssh: Ssh) -> None:
@@ -187,7 +226,7 @@ def test_a_fleet_ends_every_process(ssh: Ssh) -> None:
         ssh.prints(name, [reading()])
     fleet = Fleet([parse_host("a"), parse_host("b")], ssh.options)
     fleet.start()
-    wait_until(lambda: all(status.phase is Phase.LIVE for status in fleet.statuses))
+    wait_until(lambda: all(status.phase is HostPhase.LIVE for status in fleet.statuses))
     threads = [each._thread for each in fleet.connections.values()]
     fleet.stop()
     wait_until(lambda: not any(thread.is_alive() for thread in threads))
@@ -212,9 +251,9 @@ def test_a_host_that_floods_harms_no_other(ssh: Ssh, connect: Connect, flood: st
     heard: list[float | None] = []
     a.subscribe(lambda: heard.append(a.status.received_s))
     for _ in range(3):
-        assert said in becomes(floods, Phase.AWAY).problem
+        assert said in becomes(floods, HostPhase.AWAY).problem
         so_far = len(heard)
         floods.connect_now()
         wait_until(lambda so_far=so_far: len(heard) >= so_far + 5)  # type: ignore[misc]
-    assert a.status.phase is Phase.LIVE, a.status.problem
+    assert a.status.phase is HostPhase.LIVE, a.status.problem
     assert psutil.Process().memory_info().rss - resident_bytes < 64 * MIB

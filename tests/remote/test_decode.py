@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.monitor.codec import Plain, to_plain
 from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance, Snapshot
+from gpumem_tui.recording.codec import Plain, to_plain
 from gpumem_tui.remote.decode import NoReading, OtherSchema, decoded
 from gpumem_tui.text import cleaned
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.snapshots import anything, gpu, machine, memory, process
 from tests.remote.standins import line_of, reading
-from tests.tui.watch_scene import published, record, watched
+from tests.scenes.watch import published, record, watched
 
 
 def _compared(plain: Plain) -> Plain:

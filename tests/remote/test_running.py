@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpumem_tui import __version__
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from tests.remote.standins import DENIED, UNKNOWN_KEY, Ssh
 from tests.remote.test_ssh import SHELLS
 from tests.waiting import wait_until, wait_until_gone
@@ -146,7 +146,8 @@ def test_what_the_command_leaves_behind_ends_with_it(box: Box) -> None:
     wait_until_gone([int(out)])
 
 
-def test_options_for_a_host_need_one(box: Box) -> None:
+@pytest.mark.usefixtures("box")
+def test_options_for_a_host_need_one() -> None:
     words = [sys.executable, "-m", "gpumem_tui", "run", "--remote-directory", "x", "--", "true"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_BAD_INPUT

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpumem_tui.errors import OptionError
-from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.errors import EXIT_FAILED, OptionError
 from gpumem_tui.options.configuration import Options
 from gpumem_tui.remote import searching
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.link import LinkLost
 from gpumem_tui.remote.searching import RemoteSearch
-from gpumem_tui.search.control import Control, Unusable
+from gpumem_tui.remote.ssh import LinkLost
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Failed
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted
 from gpumem_tui.search.verdict import cancelled
 from gpumem_tui.search.wire import Configured, Reply, encode_reply
-from gpumem_tui.trial.events import Failed
 from tests.remote.standins import DENIED, UNKNOWN_KEY, Ssh
 from tests.search.test_wire import CONFIG, DONE, VERDICT
 
@@ -109,9 +108,9 @@ def test_without_any_answer_it_gives_up(ssh: Ssh, monkeypatch: pytest.MonkeyPatc
 
 
 def test_options_that_are_wrong_there_are_named_with_the_host(ssh: Ssh) -> None:
-    from gpumem_tui.search.wire import Refused
+    from gpumem_tui.search.wire import NotSearchable
 
-    answers(ssh, configure=[Refused("--gpu 7: there is no such GPU")])
+    answers(ssh, configure=[NotSearchable("--gpu 7: there is no such GPU")])
     with pytest.raises(OptionError, match="box: --gpu 7: there is no such GPU"):
         there(ssh).configure()
 

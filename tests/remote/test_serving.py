@@ -16,7 +16,7 @@ from gpumem_tui import __version__
 from gpumem_tui.options.configuration import Options
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.predicting import CommandOutput
-from gpumem_tui.search.wire import Configured, Refused, Reply, decode_reply
+from gpumem_tui.search.wire import Configured, NotSearchable, Reply, decode_reply
 from tests.waiting import wait_until_gone
 
 HANGS = "import os, time\nprint('stands', os.getpid(), flush=True)\ntime.sleep(1000)\n"
@@ -71,7 +71,7 @@ def test_options_that_cannot_be_searched_are_refused_one_by_one(served: Served, 
         (Options(command), tmp_path, __version__, "has no {batch}"),
     ):
         reply = served.configure(options, directory, version)
-        assert isinstance(reply, Refused)
+        assert isinstance(reply, NotSearchable)
         assert said in reply.detail
 
 

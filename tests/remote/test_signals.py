@@ -12,7 +12,7 @@ import pytest
 
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.signals import NotSignalled, send_signal
+from gpumem_tui.remote.ssh import NotSignalled, send_signal
 from tests.remote.standins import DENIED, Ssh
 
 HERE = 'exec sh -c "$1"'

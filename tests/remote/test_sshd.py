@@ -23,14 +23,13 @@ import psutil
 import pytest
 
 import gpumem_tui
-from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.connection import Connection
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.signals import NotSignalled
-from gpumem_tui.remote.ssh import SshOptions
-from gpumem_tui.remote.status import HostStatus, Phase
+from gpumem_tui.remote.ssh import NotSignalled, SshOptions
+from gpumem_tui.remote.status import HostPhase, HostStatus
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, Scenario
 from tests.terminal.terminal import terminal
@@ -177,14 +176,14 @@ def connect(sshd: Sshd, program_there: str) -> Iterator[Connect]:
         each.stop()
 
 
-def becomes(connection: Connection, phase: Phase) -> HostStatus:
+def becomes(connection: Connection, phase: HostPhase) -> HostStatus:
     wait_until(lambda: connection.status.phase is phase, f"{phase}, not {connection.status.problem}")
     return connection.status
 
 
 def test_readings_of_the_real_program_over_the_real_ssh(connect: Connect, sshd: Sshd) -> None:
     connection = connect()
-    becomes(connection, Phase.LIVE)
+    becomes(connection, HostPhase.LIVE)
     wait_until(lambda: (latest := connection.latest()) is not None and len(latest.gpus) == 2)
     first = connection.latest()
     assert connection.wait(first, 60.0) is not first
@@ -200,24 +199,24 @@ def _command(process: psutil.Process) -> list[str]:
 
 def test_a_connection_that_is_cut_comes_back(connect: Connect, sshd: Sshd) -> None:
     connection = connect()
-    becomes(connection, Phase.LIVE)
+    becomes(connection, HostPhase.LIVE)
     for each in sshd.sessions:
         with suppress(psutil.NoSuchProcess):
             each.kill()
-    assert becomes(connection, Phase.AWAY).report is not None
-    becomes(connection, Phase.LIVE)
+    assert becomes(connection, HostPhase.AWAY).report is not None
+    becomes(connection, HostPhase.LIVE)
 
 
 def test_a_key_that_is_not_accepted(connect: Connect) -> None:
-    assert "no key is accepted" in becomes(connect(identity="stranger"), Phase.AWAY).problem
+    assert "no key is accepted" in becomes(connect(identity="stranger"), HostPhase.AWAY).problem
 
 
 def test_a_host_that_is_not_known(connect: Connect) -> None:
-    assert "its host key is not known" in becomes(connect(known="nobody"), Phase.AWAY).problem
+    assert "its host key is not known" in becomes(connect(known="nobody"), HostPhase.AWAY).problem
 
 
 def test_a_host_without_the_program(connect: Connect) -> None:
-    assert "is not in its PATH" in becomes(connect("no-such-program"), Phase.AWAY).problem
+    assert "is not in its PATH" in becomes(connect("no-such-program"), HostPhase.AWAY).problem
 
 
 @pytest.fixture
@@ -330,18 +329,18 @@ def hears(connection: Connection, readings: int = 3) -> None:
 
 def test_over_a_slow_line(connect: Connect) -> None:
     far = connect(latency_s=0.2)
-    becomes(far, Phase.LIVE)
+    becomes(far, HostPhase.LIVE)
     hears(far)
-    assert far.status.phase is Phase.LIVE, far.status.problem
+    assert far.status.phase is HostPhase.LIVE, far.status.problem
 
 
 def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect, sshd: Sshd) -> None:
     before = sshd.clients
     still = connect()
-    becomes(still, Phase.LIVE)
+    becomes(still, HostPhase.LIVE)
     serving = sshd.clients - before
     other = connect()
-    becomes(other, Phase.LIVE)
+    becomes(other, HostPhase.LIVE)
     for each in serving:
         each.suspend()
     try:
@@ -356,7 +355,7 @@ def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect,
         for each in serving:
             each.resume()
     hears(still)
-    assert becomes(still, Phase.LIVE).problem == ""
+    assert becomes(still, HostPhase.LIVE).problem == ""
 
 
 @pytest.mark.slow
@@ -366,10 +365,10 @@ def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect,
 )
 def test_garbage_and_a_flood_over_the_real_ssh_harm_no_other(connect: Connect, command: str, said: str) -> None:
     good, bad = connect(), connect(command)
-    assert said in becomes(bad, Phase.AWAY).problem
-    becomes(good, Phase.LIVE)
+    assert said in becomes(bad, HostPhase.AWAY).problem
+    becomes(good, HostPhase.LIVE)
     hears(good)
-    assert good.status.phase is Phase.LIVE, good.status.problem
+    assert good.status.phase is HostPhase.LIVE, good.status.problem
 
 
 def test_a_process_is_signalled_through_the_real_ssh(connect: Connect) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.trial.classify import NEARLY_FULL_BYTES, is_out_of_memory
+from gpumem_tui.run.cuda_recorder import NEARLY_FULL_BYTES, is_out_of_memory
 
 PLENTY, NEXT_TO_NOTHING = 10 * GIB, 10 * MIB
 

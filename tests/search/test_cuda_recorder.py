@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.simulator.replay import replay
-from gpumem_tui.simulator.timeline import Mark, Timeline
+from gpumem_tui.run.cuda_recorder import merge
+from gpumem_tui.simulator.allocator.replay import replay
+from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase
 from gpumem_tui.step.cuda_history import HistoryNote
-from gpumem_tui.trial.cuda_recorder import merge
 
 CHECKPOINT = {"filename": "/env/lib/python3.11/site-packages/torch/utils/checkpoint.py", "line": 1, "name": "f"}
 MODEL = {"filename": "/home/user/model.py", "line": 12, "name": "forward"}

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Breakdown, Bucket
-from gpumem_tui.simulator.timeline import Mark
-from gpumem_tui.step import Phase
-from gpumem_tui.trial.events import (
+from gpumem_tui.run.events import (
     SCHEMA,
     ChildEvent,
     EventError,
@@ -29,6 +27,10 @@ from gpumem_tui.trial.events import (
     decode_request,
     encode,
 )
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.allocator.timeline import Mark
+from gpumem_tui.step import Phase, Site
 from gpumem_tui.workload.spec import WorkloadSpec
 
 CATALOG = WorkloadSpec(Recipe("amp-bf16", recompute="full"), shape=find_model("resnet-50"))
@@ -48,15 +50,17 @@ EVENTS: list[ChildEvent] = [
     TrialDone(4, "fit", 3, 5, 7, {"parameters": 2, "other": 1}, "", 0.5, 3, (0.1, 0.2)),
     TrialDone(4, "error", 0, 0, 0, None, "it died", 0.0, 0, detail="killed by SIGKILL"),
     TraceDone(
-        (1, 2, -1),
-        (512, 0),
-        (4, 0),
-        (3, 5),
-        ((0, 1, "forward"),),
+        AffineTrace(
+            (1, 2, -1),
+            (512, 0),
+            (4, 0),
+            (3, 5),
+            (Mark(0, 1, Phase.FORWARD),),
+            computed=((2, Computed("norm_gradient", 0, (0, 768, 4, 108)), (1024, 0, 0, 0)),),
+            streams=(0, 2),
+            completions=((3, 1),),
+        ),
         0.5,
-        computed=((2, "norm_gradient", 0, (0, 768, 4, 108), (1024, 0, 0, 0)),),
-        streams=(0, 2),
-        completions=((3, 1),),
     ),
     Failed("device", 'no "GPU" here'),
 ]
@@ -152,8 +156,9 @@ def test_what_a_users_program_says_cannot_steer_the_terminal() -> None:
     failed = decode_event(encode(Failed("workload", hostile)))
     assert isinstance(failed, Failed)
     assert failed.detail == " [31mred "
-    done = TraceDone((1,), (512,), (0,), (0,), (), 0.1, (0,), ((hostile, hostile, hostile, hostile),), notes=(hostile,))
+    site = Site(hostile, hostile, hostile, hostile)
+    done = TraceDone(AffineTrace((1,), (512,), (0,), (0,), (), (0,), (site,)), 0.1, notes=(hostile,))
     traced = decode_event(encode(done))
     assert isinstance(traced, TraceDone)
-    assert all(text.isprintable() for text in (*traced.site_table[0], *traced.notes))
+    assert all(text.isprintable() for text in (*vars(traced.trace.site_table[0]).values(), *traced.notes))
     assert traced.trace.constants == (512,)

@@ -8,11 +8,12 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
-from gpumem_tui.search.headroom import Room, WithHeadroom, with_headroom
+from gpumem_tui.run.events import TrialDone
+from gpumem_tui.search.config import Room
 from gpumem_tui.search.report import headroom_line
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Timeline
-from gpumem_tui.trial.events import TrialDone
+from gpumem_tui.search.verdict import WithHeadroom, with_headroom
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from tests.search.traces import CONTEXT_BYTES, traced, training
 
 A100 = find_gpu("a100-80gb")
@@ -65,7 +66,7 @@ def test_the_largest_that_leaves_it_is_known_by_its_own_trial() -> None:
 
 def test_without_a_trace_for_every_size_the_trials_answer() -> None:
     results = [ran(4, 30 * GIB), ran(8, 60 * GIB), ran(12, 78 * GIB), replace(ran(13, 10 * GIB), outcome="oom")]
-    for trace in (UNKNOWN, replace(TRACED, only_at=12, not_affine="grows unevenly")):
+    for trace in (UNKNOWN, replace(TRACED, done=replace(TRACED.done, only_at=12, not_affine="grows unevenly"))):
         found = with_headroom(WHOLE, 0.1, trace, results, 12)
         assert found is not None
         assert (found.batch_size, found.known_by) == (8, "trial")

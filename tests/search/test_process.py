@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpumem_tui.search.process import ChildDied
-from gpumem_tui.trial.events import Failed, Ready, Sample
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.events import Failed, Ready, Sample
 from tests.search.trials import Trial, workload
 from tests.waiting import wait_until, wait_until_gone
 

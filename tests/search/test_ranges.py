@@ -8,11 +8,12 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB, Bucket, Range
+from gpumem_tui.run.events import TraceDone
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.ranges import found_line, largest_words, range_json, range_line, room_words, up_to
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.rules import Computed
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.search.words import found_line, largest_words, range_json, range_line, room_words, up_to
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 from tests.search.traces import CONTEXT_BYTES, traced, training
 
@@ -44,7 +45,7 @@ def _convolving(batch: int, tried_bytes: int = 0) -> Timeline:
 
 _TRACE = AffineTrace.fit((2, _step(2)), (3, _step(3)))
 _EXACT = traced(_TRACE, _A100)
-_UNSURE = replace(_EXACT, context_range=_CONTEXT)
+_UNSURE = replace(_EXACT, ready=replace(_EXACT.ready, context_range=_CONTEXT))
 _CONVOLVING = traced(AffineTrace.fit((2, _convolving(2)), (3, _convolving(3))), _A100)
 
 
@@ -69,7 +70,7 @@ class TestDeviceTotal:
 
     def test_a_reserve_that_moves_with_the_driver_takes_of_what_is_free(self) -> None:
         """Published reserves of the H100: 328 to 454 MiB, and that of the catalog's own figure."""
-        on_h100 = replace(traced(_TRACE, _H100), total_range=_H100.cuda_total_range)
+        on_h100 = replace(traced(_TRACE, _H100), gpu=_H100)
         assert on_h100.device_used_range(8).is_exact
         free = on_h100.free_range(8)
         reserves = [_H100.reserve_bytes, *dict(_H100.reserves).values()]
@@ -111,7 +112,8 @@ class TestVerdict:
         assert certain == expected == may_fit
 
     def test_one_batch_size_alone_has_a_verdict_too(self) -> None:
-        alone = replace(_UNSURE, trace=AffineTrace.constant(_step(8)), only_at=8, not_affine="it jumps")
+        done = TraceDone(AffineTrace.constant(_step(8)), 1.0, only_at=8, not_affine="it jumps")
+        alone = replace(_UNSURE, done=done)
         assert alone.fit(8) == "fits"
         assert alone.device_used_range(8) == _UNSURE.device_used_range(8)
         with pytest.raises(ValueError, match="at batch size 8 only"):

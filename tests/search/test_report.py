@@ -9,20 +9,21 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.search import json_report, report
+from gpumem_tui.search import report
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.search.traces import traced
+from tests.search.traces import CONTEXT_BYTES, traced
 from tests.search.trials import A100
 
 GPT2 = SearchConfig(WorkloadSpec(Recipe(), shape=find_model("gpt2")), A100)
 
 
 def said(config: SearchConfig, batch_size: int) -> str:
-    steps = json_report.wanted_accumulation(config, batch_size)
+    steps = report.wanted_accumulation(config, batch_size)
     assert steps is not None
     return report.accumulation_line(config.workload, steps)
 
@@ -51,8 +52,8 @@ def test_every_gpu_takes_its_part() -> None:
 
 
 def test_without_a_wish_or_a_batch_nothing_is_said() -> None:
-    assert json_report.wanted_accumulation(GPT2, 8) is None
-    assert json_report.wanted_accumulation(replace(GPT2, target_batch=64), 0) is None
+    assert report.wanted_accumulation(GPT2, 8) is None
+    assert report.wanted_accumulation(replace(GPT2, target_batch=64), 0) is None
 
 
 def _state_among_activations(batch_size: int) -> Timeline:
@@ -71,8 +72,13 @@ def _state_among_activations(batch_size: int) -> Timeline:
 
 def test_smaller_sizes_that_do_not_fit_are_named() -> None:
     trace = AffineTrace.fit((4, _state_among_activations(4)), (9, _state_among_activations(9)))
-    found = replace(traced(trace, find_gpu("t4-16gb")), capacity_bytes=420 * MIB)
+
+    def within(capacity_bytes: int) -> Traced:
+        gpu = find_gpu("t4-16gb")
+        return traced(trace, replace(gpu, cuda_total_bytes=CONTEXT_BYTES + capacity_bytes))
+
+    found = within(420 * MIB)
     assert found.expected_batch_size == 8
     line = "by trace 6, 7 do not fit although 8 does: the allocator's pieces differ by size"
     assert report.uneven_line(found) == line
-    assert report.uneven_line(replace(found, capacity_bytes=340 * MIB)) == ""
+    assert report.uneven_line(within(340 * MIB)) == ""

@@ -17,16 +17,16 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Unknown
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Failed, TrialDone
+from gpumem_tui.run.interpreters import close_idle
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.control import Control, Unusable
-from gpumem_tui.search.interpreters import close_idle
 from gpumem_tui.search.predicting import Predicted, predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.strategy import Name
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.simulator.replay import replay
-from gpumem_tui.trial.events import Failed, TrialDone
+from gpumem_tui.simulator.allocator.replay import replay
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import config, workload
 from tests.waiting import wait_until, wait_until_gone
@@ -76,7 +76,7 @@ def check_the_trace_predicted(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> N
     assert traced.max_batch_size != traced.may_fit_batch_size
     assert at_largest.peak_allocated_bytes == fit.peak_allocated_bytes
     assert at_largest.breakdown == fit.breakdown
-    assert fit.device_used_bytes == fit.peak_reserved_bytes + traced.context_bytes
+    assert fit.device_used_bytes == fit.peak_reserved_bytes + traced.ready.context_bytes
     assert fit.device_used_bytes <= gpu.cuda_total_bytes
     limited = replay(traced.trace.at(fit.batch_size), traced.capacity_bytes)
     assert limited.peak_reserved_bytes == fit.peak_reserved_bytes
@@ -248,11 +248,11 @@ def test_where_memory_is_not_affine_the_size_asked_for_is_traced_alone(tmp_path:
     found, spared = (predict(searched, None, 7, known).prediction.traced for known in ("", "as was found out before"))
     assert isinstance(found, Traced)
     assert isinstance(spared, Traced)
-    assert found.only_at == spared.only_at == 7
-    assert "is not what smaller ones predict" in found.not_affine
+    assert found.done.only_at == spared.done.only_at == 7
+    assert "is not what smaller ones predict" in found.done.not_affine
     assert spared.max_batch_size == Unknown("as was found out before")
     assert found.at(7).breakdown == spared.at(7).breakdown
-    assert spared.seconds < found.seconds
+    assert spared.done.seconds < found.done.seconds
 
 
 ALONE = """
@@ -300,7 +300,7 @@ def test_a_step_in_parts_is_told_and_tried_near_where_it_stops_to_fit(parts: str
     assert predicted.guess == pytest.approx(largest, abs=17)
     at_40 = predict(searched, batch_size=40).prediction.traced
     assert isinstance(at_40, Traced)
-    assert at_40.only_at == 40
+    assert at_40.done.only_at == 40
 
 
 def test_a_step_that_asks_for_no_more_than_it_has_is_not_traced_again(tmp_path: Path) -> None:

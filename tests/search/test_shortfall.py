@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.memory import GIB
-from gpumem_tui.search.shortfall import shortfall
-from gpumem_tui.trial.events import TrialDone
+from gpumem_tui.run.events import TrialDone
+from gpumem_tui.search.words import shortfall
 
 OOM = TrialDone(51, "oom", GIB, GIB, GIB, {"parameters": GIB}, "", 1.0, 1)
 PYTORCH = (

@@ -14,9 +14,8 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.search.command import CommandProcess
-from gpumem_tui.search.process import CannotStart, ChildProcess
-from gpumem_tui.trial.events import TrialRequest
+from gpumem_tui.run.children import CannotStart, CommandChild, ForkedChild
+from gpumem_tui.run.events import TrialRequest
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import workload
@@ -31,14 +30,14 @@ def request(spec: WorkloadSpec) -> TrialRequest:
     return TrialRequest(spec, find_gpu("a100-80gb"), simulated=True, batch_size=1, steps=1)
 
 
-def starter(folder: Path, kind: str) -> Callable[[], ChildProcess | CommandProcess]:
+def starter(folder: Path, kind: str) -> Callable[[], ForkedChild | CommandChild]:
     """Starts a trial's process of either kind."""
     if kind == "child":
         of_file = request(workload(folder))
-        return lambda: ChildProcess(of_file, sys.executable, None)
+        return lambda: ForkedChild(of_file, sys.executable, None)
     command = Command((sys.executable, "-c", "pass"), str(folder))
     of_command = request(WorkloadSpec(Recipe(), command=command))
-    return lambda: CommandProcess(of_command, command.words, ())
+    return lambda: CommandChild(of_command, command.words, ())
 
 
 @contextmanager
@@ -88,5 +87,5 @@ def test_no_place_for_temporary_files(tmp_path: Path, kind: str, monkeypatch: py
 def test_a_python_that_is_none(tmp_path: Path) -> None:
     before = open_files()
     with pytest.raises(CannotStart, match="--python /no/python: cannot be run"):
-        ChildProcess(request(workload(tmp_path)), "/no/python", None)
+        ForkedChild(request(workload(tmp_path)), "/no/python", None)
     assert open_files() == before

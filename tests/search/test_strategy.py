@@ -166,3 +166,14 @@ def test_a_floor_is_never_gone_below(name: Name, largest: int, predicted: int | 
     tried = explore(StrategySettings(name, predicted, CAPACITY, floor=2), lambda size: size <= largest)
     assert min(t.batch_size for t in tried) >= 2
     assert bracket(tried, floor=2) == (largest, largest + 1)
+
+
+def test_a_line_that_points_one_further_each_time_is_not_followed_for_long() -> None:
+    """Reserved bytes that halve what is left with every sample: by the two largest sizes, one more fits, again and
+    again."""
+    capacity, largest = 1 << 60, 50
+    settings = StrategySettings("guided", predicted=1, capacity_bytes=capacity)
+    tried = explore(settings, lambda size: size <= largest, lambda size: capacity - (capacity >> size))
+    assert_proven(tried, largest)
+    assert [one.batch_size for one in tried[:7]] == [1, 2, 3, 4, 5, 6, 7]
+    assert len(tried) <= 7 + 10, "from the eighth trial on it doubles its step, then halves the gap"

@@ -10,14 +10,16 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
+from gpumem_tui.run.events import EventError, Failed, Ready, Sample, TraceDone, TrialDone
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.headroom import WithHeadroom
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
-from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted
-from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.search.wire import Configured, Refused, Reply, decode_reply, encode_reply
-from gpumem_tui.trial.events import EventError, Failed, Ready, Sample, TraceDone, TrialDone
+from gpumem_tui.search.verdict import Verdict, WithHeadroom
+from gpumem_tui.search.wire import Configured, NotSearchable, Reply, decode_reply, encode_reply
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Mark
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -29,10 +31,14 @@ OF_COMMAND = replace(
 )
 READY = Ready("2.13.0", "torch 2.13 sm_80", 426 << 20, "measured")
 TRACE = TraceDone(
-    (1, 2, -1, -2), (512, 1024), (4, 0), (3, 5), ((0, 1, "forward"),), 0.5, changes=(("a", "why"),),
-    is_sharded=True, parameters=7, notes=("a note",),
-)  # fmt: skip
-TRACED = Traced.of(READY, TRACE, CONFIG.device.gpu, None, CONFIG.allocator)
+    AffineTrace((1, 2, -1, -2), (512, 1024), (4, 0), (3, 5), (Mark(0, 1, Phase.FORWARD),)),
+    0.5,
+    changes=(("a", "why"),),
+    is_sharded=True,
+    parameters=7,
+    notes=("a note",),
+)
+TRACED = CONFIG.traced(READY, TRACE)
 DONE = TrialDone(4, "fit", 3, 5, 7, {"parameters": 2, "other": 1}, "", 0.5, 3, (0.1, 0.2))
 VERDICT = Verdict("found", 4, 5, True, 2, 1, "largest batch 4", WithHeadroom(0.1, 3, 1024, "trial"))
 
@@ -42,7 +48,7 @@ VERDICT = Verdict("found", 4, 5, True, 2, 1, "largest batch 4", WithHeadroom(0.1
     [
         Configured(CONFIG, "/home/me"),
         Configured(OF_COMMAND, "/home/me"),
-        Refused("--gpu: there is none"),
+        NotSearchable("--gpu: there is none"),
         Predicted(Prediction(CONFIG.formula, TRACED), READY),
         Predicted(Prediction(CONFIG.formula, Unknown("tracing failed")), READY, 12),
         CommandOutput("epoch 1"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 
 CONTEXT_BYTES = 426 * MIB
@@ -61,4 +63,5 @@ def training(sizes: Mapping[Bucket, int], *, layers: int, steps: int = 3, interl
 
 def traced(trace: AffineTrace, gpu: Gpu) -> Traced:
     """What a search keeps of a trace on a GPU."""
-    return Traced(trace, gpu.cuda_total_bytes - CONTEXT_BYTES, None, PROFILE, CONTEXT_BYTES, 2.5)
+    ready = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured")
+    return Traced(ready, TraceDone(trace, 2.5), replace(gpu, reserves=()))

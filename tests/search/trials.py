@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.run.children import ForkedChild
+from gpumem_tui.run.events import ChildEvent, Sample, TrialDone, TrialRequest
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.process import ChildProcess
-from gpumem_tui.trial.events import ChildEvent, Sample, TrialDone, TrialRequest
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SOUND = """
@@ -52,7 +52,7 @@ class Trial:
     def __init__(self, spec: WorkloadSpec, steps: int = 2, timeout_s: float = 60.0) -> None:
         self.events: list[ChildEvent] = []
         self.timeout_s = timeout_s
-        self.child = ChildProcess(TrialRequest(spec, A100.gpu, True, 1, steps), sys.executable, None)
+        self.child = ForkedChild(TrialRequest(spec, A100.gpu, True, 1, steps), sys.executable, None)
 
     def run(self, wait: Callable[[], None] = lambda: None, held: Callable[[], bool] = lambda: False) -> Trial:
         """Read its events to the end, then end it. Silence counts from the first step on: imports take their time.

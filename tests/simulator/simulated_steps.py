@@ -13,10 +13,10 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.timeline import Timeline, rounded
+from gpumem_tui.simulator.allocator.caching import CachingAllocator
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
 from gpumem_tui.workload.standard import CatalogWorkload

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
 from gpumem_tui.formula.recipe import BASE_QUANTIZATIONS, BaseQuantization, Recipe
+from gpumem_tui.formula.weights import kept_bytes, trained_parameters
 from gpumem_tui.memory import Bucket
 from tests.simulator.simulated_steps import LLAMA, held, trained
 

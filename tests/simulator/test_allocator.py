@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpumem_tui.memory import GIB, KIB, MIB
-from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
-from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.device import requested_text
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.device.gpu import requested_text
 
 NO_SPLIT_FROM_32_MIB = AllocatorSettings(max_split_size_bytes=32 * MIB)
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -211,7 +211,14 @@ def test_an_oversize_block_serves_no_smaller_request(oversize: int) -> None:
 
 @pytest.mark.parametrize(
     ("rounding", "cached", "reserved"),
-    [("", 50, 50), ("", 55, 90), (",max_non_split_rounding_mb:64", 55, 56), (",max_non_split_rounding_mb:64", 99, 134)],
+    [
+        ("", 50, 50),
+        ("", 54, 88),  # larger by just the rounding, 20 MiB
+        ("", 55, 90),
+        (",max_non_split_rounding_mb:64", 55, 56),
+        (",max_non_split_rounding_mb:64", 98, 132),
+        (",max_non_split_rounding_mb:64", 99, 134),
+    ],
 )
 def test_an_oversize_block_serves_whole_what_is_nearly_as_large(rounding: str, cached: int, reserved: int) -> None:
     device = allocator(settings=AllocatorSettings.parse("max_split_size_mb:32" + rounding))
@@ -270,6 +277,17 @@ def test_garbage_collection_releases_all_of_an_age_even_beyond_the_threshold() -
         device.free(block)
     device.malloc(70 * MIB)
     assert device.stats.reserved_bytes == 70 * MIB
+
+
+def test_garbage_collection_releases_what_is_as_old_as_the_mean_and_keeps_what_is_younger() -> None:
+    device = collecting(300 * MIB)
+    blocks = [device.malloc(size * MIB) for size in (30, 50, 60)]
+    device.malloc(2 * MIB)  # what is left of its segment serves the searches between
+    for block in blocks:
+        device.free(block)
+        device.free(device.malloc(2 * MIB))
+    device.malloc(90 * MIB)
+    assert sorted(block.size_bytes for block in device.cached_blocks()) == [18 * MIB, 60 * MIB]
 
 
 def test_garbage_collection_needs_a_memory_fraction_and_a_surplus() -> None:

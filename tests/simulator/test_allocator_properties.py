@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import KIB, MIB
-from gpumem_tui.simulator.allocator import CachingAllocator, OutOfMemory
-from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 
 CAPACITY_BYTES = 96 * MIB
 ALLOWED_BYTES = 80 * MIB

@@ -11,9 +11,9 @@ from torch import nn
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.simulator.answers import Answers
-from gpumem_tui.simulator.device import simulate
-from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.simulator.device.answers import Answers
+from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.step.run import StepRun
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.simulator.simulated_steps import on, simulated_gpu

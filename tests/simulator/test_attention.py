@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpumem_tui.simulator.attention import Kernel, choose
+from gpumem_tui.simulator.device.attention import Attention, Kernel
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on
 
 T4, V100, A100, H100 = (7, 5), (7, 0), (8, 0), (9, 0)
@@ -29,7 +29,7 @@ def chosen(
     key = torch.empty(1, 2 if grouped else 4, 16, width, dtype=dtype, device="meta")
     value = torch.empty(1, 2 if grouped else 4, 16, value_width or width, dtype=dtype, device="meta")
     attn_mask = torch.empty(16, 16, dtype=torch.bool, device="meta") if mask else None
-    return choose(query, key, value, attn_mask, capability, grouped)
+    return Attention(query, key, value, attn_mask, enable_gqa=grouped).kernel(capability)
 
 
 @pytest.mark.parametrize(

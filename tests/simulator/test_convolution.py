@@ -9,9 +9,9 @@ import torch
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator import convolution
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.rules import Computed
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.device import convolution
 
 _A100 = profile_for("2.13.0", find_gpu("a100-80gb"))
 _V100 = profile_for("2.13.0", find_gpu("v100-16gb"))

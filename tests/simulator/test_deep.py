@@ -21,10 +21,9 @@ from gpumem_tui.formula.recipe import (
     Recompute,
     Sharding,
 )
-from gpumem_tui.simulator.deep import DeepTracer, shallow_layers
-from gpumem_tui.simulator.device import register
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.tracing import Tracer
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.device.gpu import register
+from gpumem_tui.simulator.fast.tracing import DeepTracer, Tracer, shallow_layers
 from gpumem_tui.step.workload import Workload
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.simulator.simulated_steps import GPT2, LLAMA

@@ -12,8 +12,8 @@ from torch import nn
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.device import simulate
-from gpumem_tui.simulator.untraceable import Untraceable
+from gpumem_tui.simulator.device.gpu import simulate
+from gpumem_tui.simulator.device.shapes import Untraceable
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on, simulated_gpu
 
 KNOWN_KEYS = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpumem_tui.simulator.device import backend, simulate
+from gpumem_tui.simulator.device.gpu import backend, simulate
 from tests.simulator.simulated_steps import simulated_gpu
 
 _SIDE = 512

@@ -6,9 +6,9 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import ALL_BUT_HEAD, Recipe
+from gpumem_tui.formula.weights import kept_bytes, trained_parameters
 from gpumem_tui.memory import Bucket
 from tests.simulator.simulated_steps import held, most_held, trained
 from tests.workload.tiny_shapes import QWEN_MOE

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.growth import growth_line
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder, growth_line
 from gpumem_tui.step import Phase, Site
 
 LOSS = Site("aten.add", "head", "train.py:9")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumem_tui.simulator.layers import LayerPattern, NotRepeating
-from gpumem_tui.simulator.replay import AffineTrace
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.fast.layers import LayerPattern, NotRepeating
 from gpumem_tui.step import Phase, Site
 
 SHALLOW, DEEP = 3, 11

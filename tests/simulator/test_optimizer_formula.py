@@ -12,13 +12,15 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Recipe
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.device import register
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import Replay, replay
-from gpumem_tui.simulator.tracing import Tracer
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import Replay, replay
+from gpumem_tui.simulator.device.gpu import register
+from gpumem_tui.simulator.fast.tracing import Tracer
 from gpumem_tui.workload.spec import WorkloadSpec
 
 GPT2 = replace(find_model("gpt2"), layers=2, seq_len=128)
+UPDATED = replace(GPT2, seq_len=16, tied_head=False)
+"""Of which the update is the highest moment, so that what an optimizer makes on the way counts."""
 VIT = replace(find_model("vit-b-32"), layers=2)
 _WORKSPACES_BYTES = 20 * MIB
 """cuBLAS's, and rounding: the formula counts none."""
@@ -36,7 +38,7 @@ def traced(shape: ModelShape, recipe: Recipe) -> Replay:
     return replay(tracer.at(2))
 
 
-@pytest.mark.parametrize("shape", [GPT2, VIT], ids=["gpt2", "vit"])
+@pytest.mark.parametrize("shape", [GPT2, UPDATED, VIT], ids=["gpt2", "updated", "vit"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_formula_is_near_the_trace(optimizer: Optimizer, shape: ModelShape) -> None:
     recipe = Recipe(optimizer=optimizer)
@@ -44,4 +46,6 @@ def test_the_formula_is_near_the_trace(optimizer: Optimizer, shape: ModelShape) 
     kept = max(phase.breakdown[Bucket.OPTIMIZER] for phase in found.phases)
     assert kept == pytest.approx(said.breakdown[Bucket.OPTIMIZER], abs=MIB // 4)
     peak = found.peak_allocated_bytes
-    assert 0.93 * peak - _WORKSPACES_BYTES <= said.peak_bytes <= 1.05 * peak, (said.peak_bytes / MIB, peak / MIB)
+    # Adafactor holds what it made of one tensor while it makes as much of the next: by formula both are the largest.
+    over = 1.15 if optimizer == "adafactor" else 1.05
+    assert 0.93 * peak - _WORKSPACES_BYTES <= said.peak_bytes <= over * peak, (said.peak_bytes / MIB, peak / MIB)

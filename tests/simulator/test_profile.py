@@ -6,7 +6,7 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.allocator.profile import profile_for
 
 
 @pytest.mark.parametrize("name", list(gpus()))

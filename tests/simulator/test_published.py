@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpumem_tui.catalog.loader import find_gpu
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.profile import profile_for
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
 Step = Callable[[], None]
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.blocks import Block
-from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import TimelineRecorder
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from tests.gpu import record, sides
 from tests.gpu.compare import first_difference, report
 from tests.gpu.history import History, HistoryError, pack, unpack, unpack_timeline

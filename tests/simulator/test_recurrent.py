@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpumem_tui.simulator.cuda import device_for
-from gpumem_tui.simulator.device import SimulatedGpu
+from gpumem_tui.simulator.cuda.presented import device_for
+from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from tests.simulator.simulated_steps import simulated_gpu
 
 

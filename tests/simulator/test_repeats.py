@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.repeats import Repeats
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+from gpumem_tui.simulator.fast.repeats import Repeats
 
 Loop = Callable[["Training"], None]
 

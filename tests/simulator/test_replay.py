@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe, Recompute
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket
-from gpumem_tui.simulator.allocator import CachingAllocator
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.finder import BatchFinder
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine, replay
-from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import Mark, Timeline, TimelineRecorder
+from gpumem_tui.simulator.allocator.caching import CachingAllocator
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import Mark, Timeline, TimelineRecorder
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.step import Phase
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, simulated_gpu, trained
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine, replay
-from gpumem_tui.simulator.rules import Computed, embedding_gradient, norm_gradient, reduction
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
+from gpumem_tui.simulator.allocator.rules import Computed, embedding_gradient, norm_gradient, reduction
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 
 A100 = (108, 2048)

@@ -12,11 +12,10 @@ from torch import nn
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
-from gpumem_tui.simulator import packed
-from gpumem_tui.simulator.device import SimulatedGpu, simulate
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.rules import NOT_EXAMINED, Computed, GivenBack, radix_sort, sizes
-from gpumem_tui.simulator.scratch import assumption, is_assumed, scratch
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Computed, GivenBack, radix_sort, sizes
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+from gpumem_tui.simulator.device.scratch import assumption, is_assumed, scratch, unpacked_weight, unpacks
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
 
 aten = torch.ops.aten
@@ -63,9 +62,9 @@ def test_a_packed_product_of_many_rows_unpacks_its_weight_and_its_scales(rows: i
     single = (x, codes, [256, 128], scales, 64, "nf4")
     doubly = (x, codes, [256, 128], torch.empty(2, device="meta"), 64, "nf4", None, scales)
 
-    assert packed.unpacks(single) == unpacked, "else the kernel is the architecture's, which is owned up to"
-    assert packed.product(single, A100) == [2 * 256 * 128] * unpacked
-    assert packed.product(doubly, A100) == [4 * 512, 4 * 512, 2 * 256 * 128] * unpacked
+    assert unpacks(single) == unpacked, "else the kernel is the architecture's, which is owned up to"
+    assert unpacked_weight(single, A100) == [2 * 256 * 128] * unpacked
+    assert unpacked_weight(doubly, A100) == [4 * 512, 4 * 512, 2 * 256 * 128] * unpacked
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.settings import AllocatorSettings, AllocatorSettingsError, memory_fraction
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError, memory_fraction
 
 
 def test_nothing_set_is_pytorchs_default() -> None:

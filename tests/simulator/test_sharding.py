@@ -6,33 +6,38 @@ import pytest
 import torch
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.parameters import block_parameters, count_parameters
+from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import Precision, Recipe, Sharding
+from gpumem_tui.formula.weights import block_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import Replay, replay
-from gpumem_tui.simulator.timeline import Timeline
+from gpumem_tui.run.events import TraceDone, TraceRequest
+from gpumem_tui.run.main import trace
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import Replay, replay
+from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.simulator.fast.tracing import Tracer
 from gpumem_tui.step import Phase
-from gpumem_tui.trial.events import TraceDone, TraceRequest
-from gpumem_tui.trial.main import trace
 from gpumem_tui.workload.spec import WorkloadSpec
+from gpumem_tui.workload.standard import CatalogWorkload
 
-GPUS = 8
+GPUS, STEPS = 8, 3
 SHAPE = find_model("gpt2").overridden(layers=4, hidden=512, heads=8, vocab=8192, seq_len=64)
 
 
-def _traced(sharding: Sharding, precision: Precision = "fp32") -> Timeline:
-    gpu = find_gpu("a100-80gb")
-    recipe = Recipe(precision, sharding=sharding, gpus=1 if sharding == "none" else GPUS)
-    request = TraceRequest(WorkloadSpec(recipe, shape=SHAPE), gpu, steps=3)
-    done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
-    assert isinstance(done, TraceDone), done
-    return done.trace.at(2)
+def _recipe(sharding: Sharding, precision: Precision = "fp32") -> Recipe:
+    return Recipe(precision, sharding=sharding, gpus=1 if sharding == "none" else GPUS)
+
+
+def _run(sharding: Sharding, precision: Precision = "fp32") -> Timeline:
+    """One run at a batch size of 2."""
+    recipe, gpu = _recipe(sharding, precision), find_gpu("a100-80gb")
+    profile = profile_for(torch.__version__, gpu)
+    return Tracer(lambda: CatalogWorkload(SHAPE, recipe), recipe, gpu, profile, STEPS, lambda _: None).at(2)
 
 
 @pytest.fixture(scope="module")
 def timelines() -> dict[str, Timeline]:
-    return {name: _traced(name) for name in ("none", "zero1", "zero2", "zero3")}
+    return {name: _run(name) for name in ("none", "zero1", "zero2", "zero3")}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,7 @@ def stages(timelines: dict[str, Timeline]) -> dict[str, Replay]:
 @pytest.fixture(scope="module")
 def mixed() -> dict[str, Timeline]:
     """FSDP2 by its own mixed precision, and under autocast."""
-    return {name: _traced(name, "amp-bf16") for name in ("zero3", "fsdp2")}
+    return {name: _run(name, "amp-bf16") for name in ("zero3", "fsdp2")}
 
 
 def _most(timeline: Timeline, bucket: Bucket) -> int:
@@ -59,7 +64,15 @@ def _most(timeline: Timeline, bucket: Bucket) -> int:
 
 def _at(result: Replay, phase: Phase, bucket: Bucket) -> int:
     """Bytes of a bucket at the peak of a phase of the last step."""
-    return next(p.breakdown[bucket] for p in result.phases if p.step == 3 and p.phase is phase)
+    return next(p.breakdown[bucket] for p in result.phases if p.step == STEPS and p.phase is phase)
+
+
+def test_a_sharded_step_is_traced_at_every_batch_size(timelines: dict[str, Timeline]) -> None:
+    gpu = find_gpu("a100-80gb")
+    request = TraceRequest(WorkloadSpec(_recipe("zero3"), shape=SHAPE), gpu, steps=STEPS)
+    done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
+    assert isinstance(done, TraceDone), done
+    assert done.trace.at(2) == timelines["zero3"]
 
 
 def test_fsdp_shards_parameters_and_state_to_an_eighth(stages: dict[str, Replay]) -> None:

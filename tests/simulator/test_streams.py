@@ -9,15 +9,14 @@ import torch
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.cuda import device_for
-from gpumem_tui.simulator.device import SimulatedGpu
-from gpumem_tui.simulator.profile import profile_for
-from gpumem_tui.simulator.replay import AffineTrace, NotAffine, replay
-from gpumem_tui.simulator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.snapshots.recording import record
-from gpumem_tui.snapshots.write import snapshot
+from gpumem_tui.run.events import TraceDone, decode_event, encode
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.cuda.presented import device_for
+from gpumem_tui.simulator.device.gpu import SimulatedGpu
+from gpumem_tui.snapshots.recording import record, snapshot
 from gpumem_tui.step import Phase
-from gpumem_tui.trial.events import TraceDone, decode_event, encode
 
 SIZE = 40 * MIB
 
@@ -171,7 +170,7 @@ def prefetched(size_bytes: int = SIZE, stream: int = 3) -> Timeline:
 
 def test_streams_survive_the_affine_form_and_the_wire() -> None:
     fitted = AffineTrace.fit((1, prefetched(MIB)), (2, prefetched(2 * MIB)))
-    done = decode_event(encode(TraceDone.of(fitted, 0.1, ())))
+    done = decode_event(encode(TraceDone(fitted, 0.1)))
     assert isinstance(done, TraceDone)
     assert done.trace == fitted
     assert done.trace.at(40) == prefetched(40 * MIB)

@@ -6,12 +6,12 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.adapters import trained_parameters
 from gpumem_tui.formula.parallel import stages
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.world import world_of
+from gpumem_tui.simulator.cuda.world import world_of
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, held, most_held, on, trained

@@ -7,13 +7,14 @@ from collections import Counter
 import torch
 from torch import nn
 
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.simulator.device import simulate
-from gpumem_tui.simulator.timeline import TimelineRecorder
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
+from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
 from gpumem_tui.step.run import StepRun
-from tests.simulator.simulated_steps import simulated_gpu
+from tests.simulator.simulated_steps import MLP, simulated_gpu, trained
 
 
 def _buckets(recorder: TimelineRecorder, failed: bool = False) -> list[Bucket]:
@@ -82,3 +83,14 @@ def test_the_state_of_an_optimizer_that_only_the_step_knows_is_optimizer_state()
         del workload.optimizer
     weight_bytes = 1024 * 1024 * 4
     assert (held[Bucket.OPTIMIZER], held[Bucket.OTHER]) == (2 * weight_bytes, 0)
+
+
+def test_a_step_fills_every_bucket_of_allocated_memory() -> None:
+    """Whoever adds a bucket to `Bucket` adds what fills it: tags of a step, or the rule for what is not tagged."""
+    gpu = simulated_gpu(unlimited=True)
+    with simulate(gpu) as device:
+        kept = torch.empty(1024, device=device)  # before the model is built, and never released
+    timeline = trained(MLP, Recipe(), batch_size=2, gpu=gpu).finish()
+    filled = {ALLOCATED_BUCKETS[index] for index, size in zip(timeline.buckets, timeline.sizes, strict=True) if size}
+    assert filled == set(ALLOCATED_BUCKETS)
+    del kept

@@ -9,20 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 from gpumem_tui.simulator import torch_internals
-from gpumem_tui.simulator.profile import NEWEST_TORCH
+from gpumem_tui.simulator.allocator.profile import NEWEST_TORCH
 from gpumem_tui.simulator.torch_internals import REGISTER, MissingInTorch, Replacements, entry_of, replace
 
 CHANGES = """
 import functools, sys
 from types import ModuleType
 import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
-from gpumem_tui.command.graphs import follow_graphs
-from gpumem_tui.simulator.cuda import presented_as_cuda
-from gpumem_tui.simulator.device import simulate
-from gpumem_tui.simulator.repeats import Repeats
+from gpumem_tui.run.libraries import follow_graphs
+from gpumem_tui.simulator.cuda.presented import presented_as_cuda
+from gpumem_tui.simulator.device.gpu import simulate
+from gpumem_tui.simulator.fast.repeats import Repeats
 from gpumem_tui.simulator.torch_internals import entry_of
-from gpumem_tui.simulator.uncompiled import stay_eager
-from gpumem_tui.simulator.world import answer_alone
+from gpumem_tui.simulator.fast.uncompiled import stay_eager
+from gpumem_tui.simulator.cuda.world import answer_alone
 from tests.simulator.simulated_steps import simulated_gpu
 
 

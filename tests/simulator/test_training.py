@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.simulator.attention import choose
+from gpumem_tui.simulator.device.attention import Attention
 from tests.simulator.simulated_steps import on
 
 WIDTH = 1024
@@ -233,16 +233,16 @@ def test_wide_heads_are_not_trained_by_flash_on_small_chips(
     capability: tuple[int, int], width: int, dropout: float, kernel: str
 ) -> None:
     query = torch.empty(1, 4, 16, width, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    assert choose(query, query, query, None, capability, dropout_p=dropout) == kernel
+    assert Attention(query, query, query, dropout_p=dropout).kernel(capability) == kernel
     with torch.no_grad():
-        assert choose(query, query, query, None, capability, dropout_p=dropout) == "flash"
+        assert Attention(query, query, query, dropout_p=dropout).kernel(capability) == "flash"
 
 
 def test_causal_attention_over_another_length_is_not_flashs() -> None:
     query = torch.empty(1, 4, 16, 64, dtype=torch.bfloat16, device="meta")
     key = torch.empty(1, 4, 32, 64, dtype=torch.bfloat16, device="meta")
-    assert choose(query, key, key, None, (8, 0), is_causal=True) == "efficient"
-    assert choose(query, key, key, None, (8, 0)) == "flash"
+    assert Attention(query, key, key, is_causal=True).kernel((8, 0)) == "efficient"
+    assert Attention(query, key, key).kernel((8, 0)) == "flash"
 
 
 # Data

@@ -13,10 +13,9 @@ from gpumem_tui.snapshots.against import (
     requests_of_snapshot,
 )
 from gpumem_tui.snapshots.read import read_snapshot
-from gpumem_tui.snapshots.recording import record
-from gpumem_tui.snapshots.write import snapshot
+from gpumem_tui.snapshots.recording import record, snapshot
+from tests.scenes.snapshot import training
 from tests.snapshots.files import written
-from tests.tui.snapshot_scene import training
 
 
 def requests(*sizes: int, place: str = "a.py:1") -> list[AllocationRequest]:

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.replay import replay
-from gpumem_tui.simulator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.replay import replay
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.snapshots.analysis import Analysis, Part, analyse
 from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.recording import record
+from gpumem_tui.snapshots.recording import snapshot as as_snapshot
 from gpumem_tui.snapshots.report import segment_cells
 from gpumem_tui.snapshots.states import first_state, last_state
-from gpumem_tui.snapshots.write import snapshot as as_snapshot
 from tests.search.traces import training
 from tests.snapshots import files
 from tests.snapshots.files import written

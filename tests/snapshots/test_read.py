@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import MIB
+from gpumem_tui.snapshots import pickles
 from gpumem_tui.snapshots.analysis import Analysis, analyse
 from gpumem_tui.snapshots.model import SnapshotError
 from gpumem_tui.snapshots.read import read_snapshot
@@ -180,7 +181,6 @@ BAD = {
     "nothing on the stack": b"\x80\x04.",
     "nested without end": b"\x80\x04" + b"]" * 1_000_000,
     "marks without end": b"\x80\x04" + b"(" * 1_000_000,
-    "lists without end": b"\x80\x04]" + b"]a" * 8_000_000,
     "a list in itself": b"\x80\x04]\x94h\x00a.",
     "memos without end": b"\x80\x04N" + b"\x94" * 4_000_000,
     "an unknown instruction": b"\x80\x04\xff.",
@@ -199,6 +199,16 @@ class TestForeign:
         assert message.startswith(str(path))
         assert message.isprintable()
         assert len(message) < len(str(path)) + 300
+
+    def test_lists_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So many that are kept, and no more: a file of a few bytes cannot take the machine's memory."""
+        assert pickles._MOST_CONTAINERS == 3_000_000
+        monkeypatch.setattr(pickles, "_MOST_CONTAINERS", 30_000)
+        path = tmp_path / "snapshot.pickle"
+        path.write_bytes(b"\x80\x04]" + b"]a" * 80_000)
+        with pytest.raises(SnapshotError, match="holds more than 30,000 lists and dictionaries") as raised:
+            read_snapshot(path)
+        assert str(raised.value).startswith(str(path))
 
     def test_a_folder_and_a_missing_file(self, tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / "missing.pickle"):

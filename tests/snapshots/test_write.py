@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.replay import replay
-from gpumem_tui.simulator.settings import AllocatorSettings
-from gpumem_tui.simulator.timeline import TimelineRecorder
-from gpumem_tui.snapshots.recording import Recording, record
-from gpumem_tui.snapshots.write import snapshot, write_snapshot
+from gpumem_tui.simulator.allocator.replay import replay
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
+from gpumem_tui.snapshots.recording import RecordedRun, record, snapshot, write_snapshot
 from gpumem_tui.step import Phase, Site
 from tests.cli.conftest import Program, program
 from tests.search.traces import training
@@ -52,7 +51,7 @@ while True:
 """
 
 
-def step(activations_mib: int = 300) -> Recording:
+def step(activations_mib: int = 300) -> RecordedRun:
     """A training run on a device of 1 GiB."""
     sizes = {
         Bucket.PARAMETERS: 60 * MIB,

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from gpumem_tui.memory import GIB
-from gpumem_tui.monitor.recording_file import RecordingFile
-from gpumem_tui.remote.recording import HostsRecording
+from gpumem_tui.recording.file import RecordingFile
+from gpumem_tui.recording.recording import GpuRecording
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, Scenario
 from tests.remote.standins import UNKNOWN_KEY, Ssh
@@ -53,7 +53,7 @@ def test_hosts_are_recorded_and_played(fake_machine: FakeMachine, tmp_path: Path
     hosts = ("monitor", "--host", "n[1-2]", "--interval", "0.3", "--remote-command", "gpumem-tui")
     with terminal(*hosts, "--record", str(file), columns=80, lines=24, env=environment) as screen:
         screen.wait_for("2 hosts · 1 live · 1 away", "GPU 1:", "host key is not known: `ssh n2`")
-        wait_until(lambda: len(list(HostsRecording(RecordingFile(file)).pictures())) > 20, "some readings")
+        wait_until(lambda: len(list(GpuRecording(RecordingFile(file)).pictures())) > 20, "some readings")
         screen.press("q")
         assert screen.exit_code() == 0
     with terminal("monitor", "--replay", str(file), columns=80, lines=24) as screen:

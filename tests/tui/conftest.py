@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,11 +10,34 @@ from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 from textual.widgets import Input
 
+from gpumem_tui.errors import own_error
+from gpumem_tui.tui.kit import background
+
 
 @pytest.fixture(autouse=True)
 def steady_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cursor that blinks is there in one picture and gone in the next."""
     monkeypatch.setattr(Input, "_toggle_cursor", lambda field: None)
+
+
+@pytest.fixture
+def own_errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The errors that the program has named as its own."""
+    named: list[str] = []
+
+    def name(error: BaseException) -> str:
+        named.append(own_error(error))
+        return named[-1]
+
+    monkeypatch.setattr(background, "own_error", name)
+    return named
+
+
+@pytest.fixture(autouse=True)
+def no_error_of_ours(own_errors: list[str], request: pytest.FixtureRequest) -> Iterator[None]:
+    """The program goes on after an unexpected error; a test does not, unless it asks for `own_errors` itself."""
+    yield
+    assert "own_errors" in request.node.function.__code__.co_varnames or not own_errors, own_errors
 
 
 _PARSED: dict[tuple[object, ...], list[RuleSet]] = {}

@@ -14,28 +14,34 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Static
 
 from gpumem_tui.options.workload import WorkloadOptions
-from gpumem_tui.search.command import SIDE_EFFECTS
+from gpumem_tui.run.children import SIDE_EFFECTS
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, SearchFinished
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.trial.events import Failed
 from gpumem_tui.tui.kit import output_pane
 from gpumem_tui.tui.kit.choice import ChoiceField
-from gpumem_tui.tui.kit.dialogs import HelpScreen
+from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.output_pane import KEPT_LINES, OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.search.bar import bar_view
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.ledger import ledger_view
-from gpumem_tui.tui.search.panels import VerdictPanel
+from gpumem_tui.tui.search.panels import (
+    VerdictPanel,
+    command_found,
+    strategy_lines,
+    verdict_view,
+    workload_lines,
+    workload_summary,
+)
 from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
-from gpumem_tui.tui.search.verdict import command_found, verdict_view
-from gpumem_tui.tui.search.workload import strategy_lines, workload_lines, workload_summary
-from tests.tui import command_scene, scene
-from tests.tui.pictures import SIZES, Compare, stands_still, until
+from tests.scenes import command as command_scene
+from tests.scenes import search as scene
+from tests.scenes.pictures import SIZES, Compare, stands_still, until
 
 PYTHON = sys.executable
 
@@ -391,10 +397,10 @@ async def test_model_file_and_command_are_chosen_in_turn(tmp_path: Path) -> None
         assert not pane_of(pilot).display
         form = await form_of(pilot)
         form.query_one("#kind", ChoiceField).value = "file"
-        form.query_one("#file", Input).value = str(tmp_path / "missing.py")
+        form.query_one("#workload", Input).value = str(tmp_path / "missing.py")
         await pilot.pause()
-        assert "there is no file" in error(form, "file")
-        form.query_one("#file", Input).value = str(path)
+        assert "there is no file" in error(form, "workload")
+        form.query_one("#workload", Input).value = str(path)
         await pilot.press("ctrl+s")
         await pilot.pause()
         assert screen_of(pilot).state.config.workload.file == str(path)

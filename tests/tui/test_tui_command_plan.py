@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from textual.pilot import Pilot
 
-from gpumem_tui.exit_codes import EXIT_BAD_INPUT
+from gpumem_tui.errors import EXIT_BAD_INPUT
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.row_list import RowList
-from tests.tui.command_plan_scene import ScriptedRuns, command_app, command_config, plan_screen
-from tests.tui.pictures import until
+from tests.scenes.command_plan import ScriptedRuns, command_app, command_config, plan_screen
+from tests.scenes.pictures import until
 
 SIZES = [(80, 24), (120, 40)]
 

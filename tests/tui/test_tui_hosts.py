@@ -14,30 +14,37 @@ from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.remote.connection import Fleet
 from gpumem_tui.remote.decode import HostReport
-from gpumem_tui.remote.fleet import Fleet
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.processes import jobs
-from gpumem_tui.remote.signals import NotSignalled
-from gpumem_tui.remote.status import HostStatus, Phase
+from gpumem_tui.remote.ssh import NotSignalled
+from gpumem_tui.remote.status import HostPhase, HostStatus, jobs
 from gpumem_tui.settings import Settings
-from gpumem_tui.tui.app import SCREENS, GpuMemApp, ScreenName
-from gpumem_tui.tui.hosts.making import hosts_screen
+from gpumem_tui.tui.app import SCREENS, GpuMemApp
 from gpumem_tui.tui.hosts.one import HostMonitor
-from gpumem_tui.tui.hosts.rows import chosen_rows, hosts_header, hosts_heading, hosts_rows, processes_rows
+from gpumem_tui.tui.hosts.rows import (
+    HostsSort,
+    HostsState,
+    chosen_rows,
+    gpu_to_plan_for,
+    hosts_header,
+    hosts_heading,
+    hosts_rows,
+    listed_processes,
+    processes_rows,
+)
 from gpumem_tui.tui.hosts.screen import HostsScreen
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState, gpu_to_plan_for, listed_processes
+from gpumem_tui.tui.kit.dialogs import QuestionScreen
 from gpumem_tui.tui.kit.figures import said, span_width
-from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.main_screen import MainScreen, ScreenName
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.screen import PlanScreen
-from gpumem_tui.tui.process.dialogs import ConfirmScreen
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.screen import SearchScreen
 from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
-from tests.tui import scene
-from tests.tui.pictures import until
+from tests.scenes import search as scene
+from tests.scenes.pictures import until
 
 # What is drawn
 
@@ -46,11 +53,11 @@ def live(name: str, *gpus: int, probes: dict[tuple[str, int], dict[str, object]]
     """A host that answers, with GPUs that use so many GiB."""
     snapshot = machine([gpu(index, used_bytes=used * GIB) for index, used in enumerate(gpus)])
     report = HostReport(snapshot, (), probes or {})
-    return HostStatus(parse_host(name), Phase.LIVE, report, received_s=100.0)
+    return HostStatus(parse_host(name), HostPhase.LIVE, report, received_s=100.0)
 
 
 def away(status: HostStatus, problem: str) -> HostStatus:
-    return replace(status, phase=Phase.AWAY, problem=problem, retry_s=130.0)
+    return replace(status, phase=HostPhase.AWAY, problem=problem, retry_s=130.0)
 
 
 STATE = HostsState((live("a", 10, 70), live("b", 40), away(live("c", 20), "silent for 20 s")), now_s=100.5)
@@ -79,7 +86,7 @@ def test_a_gpu_that_does_not_say_makes_the_sum_a_lower_bound() -> None:
     lost = Unknown("GPU is lost")
     gone = gpu(1, state=DeviceState.LOST, state_reason="GPU is lost", memory=lost, ledger=lost, processes=lost)
     report = HostReport(machine([gpu(0), gone]))
-    state = HostsState((HostStatus(parse_host("a"), Phase.LIVE, report, 100.0),), 100.0, frozenset({"a"}))
+    state = HostsState((HostStatus(parse_host("a"), HostPhase.LIVE, report, 100.0),), 100.0, frozenset({"a"}))
     host, _, second = lines(state)
     assert "≥10.6/80.0" in host
     assert "lost: GPU is lost" in second
@@ -117,7 +124,7 @@ def test_processes_of_all_hosts_in_one_order() -> None:
 def test_what_is_unknown_comes_last() -> None:
     hidden = process(7, Unknown("not permitted"))
     report = HostReport(machine([gpu(0, memory=memory(GIB), processes=(hidden, process(8, GIB)))]))
-    state = HostsState((HostStatus(parse_host("a"), Phase.LIVE, report, 100.0),), 100.0)
+    state = HostsState((HostStatus(parse_host("a"), HostPhase.LIVE, report, 100.0),), 100.0)
     assert [each.process.pid for each in listed_processes(state)] == [8, 7]
 
 
@@ -180,7 +187,7 @@ def fleet(ssh: Ssh) -> Iterator[Fleet]:
 
 def app(fleet: Fleet, *, allow_signals: bool = False, **others: Callable[[], MainScreen]) -> GpuMemApp:
     screens: dict[ScreenName, Callable[[], MainScreen]] = {
-        "monitor": lambda: hosts_screen(fleet, Settings(), allow_signals=allow_signals)
+        "monitor": lambda: HostsScreen(fleet, Settings(), allow_signals=allow_signals)
     }
     screens |= {name: others[name] for name in SCREENS if name in others}
     return GpuMemApp(screens, "monitor")
@@ -215,7 +222,7 @@ async def test_into_a_hosts_monitor_and_back(fleet: Fleet) -> None:
         await until(pilot, lambda: pilot.app.screen is screen_of(pilot))
         await pilot.press("enter")  # the connection goes on after its Monitor was left
         await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor))
-        assert fleet.connections["b"].status.phase is Phase.LIVE
+        assert fleet.connections["b"].status.phase is HostPhase.LIVE
 
 
 async def test_a_monitor_that_was_left_is_told_nothing_more(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +292,9 @@ async def test_a_process_of_a_host_is_ended_after_a_question(fleet: Fleet, monke
     async with app(fleet, allow_signals=True).run_test(size=(120, 40)) as pilot:
         await answered(pilot)
         await pilot.press("down", "f", "tab", "T")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
         await pilot.press("n", "T")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
         assert sent == []
         await pilot.press("y")
         await until(pilot, lambda: sent == [(4000, "TERM")])
@@ -295,7 +302,7 @@ async def test_a_process_of_a_host_is_ended_after_a_question(fleet: Fleet, monke
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, HostMonitor) and bool(pilot.app.screen.state.gpus))
         await pilot.press("down", "K")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ConfirmScreen))
+        await until(pilot, lambda: isinstance(pilot.app.screen, QuestionScreen))
         await pilot.press("y")
         await until(pilot, lambda: sent[1:] == [(4000, "KILL")])
         await until(pilot, lambda: any("another process by now" in note.message for note in pilot.app._notifications))

@@ -11,9 +11,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from gpumem_tui.tui.kit.dialogs import PickScreen
-from tests.tui import plan_scene, scene
-from tests.tui.pictures import SIZES, until
-from tests.tui.plan_scene import GPT2, choose, controls, plan_now
+from tests.scenes import plan as plan_scene
+from tests.scenes import search as scene
+from tests.scenes.pictures import SIZES, until
+from tests.scenes.plan import GPT2, choose, controls, plan_now
 
 PLAN = replace(GPT2, target_batch=None)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from textual.containers import VerticalScroll
 from textual.events import MouseScrollDown
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
@@ -26,22 +27,20 @@ from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.tui.app import GpuMemApp, Unavailable
-from gpumem_tui.tui.kit.dialogs import HelpScreen
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.dialogs import DetailsScreen, Page, PagesScreen, QuestionScreen, Report
+from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.main_screen import MainScreen
-from gpumem_tui.tui.kit.pages import Page, PagesScreen, Report
+from gpumem_tui.tui.kit.main_screen import KeyBar, MainScreen
 from gpumem_tui.tui.monitor.gpus import GpuPanel
 from gpumem_tui.tui.monitor.history import HistoryChart
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.monitor.state import SortBy
-from gpumem_tui.tui.process.dialogs import ConfirmScreen, DetailsScreen
 from tests.monitor.scripted import Scripted
-from tests.tui import monitor_scene as scene
-from tests.tui.monitor_scene import shown
-from tests.tui.pictures import until
-from tests.tui.reading import text_of
+from tests.scenes import monitor as scene
+from tests.scenes.monitor import shown
+from tests.scenes.pictures import until
+from tests.scenes.reading import text_of
 
 SIZE = (120, 40)
 
@@ -133,7 +132,7 @@ async def test_details_of_a_process_that_is_gone_say_so() -> None:
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("down", "enter")
         await until(pilot, lambda: isinstance(app.screen, DetailsScreen))
-        box = app.screen.query_one("#details")
+        box = app.screen.query_one(VerticalScroll)
         assert "kill" in str(box.border_subtitle)
         await seen(pilot, scene.of([scene.gpu(0, [])]))
         await until(pilot, lambda: "no longer listed" in str(box.border_title))
@@ -167,7 +166,7 @@ async def test_terminate_asks_and_ends_that_process() -> None:
         app = scene.app(machine_of(host))
         async with app.run_test(size=SIZE) as pilot:
             await pilot.press("down", "T")
-            await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await until(pilot, lambda: isinstance(app.screen, QuestionScreen))
             question = app.screen.query_one("#about").render()
             assert str(host.pid) in str(question)
             assert host.user in str(question)

@@ -15,15 +15,13 @@ from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, Instance, Memory
 from gpumem_tui.tui.kit.shares import Share, legend
 from gpumem_tui.tui.monitor.entries import entries
-from gpumem_tui.tui.monitor.gpus import gpus_view
-from gpumem_tui.tui.monitor.layout import layout
-from gpumem_tui.tui.monitor.process_details import details_rows
+from gpumem_tui.tui.monitor.gpus import gpus_view, layout, shares
 from gpumem_tui.tui.monitor.processes import table_view
-from gpumem_tui.tui.monitor.shares import shares
+from gpumem_tui.tui.monitor.reports import details_rows
 from gpumem_tui.tui.monitor.state import MonitorState
 from tests.monitor import snapshots
-from tests.tui import monitor_scene as scene
-from tests.tui import watch_scene
+from tests.scenes import monitor as scene
+from tests.scenes import watch as watch_scene
 
 DENIED = Unknown("no permission")
 

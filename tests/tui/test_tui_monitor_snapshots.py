@@ -6,9 +6,9 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.monitor.snapshot import Snapshot
-from tests.tui import monitor_scene as scene
-from tests.tui.pictures import SIZES, Before, Compare, pressed
-from tests.tui.reading import assert_shown, read_picture
+from tests.scenes import monitor as scene
+from tests.scenes.pictures import SIZES, Before, Compare, pressed
+from tests.scenes.reading import assert_shown, read_picture
 
 SMALL, MEDIUM = SIZES["80x24"], SIZES["120x40"]
 PROBLEM = "NVIDIA driver and library versions differ: reboot, or reload the driver"

@@ -17,19 +17,15 @@ from gpumem_tui.monitor.snapshot import GpuProcess, ProcessKind, Snapshot
 from gpumem_tui.tui.kit.figures import Row, age, fit
 from gpumem_tui.tui.kit.shares import bar, legend
 from gpumem_tui.tui.monitor.entries import entries, entry_of, moved
-from gpumem_tui.tui.monitor.gpus import gpus_view
-from gpumem_tui.tui.monitor.header import alert_row, header_row, trouble_rows
-from gpumem_tui.tui.monitor.help import monitor_help
+from gpumem_tui.tui.monitor.gpus import gpus_view, layout, shares, short_name
+from gpumem_tui.tui.monitor.header import alert_row, header_row, help_alerts, trouble_rows
 from gpumem_tui.tui.monitor.history import axis_of, chart_columns, history_view
-from gpumem_tui.tui.monitor.layout import layout
-from gpumem_tui.tui.monitor.process_details import details_rows
 from gpumem_tui.tui.monitor.processes import table_view
-from gpumem_tui.tui.monitor.readings import short_name
+from gpumem_tui.tui.monitor.reports import details_rows
 from gpumem_tui.tui.monitor.screen import MonitorScreen
-from gpumem_tui.tui.monitor.shares import shares
 from gpumem_tui.tui.monitor.state import MonitorState, SortBy, device_key, focused_on, seen, sorted_by, sorted_on
 from gpumem_tui.watch.published import Published
-from tests.tui import monitor_scene as scene
+from tests.scenes import monitor as scene
 
 SIZES = [(38, 8), (78, 22), (118, 38), (198, 58)]
 COUNTS = [1, 2, 8, 16]
@@ -413,7 +409,7 @@ def test_the_alerts_say_how_many_more_there_are() -> None:
     row = alert_row(alerts, 60)
     assert text(row).startswith("▲ GPU 1 is lost")
     assert "+3 more" in text(row)
-    assert [f"GPU {n}: 88 °C" in " ".join(map(text, monitor_help(alerts))) for n in range(2, 6)] == [True] * 4
+    assert [f"GPU {n}: 88 °C" in " ".join(map(text, help_alerts(alerts))) for n in range(2, 6)] == [True] * 4
     assert width(row) <= 60
     assert width(alert_row(alerts, 12)) <= 12
 

@@ -16,13 +16,15 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import Combination, cheapest_combination
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import HelpScreen, NameScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.help import HelpScreen
+from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.screen import PlanScreen
-from tests.tui import plan_scene
-from tests.tui.pictures import SIZES, until
-from tests.tui.plan_scene import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
+from tests.scenes import plan as plan_scene
+from tests.scenes.pictures import SIZES, until
+from tests.scenes.plan import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 
@@ -285,8 +287,10 @@ async def test_the_search_gets_the_same_settings(tmp_path: Path) -> None:
     class Listening(GpuMemApp):
         CSS_PATH = None
 
-        def on_plan_screen_search_wanted(self, message: PlanScreen.SearchWanted) -> None:
-            wanted.append(message.plan)
+        def on_main_screen_wanted(self, message: MainScreen.Wanted) -> None:
+            assert message.screen == "search"
+            assert isinstance(message.what, Plan)
+            wanted.append(message.what)
             message.prevent_default()  # there is no Search screen here
 
     def screen() -> PlanScreen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,23 +21,24 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import cheapest_combination
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady
+from gpumem_tui.run.control import Control
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen
+from gpumem_tui.tui.kit.dialogs import PickScreen
 from gpumem_tui.tui.kit.figures import compact_bytes
+from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.controls import PlanControls
-from gpumem_tui.tui.plan.goals_form import GoalsScreen
+from gpumem_tui.tui.plan.files import GoalsScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.start import open_plan
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.tui import plan_scene
-from tests.tui.pictures import SIZES, until
-from tests.tui.plan_scene import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
-from tests.tui.scene import READY
+from tests.scenes import plan as plan_scene
+from tests.scenes.pictures import SIZES, until
+from tests.scenes.plan import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
+from tests.scenes.search import READY
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 
@@ -341,3 +343,11 @@ async def test_explain_before_anything_was_ever_drawn(tmp_path: Path) -> None:
     async with plan_scene.app(GPT2, tmp_path).run_test(size=(20, 5)) as pilot:
         await pilot.press("h")
         await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
+
+
+async def test_threads_get_their_turns_back_when_the_program_ends(tmp_path: Path) -> None:
+    before = sys.getswitchinterval()
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before

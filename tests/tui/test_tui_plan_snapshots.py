@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from tests.tui import plan_scene
-from tests.tui.pictures import SIZES, Before, Compare, pressed, stands_still
-from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET
-from tests.tui.reading import assert_shown, read_picture
+from tests.scenes import plan as plan_scene
+from tests.scenes.pictures import SIZES, Before, Compare, pressed, stands_still
+from tests.scenes.plan import FITS, GPT2, LLAMA, RESNET
+from tests.scenes.reading import assert_shown, read_picture
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 

@@ -7,31 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_gpu, find_model, models
+from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
-from gpumem_tui.plan.answers import answer, traced_answer
-from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves
+from gpumem_tui.plan.answers import answer, largest_by_gpu, traced_answer
+from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves, memory_over_step
+from gpumem_tui.plan.goals import QUANTITIES
 from gpumem_tui.plan.judgement import judgements
-from gpumem_tui.plan.markdown import plan_markdown
+from gpumem_tui.plan.limits import limit
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.report import plan_markdown
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.state import entered, opened
-from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import PHASE_WORDS
 from gpumem_tui.step import Phase
 from gpumem_tui.tui.kit.chart import nice_ceiling
 from gpumem_tui.tui.kit.figures import compact_bytes, said, signed, span_width
-from gpumem_tui.tui.plan.compare import Compared, compare_rows
 from gpumem_tui.tui.plan.controls import control_rows
 from gpumem_tui.tui.plan.curves import chart_rows, open_curve, value_rows
 from gpumem_tui.tui.plan.explain import control_help, explanation
-from gpumem_tui.tui.plan.header import PANES, header_row, pane_places, pane_row
-from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
+from gpumem_tui.tui.plan.lists import Compared, compare_rows, gpu_rows, limit_rows
+from gpumem_tui.tui.plan.numbers import PANES, fact_rows, header_row, ledger_rows, pane_places, pane_row, verdict_rows
 from gpumem_tui.tui.plan.panes import PaneRequest, judgement_rows, pane_content
-from tests.tui.plan_scene import FITS, GPT2, LLAMA, RESNET, HandTracer, traced_of
+from tests.plan.plans import with_figures
+from tests.scenes.plan import FITS, GPT2, LLAMA, RESNET, HandTracer, traced_of
 
 NARROW, ROOMY = 46, 90
 
@@ -77,7 +78,8 @@ def test_the_verdict_says_by_how_much() -> None:
 
 
 def test_what_may_fit_is_neither_green_nor_red() -> None:
-    unsure = replace(traced_of(GPT2), context_range=Range(GIB // 4, 70 * GIB))
+    exact = traced_of(GPT2)
+    unsure = replace(exact, ready=replace(exact.ready, context_range=Range(GIB // 4, 70 * GIB)))
     known = TraceReady(GPT2, traced_answer(GPT2, unsure), unsure)
     assert re.fullmatch(
         r"traced   \? may fit · -[\d.]+ GiB to [\d.]+ GiB left", said(verdict_rows(answer(GPT2), known, 80))[2]
@@ -117,7 +119,9 @@ def test_the_facts_say_how_a_step_is_made_up() -> None:
 def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
     ready = traced(GPT2)
     assert isinstance(ready, TraceReady)
-    alone = replace(ready, answer=replace(ready.answer, max_batch_size=Unknown("the step at batch size 5 is another")))
+    alone = replace(
+        ready, answer=with_figures(ready.answer, max_batch_size=Unknown("the step at batch size 5 is another"))
+    )
     for width in (NARROW, ROOMY):
         text = " ".join(" ".join(said(fact_rows(answer(GPT2), alone, width))).split())
         assert f"≈{answer(GPT2).max_batch_size} by formula" in text
@@ -148,7 +152,7 @@ def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_nu
     first_step = traced_of(whole, steps=1)
     found_here = traced_answer(whole, first_step)
     assert "two moments" not in plan_markdown(whole, first_step)
-    elsewhere = replace(found_here, peak_phase=Phase.BACKWARD)
+    elsewhere = with_figures(found_here, peak_phase=Phase.BACKWARD)
     rows = fact_rows(answer(whole), TraceReady(whole, elsewhere, first_step), width)
     assert f"differ traced peak {PHASE_WORDS[Phase.BACKWARD]}" in " ".join(" ".join(said(rows)).split())
     assert "moment" in [row.key for row in rows]
@@ -419,3 +423,15 @@ def test_a_control_explains_its_values() -> None:
     assert "from 1 to 1,000,000" in "".join(
         part for line in control_help(opened(GPT2), "batch_size")[1] for part, _ in line
     )
+
+
+def test_every_number_that_can_be_solved_for_is_named() -> None:
+    found = tuple(limit(quantity, GPT2, lambda _: Unknown("not traced")) for quantity in QUANTITIES)
+    names = [line.spans[1][0].strip() for line in limit_rows(found, GPT2, ROOMY, "") if line.key]
+    assert names == ["Largest micro-batch", "Longest sequence", "Fewest GPUs", "Fewest passes of a step"]
+
+
+def test_every_gpu_has_a_line_and_the_chosen_one_says_what_it_lacks() -> None:
+    rows = gpu_rows(largest_by_gpu(replace(GPT2, recipe=Recipe("bf16")), None), GPT2, ROOMY, "t4-16gb")
+    assert {row.key for row in rows if row.key} == set(gpus())
+    assert "has no bfloat16 arithmetic" in " ".join(said(rows))

@@ -20,7 +20,7 @@ ENTER_SCREEN, LEAVE_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 _PROGRAM = """
 import sys
 from gpumem_tui.tui.app import run_app
-from tests.tui import scene
+from tests.scenes import search as scene
 
 config = scene.config()
 sys.exit(run_app(scene.app(config, scene.scripted(scene.running(config)))))

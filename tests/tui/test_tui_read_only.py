@@ -12,16 +12,18 @@ from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui import start
 from gpumem_tui.tui.app import GpuMemApp, Unavailable
-from gpumem_tui.tui.kit.acts import EVERY_ACT, Act, refusal
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.main_screen import EVERY_ACT, Act, KeyBar, refusal
 from gpumem_tui.tui.monitor.process_actions import ProcessActions
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.search.state import Stage
 from tests.monitor.scripted import Scripted
-from tests.tui import monitor_scene, plan_scene, scene, watch_scene
-from tests.tui.monitor_scene import shown
-from tests.tui.pictures import until
+from tests.scenes import monitor as monitor_scene
+from tests.scenes import plan as plan_scene
+from tests.scenes import search as scene
+from tests.scenes import watch as watch_scene
+from tests.scenes.monitor import shown
+from tests.scenes.pictures import until
 
 SIZE = (120, 40)
 

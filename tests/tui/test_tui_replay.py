@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -14,19 +13,18 @@ from textual.widgets import Input, OptionList
 
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.monitor.recording import SnapshotRecorder, SnapshotRecording
-from gpumem_tui.monitor.recording_file import RecordingFile, when
-from gpumem_tui.monitor.replay import RecordingReplay, Replay
-from gpumem_tui.remote.recording import HostsRecorder, HostsRecording, HostsReplay
+from gpumem_tui.recording.file import RecordingFile, when
+from gpumem_tui.recording.player import Player
+from gpumem_tui.recording.recording import GpuRecorder, GpuRecording
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.hosts.making import hosts_screen
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.hosts.screen import HostsScreen
+from gpumem_tui.tui.kit.main_screen import KeyBar
 from gpumem_tui.tui.monitor.screen import MonitorScreen
-from gpumem_tui.tui.replay.moment import is_begun, moment_of, span
+from gpumem_tui.tui.replay.keys import is_begun, moment_of, span
 from tests.monitor.snapshots import START_S, gpu, machine
-from tests.remote.test_recording import FULL_FROM, PICTURES
-from tests.tui.reading import text_of
+from tests.recording.test_hosts import FULL_FROM, PICTURES
+from tests.scenes.reading import text_of
 from tests.waiting import DEADLINE_S
 
 SECONDS = 400
@@ -35,7 +33,7 @@ SECONDS = 400
 @pytest.fixture(scope="module")
 def of_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recording") / "machine"
-    recorder, alerts = SnapshotRecorder(path), Alerts()
+    recorder, alerts = GpuRecorder(path), Alerts()
     for number in range(SECONDS):
         snapshot = machine([gpu(0, used_bytes=(79 if number >= 300 else 40) * GIB)], after_s=number)
         recorder.add(snapshot, alerts.update(snapshot))
@@ -46,29 +44,29 @@ def of_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recording") / "hosts"
-    recorder = HostsRecorder(path)
+    recorder = GpuRecorder(path, of_one_machine=False)
     for picture in PICTURES:
-        recorder.add(picture)
+        recorder.add_hosts(picture)
     recorder.close()
     return path
 
 
 @pytest.fixture
-def machine_replay(of_machine: Path) -> Iterator[RecordingReplay]:
-    replay = RecordingReplay(SnapshotRecording(of_machine))
+def machine_replay(of_machine: Path) -> Iterator[Player]:
+    replay = Player(GpuRecording(of_machine))
     yield replay
     replay.stop()
 
 
 @pytest.fixture
-def hosts_replay(of_hosts: Path) -> Iterator[HostsReplay]:
-    replay = HostsReplay(HostsRecording(RecordingFile(of_hosts)), 1.0, 600.0)
+def hosts_replay(of_hosts: Path) -> Iterator[Player]:
+    replay = Player(GpuRecording(RecordingFile(of_hosts)), 1.0, 600.0)
     yield replay
     replay.stop()
 
 
 @asynccontextmanager
-async def playing(app: GpuMemApp, replay: Replay[Any], size: tuple[int, int]) -> AsyncIterator[Pilot[int]]:
+async def playing(app: GpuMemApp, replay: Player, size: tuple[int, int]) -> AsyncIterator[Pilot[int]]:
     """The screen with its recording, held at its beginning."""
     replay.hold(True)
     replay.start()
@@ -86,15 +84,15 @@ async def until(pilot: Pilot[int], there: Callable[[], object]) -> None:
         await pilot.pause(0.02)
 
 
-def monitor_of(replay: RecordingReplay) -> GpuMemApp:
+def monitor_of(replay: Player) -> GpuMemApp:
     def make() -> MonitorScreen:
         return MonitorScreen(replay, read_only=True, replay=replay, past=replay.past_snapshots)
 
     return GpuMemApp({"monitor": make}, "monitor")
 
 
-def hosts_of(replay: HostsReplay) -> GpuMemApp:
-    return GpuMemApp({"monitor": lambda: hosts_screen(replay, Settings())}, "monitor")
+def hosts_of(replay: Player) -> GpuMemApp:
+    return GpuMemApp({"monitor": lambda: HostsScreen(replay, Settings())}, "monitor")
 
 
 async def typed(pilot: Pilot[int], text: str) -> None:
@@ -103,7 +101,7 @@ async def typed(pilot: Pilot[int], text: str) -> None:
     await pilot.press(*text, "enter")
 
 
-async def test_keys_lead_to_any_moment_of_a_machine_s_recording(machine_replay: RecordingReplay) -> None:
+async def test_keys_lead_to_any_moment_of_a_machine_s_recording(machine_replay: Player) -> None:
     replay = machine_replay
     async with playing(monitor_of(replay), replay, (80, 24)) as pilot:
         await pilot.press("right_square_bracket", "right_square_bracket")
@@ -123,7 +121,7 @@ async def test_keys_lead_to_any_moment_of_a_machine_s_recording(machine_replay: 
         assert screen.state.filter == ""
 
 
-async def test_what_cannot_be_a_time_is_said(machine_replay: RecordingReplay) -> None:
+async def test_what_cannot_be_a_time_is_said(machine_replay: Player) -> None:
     async with playing(monitor_of(machine_replay), machine_replay, (80, 24)) as pilot:
         await typed(pilot, "99:99")
         await until(pilot, lambda: any("99:99 is no time" in each.message for each in pilot.app._notifications))
@@ -132,7 +130,7 @@ async def test_what_cannot_be_a_time_is_said(machine_replay: RecordingReplay) ->
         assert (screen.state.filter, machine_replay.jumps) == ("", 0)
 
 
-async def test_a_filter_is_still_a_filter(machine_replay: RecordingReplay) -> None:
+async def test_a_filter_is_still_a_filter(machine_replay: Player) -> None:
     async with playing(monitor_of(machine_replay), machine_replay, (80, 24)) as pilot:
         await typed(pilot, "alice")
         screen = pilot.app.screen
@@ -141,7 +139,7 @@ async def test_a_filter_is_still_a_filter(machine_replay: RecordingReplay) -> No
         assert machine_replay.jumps == 0
 
 
-async def test_its_alerts_are_listed_and_lead_to_their_moment(hosts_replay: HostsReplay) -> None:
+async def test_its_alerts_are_listed_and_lead_to_their_moment(hosts_replay: Player) -> None:
     replay = hosts_replay
     async with playing(hosts_of(replay), replay, (120, 40)) as pilot:
         await pilot.press("a")
@@ -154,7 +152,7 @@ async def test_its_alerts_are_listed_and_lead_to_their_moment(hosts_replay: Host
         await until(pilot, lambda: replay.now_s == START_S + FULL_FROM)
 
 
-async def test_a_host_s_monitor_follows_and_steers_the_same_recording(hosts_replay: HostsReplay) -> None:
+async def test_a_host_s_monitor_follows_and_steers_the_same_recording(hosts_replay: Player) -> None:
     replay = hosts_replay
     async with playing(hosts_of(replay), replay, (120, 40)) as pilot:
         await pilot.press("enter")
@@ -168,7 +166,7 @@ async def test_a_host_s_monitor_follows_and_steers_the_same_recording(hosts_repl
         assert replay.now_s == START_S + 60
 
 
-async def test_space_holds_it_and_lets_it_go_on(machine_replay: RecordingReplay) -> None:
+async def test_space_holds_it_and_lets_it_go_on(machine_replay: Player) -> None:
     replay = machine_replay
     async with playing(monitor_of(replay), replay, (80, 24)) as pilot:
         await pilot.press("space")
@@ -178,7 +176,7 @@ async def test_space_holds_it_and_lets_it_go_on(machine_replay: RecordingReplay)
 
 
 async def test_what_is_now_has_no_such_keys(of_machine: Path) -> None:
-    replay = RecordingReplay(SnapshotRecording(of_machine))
+    replay = Player(GpuRecording(of_machine))
     replay.hold(True)
     replay.start()
     app = GpuMemApp({"monitor": lambda: MonitorScreen(replay, read_only=True)}, "monitor")

@@ -10,11 +10,11 @@ from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.history import HistoryChart
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.run.screen import CommandPane, RunScreen
-from tests.tui import run_scene
-from tests.tui.monitor_scene import shown
-from tests.tui.pictures import SIZES, Compare, stands_still, until
-from tests.tui.reading import text_of
-from tests.tui.run_scene import Command
+from tests.scenes import run as run_scene
+from tests.scenes.monitor import shown
+from tests.scenes.pictures import SIZES, Compare, stands_still, until
+from tests.scenes.reading import text_of
+from tests.scenes.run import Command
 
 SIZE = (120, 40)
 

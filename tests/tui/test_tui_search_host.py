@@ -10,17 +10,17 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted
-from gpumem_tui.search.wire import Configured, Refused, Reply
+from gpumem_tui.search.wire import Configured, NotSearchable, Reply
 from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.search.form import EditScreen
+from gpumem_tui.tui.search.panels import device_words, workload_lines
 from gpumem_tui.tui.search.state import Stage
-from gpumem_tui.tui.search.workload import device_words, workload_lines
 from tests.remote.standins import Ssh
 from tests.remote.test_searching import answers, asked_of
+from tests.scenes import search as scene
+from tests.scenes.pictures import until
 from tests.search.test_wire import CONFIG as TAKEN
 from tests.search.test_wire import DONE, OF_COMMAND, VERDICT
-from tests.tui import scene
-from tests.tui.pictures import until
 
 THERE = replace(OF_COMMAND, device=replace(OF_COMMAND.device, host="box"))
 HERE = scene.config()
@@ -60,7 +60,7 @@ async def test_a_command_typed_here_is_searched_there(ssh: Ssh) -> None:
     answers(ssh, configure=[Configured(OF_COMMAND, "/home/me/runs")], search=SEARCHED)
     async with scene.app(HERE, scene.missing_torch, autostart=False).run_test(size=SIZE) as pilot:
         screen = scene.search_screen(pilot.app)
-        assert screen.search_on("box", ssh.options)
+        assert not screen.take_over(("box", ssh.options))
         form = await form_of(pilot)
         await until(pilot, lambda: form.query_one("#gpu", ChoiceField).value == "free")
         form.query_one("#kind", ChoiceField).value = "command"
@@ -82,14 +82,14 @@ async def test_a_command_typed_here_is_searched_there(ssh: Ssh) -> None:
 
 
 async def test_what_the_host_refuses_stands_beside_its_field(ssh: Ssh) -> None:
-    answers(ssh, configure=[Refused("--limit: the device has only 15.00 GiB")])
+    answers(ssh, configure=[NotSearchable("--limit: the device has only 15.00 GiB")])
     async with scene.app(HERE, scene.missing_torch, autostart=False).run_test(size=SIZE) as pilot:
-        scene.search_screen(pilot.app).search_on("box", ssh.options)
+        scene.search_screen(pilot.app).take_over(("box", ssh.options))
         form = await form_of(pilot)
-        form.query_one("#limit", Input).value = "20GiB"
+        form.query_one("#limit_bytes", Input).value = "20GiB"
         await until(pilot, lambda: "box is asked" in said(form, "preview"))
         await pilot.press("ctrl+s")
-        await until(pilot, lambda: said(form, "limit-error") == "the device has only 15.00 GiB")
+        await until(pilot, lambda: said(form, "limit_bytes-error") == "the device has only 15.00 GiB")
         assert pilot.app.screen is form
         ssh.host("box", "echo 'Host key verification failed.' >&2; exit 255")
         await pilot.press("ctrl+s")
@@ -105,7 +105,7 @@ async def test_without_the_host_it_is_searched_here_again(ssh: Ssh) -> None:
     app = scene.app(HERE, scene.scripted(scene.found(HERE)), autostart=False)
     async with app.run_test(size=SIZE) as pilot:
         screen = scene.search_screen(pilot.app)
-        screen.search_on("box", ssh.options)
+        screen.take_over(("box", ssh.options))
         form = await form_of(pilot)
         await until(pilot, lambda: "box is asked" in said(form, "preview"))
         await pilot.press("ctrl+s")
@@ -128,7 +128,7 @@ async def test_who_leaves_the_form_does_not_wait_for_the_host(ssh: Ssh) -> None:
     answers(ssh, f"while [ ! -e {answered} ]; do sleep 0.1; done", configure=[Configured(TAKEN, "/home/me")])
     async with scene.app(HERE, scene.missing_torch, autostart=False).run_test(size=SIZE) as pilot:
         screen = scene.search_screen(pilot.app)
-        screen.search_on("box", ssh.options)
+        screen.take_over(("box", ssh.options))
         form = await form_of(pilot)
         await until(pilot, lambda: "box is asked" in said(form, "preview"))
         await pilot.press("ctrl+s")

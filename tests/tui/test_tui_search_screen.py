@@ -18,23 +18,23 @@ from gpumem_tui.catalog.loader import models
 from gpumem_tui.cli.search import search as search_command
 from gpumem_tui.memory import GIB
 from gpumem_tui.options.workload import WorkloadOptions
+from gpumem_tui.run.control import Control
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control
 from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.choice import ChoiceField
-from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.dialogs import PickScreen
+from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.search.form import EditScreen
-from gpumem_tui.tui.search.form_fields import FIELDS
+from gpumem_tui.tui.kit.main_screen import KeyBar
+from gpumem_tui.tui.search.form import FIELDS, EditScreen
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
 from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from gpumem_tui.tui.search.trial_log import TrialLog
-from tests.tui import scene
-from tests.tui.pictures import until
-from tests.tui.reading import text_of
+from tests.scenes import search as scene
+from tests.scenes.pictures import until
+from tests.scenes.reading import text_of
 
 CONFIG = scene.config()
 SIZE = (120, 40)
@@ -162,7 +162,9 @@ async def test_an_unforeseen_error_is_one_line_and_no_traceback() -> None:
         screen = screen_of(pilot)
         await until(pilot, lambda: screen.state.stage is Stage.FAILED)
         assert screen.state.failure is not None
-        assert screen.state.failure.message.endswith("ZeroDivisionError: first line second line")
+        message = screen.state.failure.message
+        assert "an error of gpumem-tui itself: ZeroDivisionError: first line second line (" in message
+        assert "\n" not in message
         assert screen.state.exit_code == 4
 
 
@@ -364,7 +366,7 @@ async def test_the_form_has_every_option_of_the_command_line() -> None:
     options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet"}
     options -= {"--remote-command"}
     options -= {"--" + name.replace("_", "-") for name in CUTS}  # only the formula answers those
-    assert {field.option for field in FIELDS} == options | {"", "-- COMMAND"}
+    assert {option.flag for option in FIELDS} == options | {"", "-- COMMAND"}
 
 
 async def test_whatever_is_typed_into_the_form_is_searched() -> None:
@@ -372,7 +374,8 @@ async def test_whatever_is_typed_into_the_form_is_searched() -> None:
     async with app.run_test(size=SIZE) as pilot:
         form = await edit(pilot)
         typed = {"layers": "3", "hidden": "96", "heads": "3", "vocab": "512", "seq_len": "64", "ramp_step": "4",
-                 "target_batch": "64", "headroom": "0.2", "limit": "10GiB", "steps": "5", "timeout": "20"}  # fmt: skip
+                 "target_batch": "64", "headroom": "0.2", "limit_bytes": "10GiB",
+                 "steps": "5", "timeout_s": "20"}  # fmt: skip
         for name, text in typed.items():
             form.query_one(f"#{name}", Input).value = text
         await pilot.pause()
@@ -385,7 +388,7 @@ async def test_whatever_is_typed_into_the_form_is_searched() -> None:
         assert (config.ramp_step, config.target_batch, config.headroom) == (4, 64, 0.2)
         assert (config.limit_bytes, config.steps, config.timeout_s) == (10 * GIB, 5, 20.0)
         form = await edit(pilot)
-        assert form.query_one("#limit", Input).value == "10GiB"
+        assert form.query_one("#limit_bytes", Input).value == "10GiB"
         assert form.query_one("#layers", Input).value == "3"
 
 
@@ -395,7 +398,7 @@ def says(part: Static, text: str) -> bool:
 
 async def test_what_cannot_be_is_said_beside_its_field() -> None:
     wrong = {
-        "limit": {"10": "write the unit", "999GiB": "the device has only"},
+        "limit_bytes": {"10": "write the unit", "999GiB": "the device has only"},
         "headroom": {"1.5": "from 0 to 0.99"},
         "steps": {"0": "must be from 1"},
         "python": {"/no/such/python": "not a program"},

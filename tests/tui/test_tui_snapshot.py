@@ -9,12 +9,13 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import HelpScreen, TextScreen
+from gpumem_tui.tui.kit.dialogs import TextScreen
+from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.snapshot.screen import SnapshotScreen
+from tests.scenes.pictures import SIZES, Compare, stands_still, until
+from tests.scenes.snapshot import fits, out_of_memory, snapshot_app
 from tests.snapshots import files
-from tests.tui.pictures import SIZES, Compare, stands_still, until
-from tests.tui.snapshot_scene import fits, out_of_memory, snapshot_app
 
 
 def _text(app: GpuMemApp) -> str:

@@ -9,9 +9,9 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from gpumem_tui.tui.search.state import Stage
-from tests.tui import scene
-from tests.tui.pictures import SIZES, Before, Compare, pressed
-from tests.tui.reading import assert_shown, read_picture
+from tests.scenes import search as scene
+from tests.scenes.pictures import SIZES, Before, Compare, pressed
+from tests.scenes.reading import assert_shown, read_picture
 
 SMALL, MEDIUM = SIZES["80x24"], SIZES["120x40"]
 CONFIG = scene.config()

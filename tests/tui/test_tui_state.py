@@ -20,7 +20,7 @@ from gpumem_tui.tui.search.state import (
     selecting,
     started,
 )
-from tests.tui import scene
+from tests.scenes import search as scene
 
 CONFIG = scene.config()
 

@@ -15,12 +15,11 @@ from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.tui.kit.figures import proportions
 from gpumem_tui.tui.search.bar import bar_view
 from gpumem_tui.tui.search.ledger import PEAK, RESERVED, USED, LedgerLine, ledger_view
+from gpumem_tui.tui.search.panels import device_words, strategy_lines, verdict_view, workload_lines, workload_summary
 from gpumem_tui.tui.search.plot import clipped, plot_view
 from gpumem_tui.tui.search.state import SearchState, cancelling, held, reduce, selecting
-from gpumem_tui.tui.search.verdict import verdict_view
-from gpumem_tui.tui.search.workload import device_words, strategy_lines, workload_lines, workload_summary
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.tui import scene
+from tests.scenes import search as scene
 
 CONFIG = scene.config()
 FOUND = scene.folded(CONFIG, scene.found(CONFIG))

@@ -24,29 +24,28 @@ from textual.screen import ModalScreen
 from gpumem_tui.attach.launch import environment
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
-from gpumem_tui.probe.documents import encode_document
+from gpumem_tui.plan.plan import Plan
 from gpumem_tui.probe.files import write_document
+from gpumem_tui.probe.wire import encode_document
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.dialogs import DetailsScreen, PagesScreen, QuestionScreen, WaitingScreen
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.main_screen import MainScreen
-from gpumem_tui.tui.kit.pages import PagesScreen
+from gpumem_tui.tui.kit.main_screen import KeyBar, MainScreen
 from gpumem_tui.tui.monitor.gpus import GpuPanel
 from gpumem_tui.tui.monitor.history import HistoryChart
 from gpumem_tui.tui.monitor.processes import ProcessTable
 from gpumem_tui.tui.monitor.screen import MonitorScreen
-from gpumem_tui.tui.process.dialogs import DetailsScreen, QuestionScreen, WaitingScreen
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.reader import Watcher
 from tests.attach import loops
 from tests.monitor.scripted import Scripted
-from tests.tui import monitor_scene as scene
-from tests.tui import watch_scene
-from tests.tui.monitor_scene import shown
-from tests.tui.pictures import until
-from tests.tui.reading import text_of
+from tests.scenes import monitor as scene
+from tests.scenes import watch as watch_scene
+from tests.scenes.monitor import shown
+from tests.scenes.pictures import until
+from tests.scenes.reading import text_of
 from tests.watch.rings import RECORD, RingFile, this_process
 from tests.watch.test_report import LOOK
 
@@ -209,10 +208,10 @@ async def test_ranks_side_by_side_and_live() -> None:
 
 
 async def test_a_plan_is_asked_for_with_what_the_process_trains() -> None:
-    wanted: list[MonitorScreen.PlanWanted] = []
+    wanted: list[MainScreen.Wanted] = []
 
     class Listening(GpuMemApp):
-        def on_monitor_screen_plan_wanted(self, message: MonitorScreen.PlanWanted) -> None:
+        def on_main_screen_wanted(self, message: MainScreen.Wanted) -> None:
             wanted.append(message)
 
     snapshot, published = watch_scene.training()
@@ -221,7 +220,10 @@ async def test_a_plan_is_asked_for_with_what_the_process_trains() -> None:
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("down", "o")
         await until(pilot, lambda: bool(wanted))
-    assert (wanted[0].plan.shape.name, wanted[0].plan.gpu.title) == ("gpt2", "NVIDIA A100-SXM4-80GB")
+    plan = wanted[0].what
+    assert isinstance(plan, Plan)
+    assert wanted[0].screen == "plan"
+    assert (plan.shape.name, plan.gpu.title) == ("gpt2", "NVIDIA A100-SXM4-80GB")
 
 
 # After memory ran out
@@ -358,7 +360,7 @@ async def test_its_details_lead_to_a_look(tmp_path: Path) -> None:
     app = app_on(tmp_path / "probes")
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("down", "enter")
-        box = app.screen.query_one("#details", VerticalScroll)
+        box = app.screen.query_one(VerticalScroll)
         assert str(box.border_subtitle).startswith("l look · ")
         await pilot.press("l")
         await until(pilot, lambda: isinstance(app.screen, WaitingScreen))

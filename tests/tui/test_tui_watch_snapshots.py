@@ -10,13 +10,13 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.tui.kit.pages import PagesScreen
-from gpumem_tui.tui.monitor.process_actions import look_report
+from gpumem_tui.tui.kit.dialogs import PagesScreen
+from gpumem_tui.tui.monitor.reports import look_report
 from gpumem_tui.watch.published import Published
-from tests.tui import monitor_scene as scene
-from tests.tui import watch_scene
-from tests.tui.pictures import SIZES, Before, Compare, pressed
-from tests.tui.reading import assert_shown, read_picture
+from tests.scenes import monitor as scene
+from tests.scenes import watch as watch_scene
+from tests.scenes.pictures import SIZES, Before, Compare, pressed
+from tests.scenes.reading import assert_shown, read_picture
 
 Scene = tuple[Snapshot, Published]
 SMALL = SIZES["80x24"]

@@ -10,25 +10,22 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
-from gpumem_tui.probe.documents import KeptPlace
+from gpumem_tui.probe.wire import KeptPlace
 from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
+from gpumem_tui.tui.kit.figures import age_text, seconds
 from gpumem_tui.tui.monitor.entries import Entry, charted, count, entries, entry_of
-from gpumem_tui.tui.monitor.gpus import probed_card
-from gpumem_tui.tui.monitor.process_details import details_rows
+from gpumem_tui.tui.monitor.gpus import probed_card, shares
 from gpumem_tui.tui.monitor.processes import table_view
-from gpumem_tui.tui.monitor.ranks import ranks_rows
-from gpumem_tui.tui.monitor.shares import shares
+from gpumem_tui.tui.monitor.reports import details_rows, ranks_rows
 from gpumem_tui.tui.monitor.state import MonitorState, parts_of
 from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 from gpumem_tui.tui.process.look import place_page, step_page
-from gpumem_tui.tui.process.post_mortem import ended_rows, post_mortem_rows
-from gpumem_tui.tui.process.probed import age_text, probed_rows, seconds
+from gpumem_tui.tui.process.probed import ended_rows, post_mortem_rows, probed_rows
 from gpumem_tui.watch.growth import Growth
-from gpumem_tui.watch.jobs import Job, job_of
-from gpumem_tui.watch.published import Published, WatchedProcess
+from gpumem_tui.watch.published import Job, Published, WatchedProcess, job_of
 from gpumem_tui.watch.records import ProbeSample, ProcessState, RefusedFile
-from tests.tui import monitor_scene as scene
-from tests.tui import watch_scene
+from tests.scenes import monitor as scene
+from tests.scenes import watch as watch_scene
 
 Row = list[tuple[str, str]]
 WIDTHS = [40, 74, 114, 180]

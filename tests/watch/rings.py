@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpumem_tui.probe.documents import encode_document
 from gpumem_tui.probe.files import Files, start_ticks, write_document
 from gpumem_tui.probe.wire import (
     RING_BYTES,
     Process,
     Record,
+    encode_document,
     encode_header,
     encode_record,
     ended_patch,

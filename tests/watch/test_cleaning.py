@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.watch.cleaning import KEEP_ENDED_S, KEEP_PROCESSES, KEEP_S, clean
+from gpumem_tui.watch.folders import KEEP_ENDED_S, KEEP_PROCESSES, KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
 

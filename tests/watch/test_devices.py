@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.devices import Candidate
 from gpumem_tui.monitor.probes import ProbeFigures
-from gpumem_tui.monitor.visible import Candidate
-from gpumem_tui.watch.devices import gpu_uuid, probe_figures
+from gpumem_tui.watch.collector import gpu_uuid, probe_figures
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from tests.watch.rings import GIB, ON_CPU, RECORD, RingFile, this_process

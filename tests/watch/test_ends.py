@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from gpumem_tui import host_memory
-from gpumem_tui.probe.documents import Exit, encode_document
 from gpumem_tui.probe.files import start_ticks, write_document
-from gpumem_tui.watch.kernel_log import kill_of, memory_kills
+from gpumem_tui.probe.wire import Exit, encode_document
+from gpumem_tui.watch.ends import Witness, kill_of, memory_kills, unseen
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProcessState
-from gpumem_tui.watch.witness import Witness, unseen
 from tests.waiting import wait_until
 from tests.watch.rings import GIB, GONE_PID, ON_CPU, RECORD, RingFile, gone, this_process
 

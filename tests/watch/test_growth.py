@@ -12,12 +12,12 @@ import pytest
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.monitor.alerts import AlertKind, Alerts
-from gpumem_tui.watch import headless
+from gpumem_tui.watch import report as headless
 from gpumem_tui.watch.collector import Collector
-from gpumem_tui.watch.growth import Growth, growth_of
+from gpumem_tui.watch.growth import Growth, growth_of, is_worth_an_alert
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample
-from tests.tui import monitor_scene as scene
+from tests.scenes import monitor as scene
 from tests.watch.rings import GIB, ON_CPU, RECORD, RingFile, this_process
 
 S = 10**9
@@ -58,8 +58,8 @@ def test_a_leak(size_at: Callable[[float], float], on_cpu: bool) -> None:
 @pytest.mark.parametrize(
     "size_at",
     [
-        lambda s: 4 * GIB,
-        lambda s: 4 * GIB + NOISE.uniform(-30, 30) * MIB,
+        lambda _: 4 * GIB,
+        lambda _: 4 * GIB + NOISE.uniform(-30, 30) * MIB,
         lambda s: min(8, 0.1 * s) * GIB,  # warms up for 80 s
         lambda s: (4 if s < 200 else 6) * GIB,  # a larger batch
         lambda s: (4 if s < 180 else 5 if s < 250 else 6) * GIB,  # longer and longer sequences
@@ -71,6 +71,28 @@ def test_a_leak(size_at: Callable[[float], float], on_cpu: bool) -> None:
 )
 def test_no_leak(size_at: Callable[[float], float], on_cpu: bool) -> None:
     assert growth_of(samples(size_at, on_cpu=on_cpu)) == ()
+
+
+@pytest.mark.parametrize(("rises_mib", "is_steady"), [((3, 30, 6, 6, 5), True), ((2, 30, 7, 6, 5), False)])
+def test_how_far_from_the_mean_a_part_may_rise(rises_mib: tuple[int, ...], is_steady: bool) -> None:
+    """From 0.3 to 3 times the mean, which is 10 MiB, both included."""
+    levels = [GIB + sum(rises_mib[:part]) * MIB for part in range(6)]
+    found = growth_of(samples(lambda s: levels[min(5, max(0, int((s - 149.75) / 149.75 * 6)))], seconds=300))
+    assert bool(found) == is_steady
+
+
+@pytest.mark.parametrize(
+    ("growth", "is_worth_it"),
+    [
+        (Growth(0, MIB, 150, 7 * 86400), True),
+        (Growth(0, MIB, 150, 7 * 86400 + 1), False),
+        (Growth(0, GIB / 4 / 3600, 150), True),
+        (Growth(0, GIB / 4 / 3600 - 1, 150), False),
+    ],
+    ids=["within a week", "later", "fast", "slow"],
+)
+def test_what_is_worth_an_alert(growth: Growth, is_worth_it: bool) -> None:
+    assert is_worth_an_alert(growth) == is_worth_it
 
 
 def test_too_short_to_tell() -> None:

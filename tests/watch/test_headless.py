@@ -11,21 +11,44 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.watch import headless
+from gpumem_tui.watch import report as headless
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProcessState
 from tests.watch.rings import GONE_PID, RECORD, RingFile, gone, out_of_memory, this_process
+
+
+class Ends(Watcher):
+    """Ends a program once it has been looked at a few times.
+
+    Args:
+        program: waits for its stdin to be closed.
+    """
+
+    def __init__(self, folder: Path, program: subprocess.Popen[bytes]) -> None:
+        super().__init__([folder])
+        self._program = program
+        self._looks = 0
+
+    def processes(self) -> tuple[ProbedProcess, ...]:
+        self._looks += 1
+        if self._looks == 5:
+            self._program.communicate()
+        return super().processes()
+
+
+def waiting() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_one_process_until_it_ends(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "probes"
     RingFile(folder, this_process()).sample(RECORD)  # another one
-    with subprocess.Popen(["sleep", "2"]) as program:
+    with waiting() as program:
         ring = RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
         ring.sample(RECORD)
         ring.document(ring.files.oom, out_of_memory())
-        process = headless.watch(Watcher([folder]), program.pid, 0.05, as_json=as_json)
+        process = headless.watch(Ends(folder, program), program.pid, 0.01, as_json=as_json)
     assert process is not None
     assert (process.state, process.files.pid) == (ProcessState.OUT_OF_MEMORY, program.pid)
     lines = capsys.readouterr().out.splitlines()
@@ -43,10 +66,10 @@ def test_one_process_until_it_ends(as_json: bool, tmp_path: Path, capsys: pytest
 
 def test_what_is_not_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "probes"
-    with subprocess.Popen(["sleep", "0.2"]) as program:
+    with waiting() as program:
         RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid)))
         RingFile(folder, gone()).path.chmod(0o622)
-        headless.watch(Watcher([folder]), program.pid, 0.05, as_json=True)
+        headless.watch(Ends(folder, program), program.pid, 0.01, as_json=True)
     assert "gpumem-tui: not read: 4000000-12345.ring can be written by other users" in capsys.readouterr().err
 
 
@@ -96,9 +119,9 @@ def test_why_it_is_silent_is_asked_while_nothing_publishes(tmp_path: Path) -> No
         if len(asked) == 3:
             raise InterruptedError
 
-    with subprocess.Popen(["sleep", "2"]) as program:
+    with waiting() as program:
         RingFile(folder, this_process(pid=program.pid, start_ticks=start_ticks(program.pid))).sample(RECORD)
-        headless.watch(Watcher([folder]), program.pid, 0.05, as_json=True, while_silent=while_silent)
+        headless.watch(Ends(folder, program), program.pid, 0.01, as_json=True, while_silent=while_silent)
     assert asked == []
     with pytest.raises(InterruptedError):
         headless.watch(Watcher([folder]), None, 0.01, as_json=True, while_silent=while_silent)

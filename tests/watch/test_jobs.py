@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.probe.wire import Record
-from gpumem_tui.watch.jobs import job_of, total_bytes
-from gpumem_tui.watch.published import Published, WatchedProcess
+from gpumem_tui.watch.published import Published, WatchedProcess, job_of, total_bytes
 from gpumem_tui.watch.records import ProbeSample, ProcessState
-from tests.tui import monitor_scene
-from tests.tui.watch_scene import on_cpu, out_of_memory, ranks, record, watched
+from tests.scenes import monitor as monitor_scene
+from tests.scenes.watch import on_cpu, out_of_memory, ranks, record, watched
 
 
 def rank(number: int, launcher: int, held: Record | None = None, world_size: int = 2) -> WatchedProcess:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from gpumem_tui.catalog.loader import DEFAULT_GPU
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.plan.measured import plan_of
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.watched import plan_of
 from gpumem_tui.watch.records import ProbeSample
 from tests.monitor.snapshots import gpu
-from tests.tui.watch_scene import EXPECTED, GPT2, on_cpu, record, watched
+from tests.scenes.watch import EXPECTED, GPT2, on_cpu, record, watched
 
 
 def test_its_model_on_its_gpu_with_the_batch_that_its_activations_hold() -> None:

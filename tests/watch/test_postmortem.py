@@ -14,9 +14,8 @@ from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Bucket, Unknown
-from gpumem_tui.probe.documents import Trained, TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
-from gpumem_tui.probe.wire import CPU
-from gpumem_tui.watch.documents import read_post_mortem
+from gpumem_tui.probe.wire import CPU, PostMortem, Trained, TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
+from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.expected import Expected, expect
 from gpumem_tui.watch.postmortem import Case, case_json, case_lines, open_case
 from gpumem_tui.watch.reader import Watcher
@@ -196,4 +195,4 @@ def test_no_post_mortem_of_a_process_that_never_ran_out(tmp_path: Path) -> None:
     ring = RingFile(tmp_path / "probes", gone())
     [process] = Watcher([tmp_path / "probes"]).processes()
     assert open_case(process) is None
-    assert read_post_mortem(ring.files, process.uid) is None
+    assert read_document(PostMortem, ring.files, process.uid) is None

@@ -256,7 +256,7 @@ def test_a_file_that_is_no_ring_is_named(folder: Path) -> None:
 
 def test_a_full_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RingFile(folder, gone()).sample(RECORD)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3, f_frsize=4096))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=3, f_frsize=4096))
     found = Watcher([folder]).read()
     assert len(found.processes) == 1
     [refused] = found.refused

@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpumem_tui.probe.documents import KeptPlace, LookAnswer
-from gpumem_tui.watch.documents import read_look
+from gpumem_tui.probe.wire import KeptPlace, LookAnswer
+from gpumem_tui.report.tables import ago
+from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.report import (
-    ago,
     fitting_columns,
     header_line,
     look_json,
@@ -92,7 +92,7 @@ def process(ring: RingFile) -> ProbedProcess:
 @pytest.fixture
 def look(ring: RingFile, process: ProbedProcess) -> LookAnswer:
     ring.document(ring.files.look, LOOK)
-    look = read_look(process.files, process.uid)
+    look = read_document(LookAnswer, process.files, process.uid)
     assert look is not None
     return look
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.probe.documents import decode_request
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.probe.wire import looking_patch
+from gpumem_tui.probe.wire import decode_request, looking_patch
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.requests import RECORDING, WAITING, NoAnswer, await_kept, await_look, request_look

@@ -6,15 +6,23 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumem_tui.probe.documents import MAX_DOCUMENT_BYTES
 from gpumem_tui.probe.files import WireError
-from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES, SLOT_BYTES
-from gpumem_tui.watch.documents import read_look, read_post_mortem, read_trained
+from gpumem_tui.probe.wire import (
+    HEADER_BYTES,
+    MAX_DOCUMENT_BYTES,
+    RING_BYTES,
+    SLOT_BYTES,
+    LookAnswer,
+    PostMortem,
+    Trained,
+)
+from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.reader import Watcher
 from tests.attach.loops import NOBODY
 from tests.watch.rings import RECORD, RingFile, gone, out_of_memory, this_process
@@ -44,7 +52,7 @@ def test_a_ring_of_another_user(ring: RingFile) -> None:
 
 
 @as_root
-def test_a_folder_under_our_name_that_another_user_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_under_our_name_that_another_user_made() -> None:
     """Anyone may make /tmp/gpumem-tui-12345 before user 12345 does."""
     folder = Path("/tmp/gpumem-tui-12345")
     ring = RingFile(folder, this_process())
@@ -140,15 +148,15 @@ def test_a_ring_of_garbage_is_refused_or_read_but_never_harms(data: st.DataObjec
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_documents_of_garbage_are_refused(content: bytes, ring: RingFile) -> None:
-    for path, read in (
-        (ring.files.model, read_trained),
-        (ring.files.look, read_look),
-        (ring.files.oom, read_post_mortem),
+    for path, kind in (
+        (ring.files.model, Trained),
+        (ring.files.look, LookAnswer),
+        (ring.files.oom, PostMortem),
     ):
         path.write_bytes(content)
         path.chmod(0o600)
         with pytest.raises(WireError) as caught:
-            read(ring.files, UID)
+            read_document(kind, ring.files, UID)
         assert path.name in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -167,7 +175,7 @@ def test_a_document_with_a_wrong_field_is_refused_or_still_makes_sense(
 ) -> None:
     ring.document(ring.files.oom, out_of_memory(**{field: value}))
     try:
-        found = read_post_mortem(ring.files, UID)
+        found = read_document(PostMortem, ring.files, UID)
     except WireError:
         return
     assert found is not None
@@ -178,16 +186,16 @@ def test_documents_of_another_version_or_size_or_user(ring: RingFile) -> None:
     ring.files.oom.write_bytes(b'{"schema": 2}')
     ring.files.oom.chmod(0o600)
     with pytest.raises(WireError, match="was written by another version"):
-        read_post_mortem(ring.files, UID)
+        read_document(PostMortem, ring.files, UID)
     os.truncate(ring.files.oom, MAX_DOCUMENT_BYTES + 1)
     with pytest.raises(WireError, match="more than"):
-        read_post_mortem(ring.files, UID)
+        read_document(PostMortem, ring.files, UID)
     with pytest.raises(WireError, match=f"belongs to user {UID}"):
-        read_post_mortem(ring.files, UID + 1)
+        read_document(PostMortem, ring.files, UID + 1)
     ring.files.oom.unlink()
     ring.files.oom.symlink_to("/etc/passwd")
     with pytest.raises(WireError, match="is a link"):
-        read_post_mortem(ring.files, UID)
+        read_document(PostMortem, ring.files, UID)
 
 
 def test_a_damaged_black_box_does_not_hide_the_process(tmp_path: Path) -> None:
@@ -232,8 +240,60 @@ def test_what_documents_say_cannot_steer_the_terminal(tmp_path: Path) -> None:
     optimizer = {"name": HOSTILE, "parameters": 1, "options": {HOSTILE: [HOSTILE]}}
     ring.document(ring.files.model, {"models": [model], "optimizers": [optimizer]})
     ring.document(ring.files.oom, out_of_memory(source=HOSTILE, message=f"{HOSTILE}second line"))
-    found = [read_trained(ring.files, UID), read_post_mortem(ring.files, UID)]
+    found = [read_document(Trained, ring.files, UID), read_document(PostMortem, ring.files, UID)]
     shown = list(texts(found))
     assert any("evil" in text for text in shown)
     assert not any("second line" in text for text in shown)
     assert all(text.isprintable() for text in shown)
+
+
+PLACE = {"device": 0, "operator": "", "module": "", "source": "", "allocations": 1}
+PARAMETER = {"name": "weight", "shape": [1], "dtype": "float32", "trained": True}
+LOOKED = {
+    "device": 0,
+    "device_uuid": "",
+    "peak_bytes": 0,
+    "buckets": {},
+    "held": [],
+    "timeline": [[0.5, 1]],
+    "phases": [],
+    "peak_s": 0.0,
+}
+
+
+def _model(**changes: object) -> dict[str, Any]:
+    parameter = {**PARAMETER, **changes}
+    return {"models": [{"name": "M", "parameters": [parameter], "truncated": False}], "optimizers": []}
+
+
+def _look(**changes: object) -> dict[str, Any]:
+    device = {**LOOKED, **changes}
+    return {"request": 1, "step": 1, "step_s": 0.5, "method": "", "devices": [device], "unavailable": {}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (PostMortem, out_of_memory(step=-1)),
+        (PostMortem, out_of_memory(step=2**63)),
+        (PostMortem, out_of_memory(allocated_bytes=-1)),
+        (PostMortem, out_of_memory(compute_capability=[7, -5])),
+        (PostMortem, out_of_memory(buckets={"parameters": 2**63})),
+        (Trained, _model(shape=[4, -1])),
+        (LookAnswer, _look(device=-2)),
+        (LookAnswer, _look(timeline=[[0.0, 1], [-0.5, 1]])),
+        (LookAnswer, _look(timeline=[[0.0, -1]])),
+        (LookAnswer, {**_look(), "kept": [{**PLACE, "bytes": 1}, {**PLACE, "bytes": -1}]}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_number_out_of_its_bounds_is_damage(
+    kind: type[Trained | LookAnswer | PostMortem], content: dict[str, Any], ring: RingFile
+) -> None:
+    """Wherever in a document it is; those within them are read."""
+    path = {Trained: ring.files.model, LookAnswer: ring.files.look, PostMortem: ring.files.oom}[kind]
+    ring.document(path, {Trained: _model(), LookAnswer: _look(), PostMortem: out_of_memory()}[kind])
+    assert read_document(kind, ring.files, UID) is not None
+    ring.document(path, content)
+    with pytest.raises(WireError, match=r"is damaged: .* is not a number from -?\d to 9223372036854775807"):
+        read_document(kind, ring.files, UID)

@@ -12,7 +12,7 @@ from gpumem_tui.catalog.loader import find_model, models
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
-from gpumem_tui.probe.documents import Trained, TrainedModel, TrainedParameter
+from gpumem_tui.probe.wire import Trained, TrainedModel, TrainedParameter
 from gpumem_tui.watch.shape import Derived, derive
 from gpumem_tui.workload.spec import WorkloadSpec
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.attach import bootstrap
-from gpumem_tui.probe.folder import Folder, WireError
-from gpumem_tui.watch.cleaning import KEEP_S, clean
+from gpumem_tui.probe.files import Folder, WireError
+from gpumem_tui.watch.folders import KEEP_S, clean
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.requests import NoAnswer, request_look

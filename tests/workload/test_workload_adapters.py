@@ -9,13 +9,13 @@ import torch
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.adapters import kept_bytes, trained_parameters
 from gpumem_tui.formula.recipe import BASE_QUANTIZATIONS, BaseQuantization, Recipe
+from gpumem_tui.formula.weights import kept_bytes, trained_parameters
 from gpumem_tui.step.workload import WorkloadError
-from gpumem_tui.workload.adapters import DoraLinear
 from gpumem_tui.workload.hugging_face import chosen
 from gpumem_tui.workload.quantized import QuantizedLinear
 from gpumem_tui.workload.standard import CatalogWorkload
+from gpumem_tui.workload.trained import DoraLinear
 from tests.workload.tiny_shapes import DEEPSEEK, GPT_OSS, QWEN_MOE
 
 CPU = torch.device("cpu")

@@ -16,12 +16,9 @@ from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.models import build_model
-from gpumem_tui.workload.models.attention import AttentionCore
-from gpumem_tui.workload.models.bert import Bert
-from gpumem_tui.workload.models.gpt2 import Gpt2
+from gpumem_tui.workload.models.encoders import Bert, Gpt2, Vit
+from gpumem_tui.workload.models.layers import AttentionCore, RotaryEmbedding, apply_rotary
 from gpumem_tui.workload.models.llama import Llama
-from gpumem_tui.workload.models.rotary import RotaryEmbedding, apply_rotary
-from gpumem_tui.workload.models.vit import Vit
 from tests.workload.tiny_shapes import BERT, GPT2, LLAMA, MLP, RESNET, VIT
 
 PUBLISHED = [shape for shape in models().values() if shape.published_parameters is not None]

@@ -11,8 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from gpumem_tui.step.workload import WorkloadError
+from gpumem_tui.step.workload import Workload, WorkloadError
+from gpumem_tui.workload.spec import split_file
 from gpumem_tui.workload.user_file import load_workload_file
+
+
+def load(path: str) -> Workload:
+    """The workload of ``FILE[:NAME]``."""
+    return load_workload_file(*split_file(path))
+
 
 CPU = torch.device("cpu")
 WriteFile = Callable[[str], str]
@@ -80,14 +87,14 @@ def write(tmp_path: Path) -> WriteFile:
 
 def refusal_of(path: str) -> str:
     with pytest.raises(WorkloadError) as refusal:
-        load_workload_file(path)
+        load(path)
     message = str(refusal.value)
     assert "\n" not in message
     return message
 
 
 def test_runs_the_three_functions(write: WriteFile) -> None:
-    workload = load_workload_file(write(GOOD))
+    workload = load(write(GOOD))
     assert workload.name == "train"
     model, optimizer = workload.build(CPU)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -100,7 +107,7 @@ def test_runs_the_three_functions(write: WriteFile) -> None:
 
 @pytest.mark.parametrize("name", ["Inference", "ready"])
 def test_name_selects_a_class_or_an_object(write: WriteFile, name: str) -> None:
-    workload = load_workload_file(f"{write(IN_A_CLASS)}:{name}")
+    workload = load(f"{write(IN_A_CLASS)}:{name}")
     assert workload.name == name
     model, optimizer = workload.build(CPU)
     assert isinstance(model, nn.Linear)
@@ -121,14 +128,14 @@ def test_imports_its_neighbours_and_can_be_loaded_twice(tmp_path: Path, write: W
             x: "int"
         """
     )
-    first, second, whole = load_workload_file(path), load_workload_file(path), load_workload_file(f"{path}:whole")
+    first, second, whole = load(path), load(path), load(f"{path}:whole")
     for workload in (first, second, whole):
         assert isinstance(workload.build(CPU)[0], nn.Linear)
 
 
 def test_a_colon_in_the_files_own_name(tmp_path: Path) -> None:
     (tmp_path / "a:b.py").write_text(GOOD, encoding="utf-8")
-    assert load_workload_file("a:b.py").name == "a:b"
+    assert load("a:b.py").name == "a:b"
 
 
 @pytest.mark.parametrize("path", ["nowhere.py", "nowhere.py:Name"])
@@ -233,7 +240,7 @@ def test_a_class_that_needs_arguments(write: WriteFile) -> None:
 def test_build_must_return_a_model_and_an_optimizer(write: WriteFile, returned: str, what: str) -> None:
     text = GOOD.replace("return model, torch.optim.SGD(model.parameters(), lr=0.1)", f"return {returned}")
     with pytest.raises(WorkloadError) as refusal:
-        load_workload_file(write(text)).build(CPU)
+        load(write(text)).build(CPU)
     assert str(refusal.value) == (
         f"--workload train.py:4: build {what}; return (model, optimizer): a torch.nn.Module and a "
         "torch.optim.Optimizer or None"

@@ -1,4 +1,4 @@
-"""The Monitor of one host among several."""
+"""The Monitor of one host among several, and what makes the screens of other machines."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.binding import Binding, BindingType
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
+from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
-from gpumem_tui.remote.connection import Connection
-from gpumem_tui.remote.fleet import WatchedHost
-from gpumem_tui.remote.signals import NotSignalled
-from gpumem_tui.tui.kit.acts import Act, permitted
+from gpumem_tui.remote.connection import Connection, WatchedHost
+from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.remote.ssh import NotSignalled, SshOptions
+from gpumem_tui.settings import Settings
+from gpumem_tui.tui.kit.main_screen import Act, MainScreen, permitted
 from gpumem_tui.tui.monitor.screen import MonitorScreen
+from gpumem_tui.tui.monitor.table_screen import UNFILTER, Ending
 
 if TYPE_CHECKING:
-    from gpumem_tui.tui.process.dialogs import Ending
+    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.remote.searching import RemoteSearch
+    from gpumem_tui.search.wire import Configured
 
 
 class HostSource:
@@ -33,14 +38,14 @@ class HostSource:
         return self._connection.notice
 
     def start(self) -> None:
-        """It has begun."""
+        """Do nothing: its owner has started it."""
 
     def latest(self) -> Snapshot | None:
-        """The newest snapshot, None before the first."""
+        """Return the newest snapshot, None before the first."""
         return self._connection.latest()
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """The first snapshot that is not `after`, or None if there is none in time."""
+        """Return the first snapshot that is not `after`, or None if there is none in time."""
         return self._connection.wait(after, timeout_s)
 
     def subscribe(self, tell: Callable[[], None]) -> None:
@@ -68,12 +73,12 @@ class HostAlerts(Alerts):
 
     def update(
         self,
-        snapshot: Snapshot,
-        probes: Probes | None = None,
-        ended: Sequence[RanOutOfMemory] = (),
-        growing: Sequence[Growing] = (),
+        _snapshot: Snapshot,
+        _probes: Probes | None = None,
+        _ended: Sequence[RanOutOfMemory] = (),
+        _growing: Sequence[Growing] = (),
     ) -> tuple[Alert, ...]:
-        """The alerts that came with its last reading."""
+        """Return the alerts that came with its last reading."""
         report = self._connection.status.report
         return () if report is None else report.alerts
 
@@ -95,9 +100,8 @@ class HostMonitor(MonitorScreen):
         signalled: by what processes there may be ended; None: they may not.
     """
 
-    CSS_PATH = "../monitor/screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
+        Binding("escape", "unfilter", "no filter", tooltip=UNFILTER),
         Binding("escape", "back", "hosts", key_display="esc", tooltip="Back to all hosts"),
     ]
 
@@ -118,3 +122,28 @@ class HostMonitor(MonitorScreen):
     def action_back(self) -> None:
         """Back to all hosts."""
         self.app.pop_screen()
+
+
+def host_parts(connection: WatchedHost, settings: Settings) -> dict[str, Any]:
+    """Return what a Monitor of another machine is made of besides its source: to look only."""
+    return {
+        "history": History(settings.interval_s, settings.history_hours),
+        "alerts": HostAlerts(connection),
+        "chart_s": settings.chart_minutes * 60,
+    }
+
+
+def host_monitor(host: RemoteHost, ssh: SshOptions, settings: Settings) -> MainScreen:
+    """Return the Monitor of one machine alone, to look only."""
+    connection = Connection(host, ssh)
+    connection.start()
+    return MonitorScreen(connection, read_only=True, **host_parts(connection, settings))
+
+
+def host_search(there: RemoteSearch, found: Configured, options: WorkloadOptions) -> MainScreen:
+    """Return a search that runs on another machine, begun at once."""
+    from gpumem_tui.search.report import device_line
+    from gpumem_tui.tui.search.screen import SearchScreen
+
+    notice = f"{device_line(found.config.device)}, in {found.directory}"
+    return SearchScreen(found.config, options, notice, autostart=True, there=there)

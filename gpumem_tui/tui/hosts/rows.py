@@ -1,18 +1,114 @@
-"""The lines of the screen of hosts: the sum, a line a host, its GPUs below it, and the processes of all of them."""
+"""What the screen of hosts shows: one immutable state, and the processes that it lists, in their order."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
-from gpumem_tui.remote.processes import JobRanks, RemoteProcess, job_of, jobs
-from gpumem_tui.remote.status import HostStatus, MemorySum, Phase, mean_utilization
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState
+from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.plan.measured import planned_gpu
+from gpumem_tui.remote.status import (
+    HostPhase,
+    HostStatus,
+    JobRanks,
+    MemorySum,
+    RemoteProcess,
+    job_of,
+    jobs,
+    mean_utilization,
+)
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, fit_right, header_line
+from gpumem_tui.tui.monitor.state import TableState
+
+
+class HostsSort(Enum):
+    """What the processes are sorted by, in the order that the key goes through. The value is the column's heading."""
+
+    MEMORY = "GPU MEM"
+    HOST = "HOST"
+    RANK = "RANK"
+    SM = "SM%"
+    USER = "USER"
+
+
+@dataclass(frozen=True)
+class HostsState(TableState):
+    """Everything the screen shows.
+
+    Attributes:
+        now_s: `time.monotonic`, for ages.
+        opened: the hosts whose GPUs are listed below them.
+        only: list only this host's processes; empty for all.
+    """
+
+    statuses: tuple[HostStatus, ...] = ()
+    now_s: float = 0.0
+    opened: frozenset[str] = frozenset()
+    sort: HostsSort = field(default=HostsSort.MEMORY, kw_only=True)
+    only: str = ""
+
+
+def gpu_to_plan_for(state: HostsState, host: str, process: RemoteProcess | None) -> Reading[Gpu]:
+    """Return the GPU of the process, for None the host's GPU with most free memory; or why there is none."""
+    if process is not None:
+        found = process.gpu
+    else:
+        gpus = next((status.gpus for status in state.statuses if status.host.name == host), ())
+        if not gpus:
+            return Unknown("no GPU of it is known")
+        found = max(gpus, key=lambda gpu: -1 if isinstance(gpu.memory, Unknown) else gpu.memory.free_bytes)
+    gpu = planned_gpu(found)
+    return gpu if isinstance(gpu, Unknown) else replace(gpu, name=f"{host}: GPU {gpu.name}")
+
+
+def listed_processes(state: HostsState) -> list[RemoteProcess]:
+    """Return the processes that match the filter, in their order; unknown values come after known ones."""
+    words = state.filter.lower().split()
+    shown = (status for status in state.statuses if not state.only or status.host.name == state.only)
+    listed = [each for status in shown for each in status.processes]
+    listed = [each for each in listed if all(word in each.about for word in words)] if words else listed
+    value = _VALUES[state.sort]
+    pairs = [(value(each), each) for each in listed]
+    if state.sort is HostsSort.HOST:
+        places = {status.host.name: place for place, status in enumerate(state.statuses)}
+        pairs = [(places[name], each) for name, each in pairs]
+    known = [pair for pair in pairs if pair[0] is not None]
+    descends = state.sort in (HostsSort.MEMORY, HostsSort.SM)
+    known.sort(key=lambda pair: pair[0], reverse=descends != state.reverse)
+    unknown = [each for value, each in pairs if value is None] if len(known) < len(pairs) else []
+    return [each for _, each in known] + unknown
+
+
+def _read(reading: Reading[int]) -> int | None:
+    return None if isinstance(reading, Unknown) else reading
+
+
+def _user(each: RemoteProcess) -> str | None:
+    return None if each.known is None else each.known.user
+
+
+def _job_and_rank(each: RemoteProcess) -> tuple[tuple[str, str, int], int] | None:
+    rank = each.count("rank")
+    return None if rank is None else (job_of(each), rank)
+
+
+_VALUES: Mapping[HostsSort, Callable[[RemoteProcess], Any]] = {
+    HostsSort.MEMORY: lambda each: _read(each.process.used_bytes),
+    HostsSort.SM: lambda each: _read(each.process.sm_percent),
+    HostsSort.HOST: lambda each: each.host_name,
+    HostsSort.USER: _user,
+    HostsSort.RANK: _job_and_rank,
+}
+"""What each is sorted by; None where it is unknown."""
+
 
 _STALE_S = 5.0
 """A live host whose last reading is older than this shows its age."""
@@ -24,7 +120,7 @@ _CHOSEN_LINES = 2
 
 
 def _held(memory: MemorySum) -> str:
-    """Used of total, in GiB."""
+    """Return used of total, in GiB."""
     if not memory.total_bytes:
         return ABSENT
     return f"{'' if memory.is_whole else '≥'}{memory.used_bytes / GIB:.1f}/{memory.total_bytes / GIB:.1f}"
@@ -38,11 +134,11 @@ def _free(memory: MemorySum) -> str:
 
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     """How many there are, how many answer, and the sum of what they hold as far as it is known."""
-    live = [status for status in state.statuses if status.phase is Phase.LIVE]
+    live = [status for status in state.statuses if status.phase is HostPhase.LIVE]
     gpus = sum(len(status.gpus) for status in live)
     memory = sum((status.memory for status in live), MemorySum())
     subject = (_count(len(state.statuses), "host"), "bold")
-    away = sum(status.phase is Phase.AWAY for status in state.statuses)
+    away = sum(status.phase is HostPhase.AWAY for status in state.statuses)
     facts: list[Span] = [(f"{len(live)} live", MUTED)]
     facts += [(f"{away} away", "bold $warning")] if away else []
     facts += [(_count(gpus, "GPU"), MUTED)] if gpus else []
@@ -60,7 +156,7 @@ def _name_width(state: HostsState, width: int) -> int:
 
 
 def hosts_heading(state: HostsState, width: int) -> Row:
-    """The column headings of the hosts."""
+    """Return the column headings of the hosts."""
     name = _name_width(state, width)
     bar = f" {'':<{_BAR}}" if width >= _BAR_FROM else ""
     text = f"  {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
@@ -68,19 +164,19 @@ def hosts_heading(state: HostsState, width: int) -> Row:
 
 
 def hosts_rows(state: HostsState) -> Callable[[int, str], Sequence[ListRow]]:
-    """A line a host, and below those that are opened a line a GPU. The key is the host's name."""
+    """Return a line a host, and below those that are opened a line a GPU. The key is the host's name."""
     listed: list[tuple[HostStatus, GpuReading | None]] = []
     for status in state.statuses:
         listed.append((status, None))
         listed += [(status, gpu) for gpu in status.gpus] if status.host.name in state.opened else []
     keys = [status.host.name if gpu is None else "" for status, gpu in listed]
 
-    def rows(width: int, selected: str) -> Sequence[ListRow]:
+    def rows(width: int, _selected: str) -> Sequence[ListRow]:
         def make(place: int) -> ListRow:
             status, gpu = listed[place]
             if gpu is None:
                 return _host_row(state, status, width, is_open=status.host.name in state.opened)
-            return _gpu_row(state, gpu, width, is_live=status.phase is Phase.LIVE)
+            return _gpu_row(state, gpu, width, is_live=status.phase is HostPhase.LIVE)
 
         return LazyRows(keys, make)
 
@@ -88,7 +184,7 @@ def hosts_rows(state: HostsState) -> Callable[[int, str], Sequence[ListRow]]:
 
 
 def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: bool) -> ListRow:
-    is_live = status.phase is Phase.LIVE
+    is_live = status.phase is HostPhase.LIVE
     style = "" if is_live else MUTED
     name = fit(status.host.name, _name_width(state, width))
     mark = "▾" if is_open else "▸" if status.gpus else " "
@@ -120,11 +216,11 @@ def _numbers(memory: MemorySum, busy_percent: float | None, width: int, *, is_li
 
 
 def host_state(state: HostsState, status: HostStatus) -> Span:
-    """What is the matter with a host, in one line and its style."""
-    if status.phase is Phase.AWAY:
+    """Return what is the matter with a host, in one line and its style."""
+    if status.phase is HostPhase.AWAY:
         left_s = 0.0 if status.retry_s is None else max(0.0, status.retry_s - state.now_s)
         return f"{status.problem} · again in {age(left_s)}", "$error"
-    if status.phase is Phase.CONNECTING:
+    if status.phase is HostPhase.CONNECTING:
         before = f", after: {status.problem}" if status.problem else ""
         return f"connecting{before}", MUTED
     alert = status.worst_alert
@@ -141,7 +237,7 @@ def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -
     spans: list[Span] = [("  ", ""), (f"  {name}", MUTED), *_numbers(memory, busy, width, is_live=is_live)]
     heat = "" if isinstance(gpu.temperature_c, Unknown) else f"{gpu.temperature_c} °C"
     power = "" if isinstance(gpu.power_w, Unknown) else f"{gpu.power_w:.0f} W"
-    name_of = gpu.name.removeprefix("NVIDIA ")
+    name_of = gpu.name.removeprefix(f"{vendor().brand} ")
     facts = [heat, power, name_of] if gpu.state is DeviceState.OK else [f"{gpu.state.value}: {gpu.state_reason}"]
     room = max(0, width - sum(len(text) for text, _ in spans))
     said = fit("        " + "  ".join(fact for fact in facts if fact), room)
@@ -204,7 +300,7 @@ def _command(each: RemoteProcess) -> str:
 
 
 def _cells(columns: Iterable[_Column], each: RemoteProcess | None = None, marked: str = "", mark: str = "") -> str:
-    """The cells of a process; without one the heads of the columns, with a mark at one of them."""
+    """Return the cells of a process; without one the heads of the columns, with a mark at one of them."""
     cells = []
     for column in columns:
         text = f"{mark if column.title == marked else ''}{column.title}" if each is None else column.write(each)
@@ -213,7 +309,7 @@ def _cells(columns: Iterable[_Column], each: RemoteProcess | None = None, marked
 
 
 def _job_text(job: JobRanks) -> str:
-    """A job in one line: how many of its ranks are seen, the one that lags, the fullest, the spread between them."""
+    """Return a job in one line: how many of its ranks are seen, the slowest, the fullest, the spread between them."""
     hosts = len({each.host_name for each in job.ranks})
     facts = [f"{len(job.ranks)} of {job.world_size} ranks on {_count(hosts, 'host')}"]
     fullest, behind = job.fullest, job.behind
@@ -226,7 +322,7 @@ def _job_text(job: JobRanks) -> str:
 
 
 def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:
-    """The column headings of the processes; the one that they are sorted by has a mark."""
+    """Return the column headings of the processes; the one that they are sorted by has a mark."""
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
     columns = _columns(state, width, probed=any(each.probe for each in listed))
     text = _cells(columns, None, state.sort.value, mark)
@@ -234,12 +330,12 @@ def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int
 
 
 def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[int, str], Sequence[ListRow]]:
-    """A line a process, and one over the ranks of each job where they stand together."""
-    away = {status.host.name for status in state.statuses if status.phase is not Phase.LIVE}
+    """Return a line a process, and one over the ranks of each job where they stand together."""
+    away = {status.host.name for status in state.statuses if status.phase is not HostPhase.LIVE}
     lines = _with_jobs(listed) if state.sort is HostsSort.RANK else listed
     keys = [each.key if isinstance(each, RemoteProcess) else "" for each in lines]
 
-    def rows(width: int, selected: str) -> Sequence[ListRow]:
+    def rows(width: int, _selected: str) -> Sequence[ListRow]:
         if not listed:
             return [ListRow(((f"  {_why_none(state)}", MUTED),))]
         columns = _columns(state, width, probed=any(each.probe for each in listed))
@@ -274,7 +370,7 @@ def _why_none(state: HostsState) -> str:
 
 
 def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
-    """What the list of processes is of."""
+    """Return what the list of processes is of."""
     which = [f"on {state.only}"] if state.only else []
     which += [f"matching “{state.filter}”"] if state.filter else []
     count = "1 process" if len(listed) == 1 else f"{len(listed)} processes"
@@ -282,7 +378,7 @@ def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
 
 
 def chosen_rows(state: HostsState, name: str, width: int) -> list[Row]:
-    """The host under the cursor in full: its state, in as many lines as that takes."""
+    """Return the host under the cursor in full: its state, in as many lines as that takes."""
     status = next((each for each in state.statuses if each.host.name == name), None)
     if status is None:
         return [[]]

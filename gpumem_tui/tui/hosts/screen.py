@@ -2,135 +2,104 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.events import Resize
-from textual.message import Message
+from textual.geometry import Size
 
-from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.history import History
-from gpumem_tui.monitor.recording_file import when
-from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
-from gpumem_tui.remote.connection import Connection
-from gpumem_tui.remote.fleet import WatchedHost, WatchedHosts
-from gpumem_tui.remote.processes import RemoteProcess
-from gpumem_tui.remote.ssh import SshOptions
-from gpumem_tui.remote.status import HostStatus, Phase
-from gpumem_tui.tui.hosts.help import hosts_help
+from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.recording.file import when
+from gpumem_tui.recording.player import PlayedHost, Player
+from gpumem_tui.remote.connection import Connection, Fleet, WatchedHosts
+from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess
+from gpumem_tui.settings import Settings
+from gpumem_tui.tui.hosts.one import HostMonitor, HostSource, end_there, host_parts
 from gpumem_tui.tui.hosts.rows import (
+    HostsState,
     chosen_rows,
+    gpu_to_plan_for,
     hosts_header,
     hosts_heading,
     hosts_rows,
+    listed_processes,
     processes_heading,
     processes_rows,
     processes_title,
 )
-from gpumem_tui.tui.hosts.state import HostsSort, HostsState, gpu_to_plan_for, listed_processes
-from gpumem_tui.tui.kit.acts import Act, permitted, refused
-from gpumem_tui.tui.kit.background import in_daemon_thread, setter_for
-from gpumem_tui.tui.kit.figures import MUTED, clock
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.figures import MUTED, Row, clock
 from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS, ReplayKeys
+from gpumem_tui.tui.monitor.process_actions import END_BINDINGS
+from gpumem_tui.tui.monitor.table_screen import SORT, UNFILTER, Ending, TableScreen
+from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 if TYPE_CHECKING:
-    from textual.widgets import Input
+    pass
 
-    from gpumem_tui.monitor.replay import Replay
-    from gpumem_tui.tui.hosts.one import HostMonitor
-    from gpumem_tui.tui.process.dialogs import Ending
 
 _TICK_S = 1.0
 """Ages go on without news."""
-_SHORTEST_S = 0.25
-"""Between two pictures, however many hosts have news."""
 _HOSTS_SHARE = 0.5
-
-MakeMonitor = Callable[[WatchedHost, History], "HostMonitor"]
+_EXPAND = "The GPUs of the host below it, or not"
+_MONITOR = "The full Monitor of the host; esc there leads back"
+_FILTER = "Filter by host, gpu3, pid, user or command; esc clears"
 
 
 class HostList(RowList):
     """Hosts, or processes of theirs: enter leads to the host's Monitor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "choose", "its Monitor", key_display="enter", tooltip="The full Monitor of this host"),
+        Binding("enter", "choose", "its Monitor", key_display="enter", tooltip=_MONITOR),
+        Binding("right", "screen.turn(1)", show=False, tooltip=_EXPAND),
+        Binding("left", "screen.turn(-1)", show=False, tooltip=_EXPAND),
     ]
 
 
-class HostsScreen(ReplayKeys):
+class HostsScreen(TableScreen[HostsState]):
     """Shows what the connections say; never waits for one.
 
     Args:
         fleet: started already, stopped when the screen ends.
-        make_monitor: the Monitor of one host, and what remembers its past.
-        make_history: for a host whose Monitor is opened for the first time.
-        replay: what plays the recording that the fleet is of; None for what is now.
+        settings: of the hosts' Monitors.
         allow_signals: offer to end processes there.
     """
 
     CSS_PATH = "screen.tcss"
     SMALLEST = (60, 12)
+    TOPIC = "hosts"
+    WORDS = "host, gpu3, pid, user, command"
+    SHORTEST_S = 0.25
     AUTO_FOCUS = "#hosts"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "expand", "GPUs", tooltip="The GPUs of this host, or not"),
+        Binding("x", "expand", "GPUs", tooltip=_EXPAND),
         Binding("f", "only", "this host", tooltip="Only the processes of this host, or of all"),
-        Binding("s", "sort(1)", "sort", tooltip="Sort the processes by the next column"),
-        Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
-        Binding("e", "search", "search", tooltip="Search the largest batch that fits on this host"),
+        Binding("s", "sort(1)", "sort", tooltip=SORT),
+        Binding("slash", "filter", "filter", key_display="/", tooltip=_FILTER),
+        Binding("e", "search", "search", tooltip="Search on this host: the form, with its name in it"),
         Binding("o", "plan", "plan", tooltip="Plan for the GPU of the process, or for the emptiest of this host"),
         Binding("c", "connect", "connect now", tooltip="Try the hosts that are away at once"),
-        Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
-        Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
+        *END_BINDINGS,
         Binding("tab", "other", "other list", tooltip="To the other list"),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        Binding("greater_than_sign", "sort(1)", show=False),
-        Binding("less_than_sign", "sort(-1)", show=False),
-        Binding("r", "reverse", show=False),
-        Binding("f1", "help", show=False),
-        Binding("escape", "unfilter", show=False),
+        Binding("f1", "app.help", show=False),
+        Binding("escape", "unfilter", show=False, tooltip=UNFILTER),
         *REPLAY_BINDINGS,
     ]
 
-    class SearchWanted(Message):
-        """The user wants to search on a host, which is reached by `ssh`."""
-
-        def __init__(self, host: str, ssh: SshOptions) -> None:
-            super().__init__()
-            self.host = host
-            self.ssh = ssh
-
-    class PlanWanted(Message):
-        """The user wants to plan for a GPU of a host."""
-
-        def __init__(self, gpu: Gpu) -> None:
-            super().__init__()
-            self.gpu = gpu
-
-    def __init__(
-        self,
-        fleet: WatchedHosts,
-        make_monitor: MakeMonitor,
-        make_history: Callable[[], History],
-        replay: Replay[Any] | None = None,
-        *,
-        allow_signals: bool = False,
-    ) -> None:
+    def __init__(self, fleet: Fleet | Player, settings: Settings, *, allow_signals: bool = False) -> None:
         super().__init__()
-        self.replay = replay
-        self._fleet = fleet
-        self._make_monitor = make_monitor
-        self._make_history = make_history
+        self.replay = fleet if isinstance(fleet, Player) else None
+        self._fleet: WatchedHosts = fleet
+        self._settings = settings
         self._hosts, self._processes = HostList(id="hosts"), HostList(id="hosts-processes")
         self._allow_signals = allow_signals
         self._histories: dict[str, History] = {}
@@ -139,9 +108,9 @@ class HostsScreen(ReplayKeys):
         self._open = ""
 
     @property
-    def state(self) -> HostsState:
-        """What is shown."""
-        return self._state
+    def listed(self) -> HostList:
+        """The processes."""
+        return self._processes
 
     def compose_parts(self) -> ComposeResult:
         """Header, hosts, processes, keys; and what is shown in their place."""
@@ -156,32 +125,21 @@ class HostsScreen(ReplayKeys):
     def on_mount(self) -> None:
         """Show what there is, and look for more."""
         self._said = self.query_one("#hosts-chosen", Lines)
-        news = asyncio.Event()
-        self._fleet.subscribe(setter_for(news))
-        self.set_interval(_TICK_S, self._look)
-        self._look()
-        self.run_worker(self._follow(news))
+        self.set_interval(_TICK_S, self.look)
+        self.follow(self._fleet.subscribe)
 
-    def on_resize(self, event: Resize) -> None:
-        """A tiny terminal gets one line that says what is needed."""
-        self.fit_terminal(event)
+    def laid_out(self, _size: Size) -> None:
+        """Draw for another size of the terminal."""
         self._draw()
 
     def on_screen_resume(self) -> None:
-        """Back from a host's Monitor."""
+        """Show what has come while a host's Monitor was open."""
         self._open = ""
-        self._look()
+        self.look()
 
     # What comes in
 
-    async def _follow(self, news: asyncio.Event) -> None:
-        while True:
-            await news.wait()
-            news.clear()
-            self._look()
-            await asyncio.sleep(_SHORTEST_S)
-
-    def _look(self) -> None:
+    def look(self) -> bool:
         """Take in all hosts' states, and the history of those whose Monitor has been opened."""
         if self.has_jumped():
             self._histories.clear()  # of another time
@@ -190,6 +148,7 @@ class HostsScreen(ReplayKeys):
             self._remember(status)
         now_s = time.monotonic() if self.replay is None else self.replay.shown_s
         self._enter(replace(self._state, statuses=statuses, now_s=now_s))
+        return True
 
     def _remember(self, status: HostStatus) -> None:
         name = status.host.name
@@ -212,15 +171,6 @@ class HostsScreen(ReplayKeys):
     def _process_chosen(self, message: RowList.Chosen) -> None:
         self._open_host(message.key.partition("\t")[0])
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """What is typed counts at once, unless it is a time."""
-        self._enter(replace(self._state, filter="" if self.is_time(event.value) else event.value))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Back to the list; the filter stays, and to the time that was typed it goes."""
-        self.go_to(event.input)
-        self._close_filter()
-
     # Keys
 
     @property
@@ -237,7 +187,7 @@ class HostsScreen(ReplayKeys):
         return next((each for each in listed if each.key == key), None) if key else None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Ending is offered only where it can be done; what is past cannot be connected to."""
+        """Offer to end only where that can be done; what is past cannot be connected to."""
         if action == "end":
             return self._allow_signals and permitted(self, Act.END) and self._processes.has_focus
         if action == "search":
@@ -246,28 +196,15 @@ class HostsScreen(ReplayKeys):
 
     def action_end(self, ending: Ending) -> None:
         """Ask, then end the chosen process: the one that was asked about, whatever its pid means by then."""
-        from gpumem_tui.tui.process.dialogs import ConfirmScreen
-
         chosen = self.chosen_process
         host = None if chosen is None else chosen.known
         if chosen is None or host is None or refused(self, Act.END):
             return
         connection = self._fleet.connections[chosen.host_name]
-        if not isinstance(connection, Connection):
-            return  # what is past cannot be ended
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.run_worker(self._signal(connection, host, ending))
-
-        about = f"pid {host.pid} of {host.user} on {chosen.host_name}, GPU {chosen.place}: {host.command or host.name}"
-        self.app.push_screen(ConfirmScreen(ending, about), answered)
-
-    async def _signal(self, connection: Connection, host: HostProcess, ending: Ending) -> None:
-        from gpumem_tui.tui.hosts.one import end_there
-
-        said, failed = await in_daemon_thread(lambda: end_there(connection, host, ending))
-        self.notify(said, severity="error" if failed else "information")
+        if isinstance(connection, Connection):  # what is past cannot be ended
+            program = host.command or host.name
+            about = f"pid {host.pid} of {host.user} on {chosen.host_name}, GPU {chosen.place}: {program}"
+            self.ask_to_end(ending, about, lambda: end_there(connection, host, ending))
 
     def _open_host(self, name: str) -> None:
         connection = self._fleet.connections.get(name)
@@ -276,11 +213,14 @@ class HostsScreen(ReplayKeys):
         status = connection.status
         if status.report is None:
             said = status.problem or "it has not answered yet"
-            self.app.notify(said, title=name, severity="error" if status.phase is Phase.AWAY else "information")
+            self.app.notify(said, title=name, severity="error" if status.phase is HostPhase.AWAY else "information")
             return
-        history = self._histories.setdefault(name, self._make_history())
+        parts = host_parts(connection, self._settings)
+        parts["history"] = self._histories.setdefault(name, parts["history"])
+        parts["past"] = connection.past if isinstance(connection, PlayedHost) else tuple
+        signalled = connection if self._allow_signals and isinstance(connection, Connection) else None
         self._open = name
-        self.app.push_screen(self._make_monitor(connection, history))
+        self.app.push_screen(HostMonitor(HostSource(connection), signalled, replay=self.replay, **parts))
 
     def action_turn(self, way: int) -> None:
         """Right lists the GPUs of the host, left takes them away."""
@@ -289,32 +229,22 @@ class HostsScreen(ReplayKeys):
         self._enter(replace(self._state, opened=opened | {name} if way > 0 else opened - {name}))
 
     def action_expand(self) -> None:
-        """The GPUs of the host under the cursor, or not."""
+        """List the GPUs of the host under the cursor, or no more."""
         self.action_turn(-1 if self.chosen in self._state.opened else 1)
 
     def action_only(self) -> None:
-        """The processes of the host under the cursor, or of all."""
+        """List the processes of the host under the cursor, or of all."""
         self._enter(replace(self._state, only="" if self._state.only else self.chosen))
-
-    def action_sort(self, step: int) -> None:
-        """The next column, or the one before."""
-        orders = list(HostsSort)
-        there = orders[(orders.index(self._state.sort) + step) % len(orders)]
-        self._enter(replace(self._state, sort=there, reverse=False))
-
-    def action_reverse(self) -> None:
-        """The other way round."""
-        self._enter(replace(self._state, reverse=not self._state.reverse))
 
     def action_connect(self) -> None:
         """Try the hosts that are away at once."""
         self._fleet.connect_now()
 
     def action_search(self) -> None:
-        """The trials run there."""
+        """Search on the host: the trials run there."""
         connection = self._fleet.connections.get(self.chosen)
         if isinstance(connection, Connection) and not refused(self, Act.SEARCH):
-            self.post_message(self.SearchWanted(connection.host.name, connection.ssh))
+            self.post_message(self.Wanted("search", (connection.host.name, connection.ssh)))
 
     def action_plan(self) -> None:
         """For a GPU of the host, from what the host says of it."""
@@ -322,43 +252,31 @@ class HostsScreen(ReplayKeys):
         if isinstance(gpu, Unknown):
             self.notify(f"no plan: {gpu.reason}", title=self.chosen, severity="warning")
         else:
-            self.post_message(self.PlanWanted(gpu))
+            self.post_message(self.Wanted("plan", gpu))
 
     def action_other(self) -> None:
         """From the hosts to the processes, and back."""
         (self._hosts if self._processes.has_focus else self._processes).focus()
         self.refresh_bindings()
 
-    async def action_filter(self) -> None:
-        """Ask for words; what is typed counts at once."""
-        from textual.widgets import Input
-
-        if not self.query(Input):
-            await self.mount(
-                Input(placeholder="host, gpu3, pid, user, command", compact=True), before=self.query_one(KeyBar)
-            )
-        self.add_class("-filtering")
-        self.query_one(Input).focus()
-
     def action_unfilter(self) -> None:
-        """All processes again."""
-        from textual.widgets import Input
+        """List all processes of all hosts again."""
+        self._state = replace(self._state, only="")
+        super().action_unfilter()
 
-        for typed in self.query(Input):
-            typed.value = ""
-        self._close_filter()
-        self._enter(replace(self._state, filter="", only=""))
+    def has_key(self, action: str) -> bool:
+        """Return whether an action can be done here: not to what is past, nor to processes unless that is allowed."""
+        if action in ("connect", "search"):
+            return self.replay is None
+        return self._allow_signals if action == "end" else super().has_key(action)
 
-    def _close_filter(self) -> None:
-        if self.has_class("-filtering"):
-            self.remove_class("-filtering")
-            self._processes.focus()
+    def help_lines(self) -> Iterator[Row]:
+        """Yield what is done to hosts, and what is not."""
+        from gpumem_tui.tui.kit.help import help_entries
 
-    def action_help(self) -> None:
-        """The keys and the columns."""
-        from gpumem_tui.tui.kit.dialogs import HelpScreen
-
-        self.app.push_screen(HelpScreen([*self.replay_help(), *hosts_help(allow_signals=self._allow_signals)]))
+        ended = "only what you end is ended" if self._allow_signals else "nothing is ended (--allow-signals offers it)"
+        yield from help_entries([("", f"Nothing is installed or written on hosts; {ended}.")])
+        yield []
 
     def cancel(self) -> None:
         """End all connections; safe to call from any thread."""

@@ -1,4 +1,4 @@
-"""Work beside the event loop that may never come back."""
+"""Work beside the event loop that may never come back, and what goes wrong in it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from textual.app import App
+
+from gpumem_tui.errors import own_error
 
 T = TypeVar("T")
 
 
 def setter_for(event: asyncio.Event) -> Callable[[], None]:
-    """Sets an event of this event loop, from whatever thread; nothing happens once the loop has ended."""
+    """Return what sets an event of this event loop, from any thread; it does nothing once the loop has ended."""
     loop = asyncio.get_running_loop()
 
     def tell() -> None:
@@ -25,8 +29,10 @@ def setter_for(event: asyncio.Event) -> Callable[[], None]:
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, or what it raises. Unlike asyncio's own threads, one that hangs does not hold up the end
-    of the program."""
+    """Return the result of `work`, or raise what it raises.
+
+    Unlike asyncio's own threads, one that hangs does not hold up the end of the program.
+    """
     done: Future[T] = Future()
     context = contextvars.copy_context()
 
@@ -40,3 +46,12 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     return await asyncio.wrap_future(done)
+
+
+def report_error(app: App[Any], error: BaseException) -> None:
+    """Show an unexpected error on the screen as the program's own, with its file and line; the program goes on."""
+    app.notify(own_error(error), title="Error", severity="error", timeout=_READ_S, markup=False)
+
+
+_READ_S = 30.0
+"""How long an error stays on the screen: it is to be reported."""

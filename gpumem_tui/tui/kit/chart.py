@@ -49,7 +49,7 @@ Stack = tuple[tuple[int, Band], ...]
 
 
 def stacked(edges: Iterable[tuple[float, Band]], top: float, rows: int) -> Stack:
-    """The upper edges of a column, the lowest first, of which `top` is `rows` high. What is there at all shows."""
+    """Return the upper edges of a column, the lowest first; `top` is `rows` high, and what is there at all shows."""
     return tuple((_eighths(edge, top, rows), band) for edge, band in edges)
 
 
@@ -66,12 +66,12 @@ def area_rows(
 
 
 def label_span(text: str, width: int = LABEL_WIDTH) -> Span:
-    """A label left of an area."""
+    """Return a label left of an area."""
     return f"{text:>{width - 1}} ", MUTED
 
 
 def by_column(items: Iterable[tuple[int, T]], columns: int, height: Callable[[T], int]) -> list[T | None]:
-    """The highest item of each column; where there is none, that of the column before."""
+    """Return the highest item of each column; where there is none, that of the column before."""
     shown: list[T | None] = [None] * columns
     for column, item in items:
         there = shown[column]
@@ -88,7 +88,7 @@ def _eighths(size: float, total: float, rows: int) -> int:
 
 @lru_cache(4096)
 def _area_column(stack: Stack, rows: int) -> tuple[Span, ...]:
-    """The cells of a column from the top down. Of a chart over time all but the newest were drawn before."""
+    """Return the cells of a column from the top down. Of a chart over time all but the newest were drawn before."""
     return tuple(_area_cell(stack, row) for row in range(rows - 1, -1, -1))
 
 
@@ -129,12 +129,12 @@ class TimeAxis:
         return self.start_s + (self.columns - 0.5) * self.step_s
 
     def time_at(self, x: int) -> float | None:
-        """The middle of what is drawn at a column of the widget; None beside the chart."""
+        """Return the middle of what is drawn at a column of the widget; None beside the chart."""
         column = x - self.labels
         return self.start_s + (column + 0.5) * self.step_s if 0 <= column < self.columns else None
 
     def column_at(self, time_s: float | None) -> int | None:
-        """The inverse, without the labels; None beyond the chart."""
+        """Return the inverse, without the labels; None beyond the chart."""
         if time_s is None:
             return None
         column = int((time_s - self.start_s) // self.step_s)
@@ -158,7 +158,7 @@ class TimeAxis:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its largest units: "90s" is "1m30s", two hours are "2h"."""
+    """Return a length of time in its largest units: "90s" is "1m30s", two hours are "2h"."""
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
     parts = [f"{hours}h" if hours else "", f"{minutes}m" if minutes else "", f"{rest}s" if rest else ""]
@@ -184,11 +184,11 @@ class Plot:
         self._cells: list[Row] = [[(" ", "")] * columns for _ in range(rows)]
 
     def column_of(self, x: float) -> int:
-        """The column in which an x is drawn."""
+        """Return the column in which an x is drawn."""
         return round(self._across(x)) // _DOTS_ACROSS
 
     def row_of(self, y: float) -> int:
-        """The row in which a y is drawn, counted from the top."""
+        """Return the row in which a y is drawn, counted from the top."""
         return round(self._down(y)) // _DOTS_DOWN
 
     def line(self, points: Sequence[Point], style: str) -> None:
@@ -202,18 +202,18 @@ class Plot:
                 self._cells[row][column] = chr(_BRAILLE + self._bits[row][column]), style
 
     def mark(self, x: float, y: float, glyph: str, style: str) -> None:
-        """A point in a cell of its own, over what is there."""
+        """Draw a point in a cell of its own, over what is there."""
         self._cells[self.row_of(y)][self.column_of(x)] = glyph, style
 
     def across(self, height: Callable[[float], float | None], x_max: float, glyph: str, style: str) -> None:
-        """A mark a column, at the height of the column's middle, up to `x_max`; nothing where that is None."""
+        """Draw a mark a column, at the height of the column's middle, up to `x_max`; none where that is None."""
         for column in range(self.columns):
             x = x_max * (column + 0.5) / self.columns
             if (y := height(x)) is not None:
                 self._cells[self.row_of(y)][column] = glyph, style
 
     def upright(self, x: float, glyph: str, style: str) -> None:
-        """A mark a row at an x, behind what is there."""
+        """Draw a mark a row at an x, behind what is there."""
         column = self.column_of(x)
         for row in self._cells:
             if row[column][0] == " ":
@@ -272,7 +272,7 @@ def number(value: float) -> str:
 
 
 def nice_ceiling(value: float) -> float:
-    """The next round number: where an axis may end.
+    """Return the next round number: where an axis may end.
 
     >>> nice_ceiling(23.0)
     25.0
@@ -295,6 +295,6 @@ def ticks(top: float, most: int, least_step: float = 0.0) -> list[float]:
 
 
 def _round_up(value: float, steps: Sequence[float]) -> float:
-    """The next of these steps of a power of ten."""
+    """Return the next of these steps of a power of ten."""
     power = 10.0 ** floor(log10(value))
     return next((step * power for step in steps if value <= step * power), 10 * power)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -13,11 +14,11 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.control import Option
-from gpumem_tui.plan.digits import by_digit
+from gpumem_tui.plan.control import Option, by_digit
 from gpumem_tui.tui.kit.dialogs import PickScreen
 
 _OPENS = "▾"
+_TURN = "The choice before, the next one"
 
 
 class ChoiceField(Widget, can_focus=True):
@@ -31,9 +32,9 @@ class ChoiceField(Widget, can_focus=True):
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "turn(-1)", show=False),
-        Binding("right", "turn(1)", show=False),
-        Binding("enter,space", "list", show=False),
+        Binding("left", "turn(-1)", show=False, tooltip=_TURN),
+        Binding("right", "turn(1)", show=False, tooltip=_TURN),
+        Binding("enter,space", "list", show=False, tooltip="All there is to choose from"),
     ]
     DEFAULT_CSS = """
     ChoiceField { height: 1; background: $surface; color: $foreground; }
@@ -42,12 +43,11 @@ class ChoiceField(Widget, can_focus=True):
 
     value: reactive[str] = reactive("", init=False)
 
+    @dataclass
     class OfField(Message):
         """Something about a choice."""
 
-        def __init__(self, field: ChoiceField) -> None:
-            super().__init__()
-            self.field = field
+        field: ChoiceField
 
         @property
         def control(self) -> ChoiceField:
@@ -76,7 +76,7 @@ class ChoiceField(Widget, can_focus=True):
         self.refresh()
 
     def render(self) -> Content:
-        """The value, and at the right that there are others."""
+        """Return the value, and at the right that there are others."""
         width = self.content_size.width
         label = self._labels[self.value]
         return Content(f"{label[: width - 2]:<{width - 2}} {_OPENS}")
@@ -86,7 +86,7 @@ class ChoiceField(Widget, can_focus=True):
         self.post_message(self.Changed(self))
 
     def on_key(self, event: Key) -> None:
-        """A digit picks the value at its place."""
+        """Pick the value at the place of a digit."""
         if event.character is None or event.character not in "0123456789":
             return
         event.stop()
@@ -98,7 +98,7 @@ class ChoiceField(Widget, can_focus=True):
             self.value = values[found]
 
     def action_turn(self, way: int) -> None:
-        """The value before or after this one; there is none before the first nor after the last."""
+        """Choose the value before or after this one; there is none before the first nor after the last."""
         values = list(self._labels)
         self.value = values[min(max(0, values.index(self.value) + way), len(values) - 1)]
 
@@ -114,5 +114,5 @@ class ChoiceField(Widget, can_focus=True):
         self.app.push_screen(PickScreen(self._title, options, self._labels[self.value]), picked)
 
     def on_click(self) -> None:
-        """A click opens the list."""
+        """Open the list."""
         self.action_list()

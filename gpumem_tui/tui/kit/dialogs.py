@@ -1,30 +1,74 @@
-"""Dialogues over any screen: a list to pick from, a name to type, a text to read or take along, the help."""
+"""Dialogues over any screen: a list to pick from, a name to type, a text or a report to read, a question, a wait."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Click, Resize
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option as ListOption
 
 from gpumem_tui.plan.control import Option
-from gpumem_tui.tui.kit.acts import Act, permitted, refused
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span
-from gpumem_tui.tui.kit.lines import assembled
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, span_width
+from gpumem_tui.tui.kit.lines import Lines, assembled
+from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 
-_HELP_NAME_WIDTH = 11
+Answer = TypeVar("Answer")
+_TICK_S = 1.0
+_PAGE_GAP = "   "
 
 
-class PickScreen(ModalScreen[str | None]):
-    """Gives back the value that was picked; None for none.
+class Dialog(ModalScreen[Answer]):
+    """A box in the middle of the screen below it."""
+
+    CSS_PATH = Path(__file__).with_name("dialogs.tcss")
+
+
+class ScrolledDialog(Dialog[Answer]):
+    """A box whose `VerticalScroll` the usual keys move."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll(-1)", show=False),
+        Binding("down,j", "scroll(1)", show=False),
+        Binding("pageup", "leaf(-1)", show=False),
+        Binding("pagedown", "leaf(1)", show=False),
+        Binding("home", "jump(0)", show=False),
+        Binding("end", "jump(1)", show=False),
+    ]
+
+    @property
+    def scrolled(self) -> VerticalScroll:
+        """What the keys scroll."""
+        return self.query_one(VerticalScroll)
+
+    def action_scroll(self, lines: int) -> None:
+        """Scroll by lines."""
+        self.scrolled.scroll_relative(y=lines, animate=False)
+
+    def action_leaf(self, step: int) -> None:
+        """Scroll by screenfuls."""
+        self.scrolled.scroll_relative(y=step * max(1, self.scrolled.size.height - 1), animate=False)
+
+    def action_jump(self, end: int) -> None:
+        """Scroll to the first line or to the last."""
+        self.scrolled.scroll_to(y=self.scrolled.max_scroll_y * end, animate=False)
+
+
+# What is picked or typed
+
+
+class PickScreen(Dialog[str | None]):
+    """A list to pick from; the result is the value that was picked, None for none.
 
     Args:
         title: what is picked. `current`: the value to begin on.
@@ -32,7 +76,6 @@ class PickScreen(ModalScreen[str | None]):
         delete: removes one of the `deletable` values; returns why it could not, "" if it did.
     """
 
-    CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "cancel"),
         Binding("up", "move(-1)", show=False, priority=True),
@@ -62,7 +105,7 @@ class PickScreen(ModalScreen[str | None]):
         self._doomed = ""
 
     def compose(self) -> ComposeResult:
-        """A filter over the list."""
+        """Yield a filter over the list."""
         with Vertical(classes="dialog") as box:
             box.border_title = self._about
             deletes = "ctrl+d deletes · " if self._delete is not None else ""
@@ -72,7 +115,7 @@ class PickScreen(ModalScreen[str | None]):
             yield Static(id="complaints")
 
     def on_mount(self) -> None:
-        """Everything, with the cursor on what is set now."""
+        """List everything, with the cursor on what is set now."""
         self._complain(*self._complaints)
         self.query_one(OptionList).can_focus = False
         self._list("")
@@ -86,23 +129,23 @@ class PickScreen(ModalScreen[str | None]):
         self.dismiss(event.option_id)
 
     def action_move(self, steps: int) -> None:
-        """Up or down in the list, while the keys type into the filter."""
+        """Move up or down in the list, while the keys type into the filter."""
         options = self.query_one(OptionList)
         if options.option_count:
             options.highlighted = min(max(0, (options.highlighted or 0) + steps), options.option_count - 1)
 
     def action_pick(self) -> None:
-        """Give back the one under the cursor."""
+        """Give back the value under the cursor."""
         options = self.query_one(OptionList)
         if options.highlighted is not None:
             self.dismiss(options.get_option_at_index(options.highlighted).id)
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only from a list that says so can something be deleted."""
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """Offer to delete only from a list that can."""
         return self._delete is not None if action == "delete" else True
 
     def action_delete(self) -> None:
-        """Remove the one under the cursor, asked for twice."""
+        """Remove the value under the cursor, after asking once more."""
         options = self.query_one(OptionList)
         if self._delete is None or options.highlighted is None:
             return
@@ -120,36 +163,33 @@ class PickScreen(ModalScreen[str | None]):
             self._list(self.query_one("#filter", Input).value)
 
     def _complain(self, *lines: str) -> None:
-        said = self.query_one("#complaints", Static)
-        said.display = bool(lines)
-        said.update(Content("\n".join(lines)))
+        complaints = self.query_one("#complaints", Static)
+        complaints.display = bool(lines)
+        complaints.update(Content("\n".join(lines)))
 
     def _list(self, wanted: str) -> None:
         words = wanted.lower().split()
-        found = [o for o in self._options if all(word in f"{o.value} {o.note}".lower() for word in words)]
+        matching = [o for o in self._options if all(word in f"{o.value} {o.note}".lower() for word in words)]
         width = max((len(option.value) for option in self._options), default=0) + 2
         options = self.query_one(OptionList)
         options.set_options(
             ListOption(Content.assemble(f"{option.value:<{width}}", (option.note, MUTED)), id=option.value)
-            for option in found
+            for option in matching
         )
-        values = [option.value for option in found]
+        values = [option.value for option in matching]
         if values:
             options.highlighted = values.index(self._current) if self._current in values and not words else 0
-            self.call_after_refresh(
-                options.scroll_to_highlight
-            )  # there is nothing to scroll before the list has a size
+            self.call_after_refresh(options.scroll_to_highlight)  # before the list has a size nothing can scroll
 
 
-class NameScreen(ModalScreen[str | None]):
-    """Gives back the name under which something was saved; None for nothing saved.
+class NameScreen(Dialog[str | None]):
+    """A name to type; the result is the name under which something was saved, None for nothing saved.
 
     Args:
         name: to begin with.
         save: saves under a name; returns why it could not, "" if it did.
     """
 
-    CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "do not save")]
 
     def __init__(self, title: str, name: str, save: Callable[[str], str]) -> None:
@@ -159,7 +199,7 @@ class NameScreen(ModalScreen[str | None]):
         self._save = save
 
     def compose(self) -> ComposeResult:
-        """One field."""
+        """Yield one field."""
         with Vertical(classes="dialog") as box:
             box.border_title = self._about
             box.border_subtitle = "enter saves · esc leaves"
@@ -176,7 +216,10 @@ class NameScreen(ModalScreen[str | None]):
             self.dismiss(name)
 
 
-class TextScreen(ModalScreen[None]):
+# What is read
+
+
+class TextScreen(ScrolledDialog[str | None]):
     """A text to read; with `plain`, the same to copy or to keep.
 
     Args:
@@ -184,15 +227,10 @@ class TextScreen(ModalScreen[None]):
         file_name: where it is written, in the folder the program was started in.
     """
 
-    CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter,h,question_mark", "dismiss", "close"),
+        Binding("escape,q,enter,h,question_mark", "dismiss(None)", "close"),
         Binding("y", "copy", "copy"),
         Binding("w", "write", "write"),
-        Binding("up", "scroll(-1)", show=False),
-        Binding("down", "scroll(1)", show=False),
-        Binding("pageup", "scroll(-10)", show=False),
-        Binding("pagedown", "scroll(10)", show=False),
     ]
 
     def __init__(self, title: str, lines: Sequence[Sequence[Span]], plain: str = "", file_name: str = "") -> None:
@@ -202,25 +240,43 @@ class TextScreen(ModalScreen[None]):
         self._plain = plain
         self._file_name = file_name
 
+    @property
+    def heading(self) -> str:
+        """The title of the box."""
+        return self._about
+
+    @property
+    def keys_offered(self) -> str:
+        """The keys that the frame names."""
+        writes = f"w writes {self._file_name} · " if permitted(self, Act.WRITE) else ""
+        return f"y copies · {writes}" if self._plain else ""
+
     def compose(self) -> ComposeResult:
-        """One scrollable text."""
-        with VerticalScroll(classes="dialog", can_focus=False) as box:
-            box.border_title = self._about
-            writes = f"w writes {self._file_name} · " if permitted(self, Act.WRITE) else ""
-            keeps = f"y copies · {writes}" if self._plain else ""
-            box.border_subtitle = f"{keeps}esc closes"
+        """Yield one scrollable text."""
+        with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(assembled(self._lines))
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what is there to take can be taken."""
+    def on_mount(self) -> None:
+        """Write title and keys into the frame."""
+        self.scrolled.border_title = self.heading
+        self.scrolled.border_subtitle = f"{self.keys_offered}esc closes"
+
+    def show_lines(self, lines: Sequence[Sequence[Span]]) -> None:
+        """Show a later text."""
+        if lines != self._lines:
+            self._lines = lines
+            self.query_one(Static).update(assembled(lines))
+
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """Offer to copy and to write only a text that can be taken."""
         return bool(self._plain) if action in ("copy", "write") else True
 
     def action_copy(self) -> None:
-        """To the clipboard."""
+        """Copy to the clipboard."""
         copy_to_clipboard(self, self._plain)
 
     def action_write(self) -> None:
-        """To a file in the folder that the program was started in; never over one that is there."""
+        """Write a file in the folder that the program was started in; never over one that exists."""
         if refused(self, Act.WRITE):
             return
         path = Path(self._file_name)
@@ -234,30 +290,227 @@ class TextScreen(ModalScreen[None]):
         else:
             self.notify(f"wrote {path.resolve()}")
 
-    def action_scroll(self, lines: int) -> None:
-        """Up or down."""
-        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
-
-
-class HelpScreen(TextScreen):
-    """A screen's help, over it."""
-
-    def __init__(self, lines: Sequence[Row]) -> None:
-        super().__init__("Help", lines)
-
 
 def copy_to_clipboard(screen: Screen[Any], text: str) -> None:
-    """To the terminal's clipboard (OSC 52), over SSH too where the terminal allows it; and say what was copied."""
+    """Copy to the terminal's clipboard (OSC 52), over SSH too where the terminal allows it; and say what was copied."""
     screen.app.copy_to_clipboard(text)
     what = text if "\n" not in text else f"{text.count(chr(10))} lines"
     screen.notify(f"copied, if the terminal lets programs do that: {what}", markup=False)
 
 
-def help_heading(text: str) -> Row:
-    """Above a group of entries of a help."""
-    return [(text, "bold $primary")]
+class DetailsScreen(TextScreen):
+    """All that is known of a process; the result is the Monitor's action that the user wants, None for none.
+
+    Args:
+        lines: the text; `may_end`: offer to end the process; `may_look`: to look into its next step.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "dismiss('look')", "look"),
+        Binding("T", "dismiss('end(\"terminate\")')", "terminate"),
+        Binding("K", "dismiss('end(\"kill\")')", "kill"),
+    ]
+
+    def __init__(self, lines: Sequence[Row], *, may_end: bool, may_look: bool) -> None:
+        super().__init__("Process", lines)
+        self._may_end = may_end
+        self._may_look = may_look
+        self._is_listed = True
+
+    @property
+    def heading(self) -> str:
+        """Say whether these are the last figures of a process that is gone."""
+        return self._about if self._is_listed else "Process: no longer listed, these were its last figures"
+
+    @property
+    def keys_offered(self) -> str:
+        """The keys that do something with the process."""
+        look = "l look · " if self._may_look and self._is_listed else ""
+        return f"{look}T terminate · K kill · " if self._may_end and self._is_listed else look
+
+    def show(self, lines: Sequence[Row] | None) -> None:
+        """Show later figures; None once the process is no longer listed."""
+        if not self.is_mounted:
+            return
+        if self._is_listed != (lines is not None):
+            self._is_listed = lines is not None
+            self.on_mount()
+        if lines is not None:
+            self.show_lines(lines)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer to end and to look only where that can be done."""
+        if action != "dismiss" or parameters == (None,):
+            return super().check_action(action, parameters)
+        return self._is_listed and (self._may_look if parameters == ("look",) else self._may_end)
 
 
-def help_entry(name: str, what: str) -> Row:
-    """A key, a column or a mark, and what it means."""
-    return [(f"{name:<{_HELP_NAME_WIDTH}}", "bold"), (what, "")]
+@dataclass(frozen=True)
+class Page:
+    """One page of a report. `rows`: what stands on it at a width in cells."""
+
+    name: str
+    rows: Callable[[int], list[Row]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a `PagesScreen` shows. `note`: a line above the pages; empty for none."""
+
+    title: str
+    pages: tuple[Page, ...]
+    note: str = ""
+
+
+class PagesScreen(ScrolledDialog[None]):
+    """A report of one page or several."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter,q", "dismiss(None)", "close"),
+        Binding("right,tab", "turn(1)", "next page"),
+        Binding("left,shift+tab", "turn(-1)", show=False),
+    ]
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+        self._at = 0
+
+    def compose(self) -> ComposeResult:
+        """Yield the names of the pages over the one that is shown."""
+        with Vertical(id="report"):
+            yield Lines(id="names")
+            with VerticalScroll(id="page", can_focus=False):
+                yield Lines(id="rows")
+
+    def on_resize(self, _event: Resize) -> None:
+        """Draw the page for its width."""
+        self.call_after_refresh(self._draw)
+
+    def on_click(self, event: Click) -> None:
+        """Turn to the page whose name was clicked."""
+        if event.widget is not None and event.widget.id == "names":
+            offset, start = event.get_content_offset(event.widget), 0
+            for index, page in enumerate(self._report.pages):
+                end = start + span_width([(page.name, "")])
+                if offset is not None and start <= offset.x < end:
+                    self._turn_to(index)
+                start = end + len(_PAGE_GAP)
+
+    def show(self, report: Report) -> None:
+        """Show newer figures."""
+        self._report = report
+        if self.is_mounted:
+            self._draw()
+
+    def action_turn(self, step: int) -> None:
+        """Turn to the next page, or to the one before."""
+        self._turn_to((self._at + step) % len(self._report.pages))
+
+    def _turn_to(self, index: int) -> None:
+        self._at = index
+        self.scrolled.scroll_to(y=0, animate=False)
+        self._draw()
+
+    def _draw(self) -> None:
+        box, names, lines = self.query_one("#report"), self.query_one("#names", Lines), self.query_one("#rows", Lines)
+        if not lines.size.width:
+            return  # before the first layout
+        pages = self._report.pages
+        several = len(pages) > 1
+        box.border_title = Content(self._report.title)  # brackets in a command are no markup
+        box.border_subtitle = f"{'← → pages · ' if several else ''}↑ ↓ scroll · esc closes"
+        names.display = several or bool(self._report.note)
+        named: Row = []
+        for index, page in enumerate(pages if several else ()):
+            named += [(page.name, "bold reverse" if index == self._at else MUTED), (_PAGE_GAP, "")]
+        names.show_rows([[*named, (self._report.note, MUTED)]])
+        drawn = [page.rows(lines.size.width) for page in pages]
+        lines.styles.height = max(1, *map(len, drawn))  # of the longest, so that the frame stays as it is
+        lines.show_rows(drawn[self._at])
+
+
+# A question, a wait
+
+
+class QuestionScreen(Dialog[bool]):
+    """Whether to do something to a process. Nothing is chosen beforehand but to leave it alone.
+
+    Args:
+        verb: what is done; `question`: whether to.
+        about: to which process, in one line; `effect`: what that does to it.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,n,q", "dismiss(False)", "leave it"),
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("left,right", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, verb: str, question: str, about: str, effect: str) -> None:
+        super().__init__()
+        self._verb = verb
+        self._question = question
+        self._about = about
+        self._effect = effect
+
+    def compose(self) -> ComposeResult:
+        """Yield the question and two buttons."""
+        with Vertical(id="confirm") as box:
+            box.border_title = self._question
+            yield Static(Content(self._about), id="about")
+            yield Static(Content(self._effect), id="effect")
+            with Horizontal(id="buttons"):
+                yield Button("Leave it (n)", id="no", compact=True)
+                yield Button(f"{self._verb} (y)", id="yes", variant="error", compact=True)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Give back the answer."""
+        self.dismiss(event.button.id == "yes")
+
+
+class WaitingScreen(Dialog[None]):
+    """Says for how long it has waited; leaving it is leaving off. Stays, with the reason, when it fails.
+
+    Args:
+        title: what is under way; `about`: with whom, in one line; `effect`: what that means, and what leaving off does.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "cancel")]
+
+    def __init__(self, title: str, about: str, effect: str) -> None:
+        super().__init__()
+        self._about = about
+        self._effect = effect
+        self._doing = title
+        self._stage = "waiting"
+        self._began_s = time.monotonic()
+
+    def compose(self) -> ComposeResult:
+        """Yield three texts."""
+        with Vertical(id="confirm", classes="waiting") as box:
+            box.border_title = self._doing
+            box.border_subtitle = "esc leaves off"
+            yield Static(Content(self._about), id="about")
+            yield Static(Content(self._effect), id="effect")
+            yield Static(self._stage, id="outcome")
+
+    def on_mount(self) -> None:
+        """Count the seconds."""
+        self._clock = self.set_interval(_TICK_S, self._tick)
+
+    def tell(self, stage: str) -> None:
+        """Say how far it is, from any thread; shown with the next second."""
+        self._stage = stage
+
+    def fail(self, reason: str) -> None:
+        """Say why it came to nothing, until that is read."""
+        self._clock.stop()
+        self.query_one("#confirm").border_subtitle = "esc closes"
+        self.query_one("#effect").display = False
+        outcome = self.query_one("#outcome", Static)
+        outcome.add_class("failed")
+        outcome.update(Content(reason))
+
+    def _tick(self) -> None:
+        self.query_one("#outcome", Static).update(f"{self._stage}, {time.monotonic() - self._began_s:.0f} s")

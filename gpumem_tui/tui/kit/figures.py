@@ -30,8 +30,9 @@ MUTED = "$foreground 60%"
 
 
 def compact_bytes(value: Value) -> str:
-    """At most 7 characters, a sign besides: GiB without a unit from 0.1 GiB up, what is smaller or huge by name of its
-    unit; a dash for unknown.
+    """Return a size in at most 7 characters and a sign; a dash for unknown.
+
+    From 0.1 GiB up it is GiB without a unit; what is smaller or huge has its unit's name.
 
     >>> compact_bytes(32_000_000_000)
     '29.80'
@@ -63,7 +64,7 @@ def signed(value: Value) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A relative error with its sign where that shows, at most 6 characters; a dash for None.
+    """Return a relative error with its sign where that shows, at most 6 characters; a dash for None.
 
     >>> percent(0.0123)
     '+1.2%'
@@ -137,7 +138,7 @@ def span_width(spans: Sequence[Span]) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """The text in exactly `width` cells: padded, or cut with an ellipsis; control characters are no part of it."""
+    """Return the text in exactly `width` cells: padded, or cut with an ellipsis, without control characters."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
     if text.isascii():
@@ -148,12 +149,12 @@ def fit(text: str, width: int) -> str:
 
 
 def fit_right(text: str, width: int) -> str:
-    """The text at the right of `width` cells."""
+    """Return the text at the right of `width` cells."""
     return text.rjust(width) if len(text) <= width else fit(text, width)
 
 
 def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
-    """A heading: a thin line between its left and its right text."""
+    """Return a heading: a thin line between its left and its right text."""
     gap = width - span_width(left) - span_width(right)
     if gap < 3:
         return [*left, (" " * max(0, gap), ""), *right]
@@ -162,8 +163,7 @@ def ruled(left: list[Span], right: list[Span], width: int) -> list[Span]:
 
 
 def header_line(subject: Span, facts: Sequence[Span], right: Row, width: int) -> Row:
-    """A screen's first line: the program and what is shown, cut if need be; the facts that there is room for beside
-    what stands right."""
+    """Return a screen's first line: the program, what is shown, and facts as far as there is room beside `right`."""
     left: Row = [(PROGRAM, "bold $primary"), ("  ", "")]
     text, style = subject
     room = width - span_width(left) - span_width(right) - 1
@@ -175,7 +175,7 @@ def header_line(subject: Span, facts: Sequence[Span], right: Row, width: int) ->
 
 
 def age(seconds: float) -> str:
-    """A duration in at most 6 characters, in its largest units, so that it seldom changes.
+    """Return a duration in at most 6 characters, in its largest units, so that it seldom changes.
 
     >>> age(200000)
     '2d07h'
@@ -191,8 +191,26 @@ def age(seconds: float) -> str:
     return f"{days}d{hours % 24:02}h" if days < 100 else f"{days}d"
 
 
+def seconds(reading: float | Unknown) -> str:
+    """Return a duration in three digits or so.
+
+    >>> seconds(0.0123), seconds(12.3)
+    ('12.3 ms', '12.3 s')
+    """
+    if isinstance(reading, Unknown):
+        return ABSENT
+    if reading < 1:
+        return f"{reading * 1e3:.3g} ms" if reading < 0.9995 else "1 s"
+    return f"{reading:.3g} s" if reading < 999.5 else f"{reading:,.0f} s"
+
+
+def age_text(age_s: float | Unknown) -> str:
+    """How old the figures are."""
+    return age_s.reason if isinstance(age_s, Unknown) else f"{age_s:.1f} s old" if age_s < 10 else f"{age_s:.0f} s old"
+
+
 def clock(time_s: float) -> str:
-    """The local time of day."""
+    """Return the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
@@ -246,7 +264,7 @@ class LazyRows(Sequence[ListRow]):
 
 
 def keys_of(rows: Sequence[ListRow]) -> Sequence[str]:
-    """The key of each row."""
+    """Return the key of each row."""
     return rows.keys if isinstance(rows, LazyRows) else [row.key for row in rows]
 
 
@@ -254,18 +272,18 @@ Rows = Callable[[int, str], Sequence[ListRow]]
 """The lines for a width in cells and the key of the row under the cursor ("": none yet)."""
 
 
-def no_rows(width: int, selected: str) -> Sequence[ListRow]:
+def no_rows(_width: int, _selected: str) -> Sequence[ListRow]:
     """Nothing to show."""
     return []
 
 
 def row(*spans: Span, key: str = "") -> ListRow:
-    """A line of spans."""
+    """Return a line of spans."""
     return ListRow(spans, key)
 
 
 def heading(text: str) -> ListRow:
-    """A line over others."""
+    """Return a line over others."""
     return ListRow(((text, "bold $primary"),))
 
 
@@ -276,5 +294,5 @@ def paragraph(text: str, width: int, style: str = MUTED, *, indent: int = 0) -> 
 
 
 def said(rows: Iterable[ListRow]) -> list[str]:
-    """The lines as text, for reading and for tests."""
+    """Return the lines as text, for reading and for tests."""
     return [line.text.rstrip() for line in rows]

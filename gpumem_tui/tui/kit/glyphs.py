@@ -1,17 +1,27 @@
-"""What the screen is drawn with: a pattern and a colour for every bucket, symbols for outcomes, and their ASCII."""
+"""What the screen is drawn with: themes, a pattern and a colour for every bucket, symbols for outcomes, their ASCII."""
 
 from __future__ import annotations
 
 import locale
+import sys
 import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual.theme import Theme
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 if TYPE_CHECKING:
-    from gpumem_tui.trial.events import Outcome
+    from gpumem_tui.run.events import Outcome
+
 
 PROGRAM = "gpumem-tui"
 """At the left of every header."""
@@ -57,7 +67,7 @@ def wants_ascii(environ: Mapping[str, str]) -> bool:
 
 @lru_cache(4096)
 def to_ascii(text: str) -> str:
-    """The text with every character replaced by an ASCII one of the same width; one without any is left out."""
+    """Return the text in ASCII characters of the same width; a character without any is left out."""
     return text if text.isascii() else "".join(map(_ascii_of, text))
 
 
@@ -90,3 +100,11 @@ def _box(name: str) -> str:
 
 BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED, Bucket.FREE)
 """The buckets of a bar, from left to right."""
+
+
+_THEMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
+PALETTE: dict[str, str] = _THEMES.pop("palette")
+"""What memory is drawn with, where a theme does not say."""
+THEMES = tuple(Theme(name=name, **colours) for name, colours in _THEMES.items())
+THEME = THEMES[0]
+"""The one to open with, unless the settings say another."""

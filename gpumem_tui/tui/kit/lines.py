@@ -21,7 +21,7 @@ from gpumem_tui.tui.kit.figures import Row, Span
 
 
 def assembled(lines: Iterable[Sequence[Span]]) -> Content:
-    """The lines below each other."""
+    """Return the lines below each other."""
     return Content("\n").join(Content.assemble(*line) for line in lines)
 
 
@@ -60,14 +60,14 @@ class Lines(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The lines of a region."""
+        """Return the lines of a region."""
         strips = [self._strip(y) for y in crop.line_range]
         if crop.width == self.outer_size.width:
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """A row, in the widget's colours where it has none of its own."""
+        """Return a row, in the widget's colours where it has none of its own."""
         base = self._rich_style_of("")
         row = self._rows[y] if y < len(self._rows) else ()
         runs = groupby(row, key=itemgetter(1))  # neighbours of one style are one sequence for the terminal
@@ -75,7 +75,7 @@ class Lines(Widget):
         padded = Strip([Segment(" " * _PADDING, base), *segments])
         return padded.adjust_cell_length(self.outer_size.width, base)
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self, _event: Resize) -> None:
         """Another width: other lines."""
         self._strips.clear()
 
@@ -103,7 +103,7 @@ class Lines(Widget):
 
 
 def _changes(before: Sequence[Row], after: Sequence[Row]) -> Iterator[Region]:
-    """The cells that differ, a region a row."""
+    """Yield the cells that differ, a region a row."""
     for y in range(max(len(before), len(after))):
         old = before[y] if y < len(before) else []
         new = after[y] if y < len(after) else []
@@ -113,7 +113,7 @@ def _changes(before: Sequence[Row], after: Sequence[Row]) -> Iterator[Region]:
 
 
 def _differing(old: Row, new: Row) -> tuple[int, int]:
-    """The first cell that differs, and the one after the last."""
+    """Return the first cell that differs, and the one after the last."""
     first = _common(old, new)
     width, old_width = _width(new), _width(old)
     if width != old_width:

@@ -18,7 +18,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 
-from gpumem_tui.search.command import SIDE_EFFECTS
+from gpumem_tui.run.children import SIDE_EFFECTS
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, TrialStarted
@@ -68,7 +68,7 @@ class Printed:
             self._keep(PrintedLine(f"trial {event.number}: batch {event.batch_size:,}", "heading"))
 
     def since(self, seen: int) -> tuple[list[PrintedLine], int]:
-        """The lines after the first `seen` ones, as far as they are kept, and how many there have been by now."""
+        """Return the lines after the first `seen` ones, as far as they are kept, and how many there were by now."""
         with self._lock:
             new = min(self._count - seen, len(self._lines))
             return list(islice(self._lines, len(self._lines) - new, None)), self._count
@@ -131,7 +131,7 @@ class OutputPane(ScrollView, can_focus=True):
             self._unfinished = printed.unfinished
             self._add(lines)
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self, _event: Resize) -> None:
         """Wrap the lines to the new width."""
         follows = self._follows  # the clearing scrolls
         self._clear()
@@ -152,7 +152,7 @@ class OutputPane(ScrollView, can_focus=True):
         self.scroll_end(animate=False, force=True, immediate=True, x_axis=False)
 
     def render_line(self, y: int) -> Strip:
-        """A row of what is scrolled to."""
+        """Return a row of what is scrolled to."""
         row = self.scroll_offset.y + y
         base = self.visual_style
         if row >= len(self._rows):
@@ -163,10 +163,10 @@ class OutputPane(ScrollView, can_focus=True):
         return strip.apply_offsets(0, row)
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
-        """The text that the mouse has marked."""
+        """Return the text that the mouse has marked."""
         return selection.extract(self.text), "\n"
 
-    def selection_updated(self, selection: Selection | None) -> None:
+    def selection_updated(self, _selection: Selection | None) -> None:
         """Draw what is marked."""
         self.refresh()
 

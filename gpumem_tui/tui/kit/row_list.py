@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -18,6 +19,7 @@ from textual.style import Style
 from gpumem_tui.tui.kit.figures import ListRow, Rows, keys_of, no_rows
 
 CURSOR = "▌"
+_CHOOSE, _TURN = "Choose a row", "The list before, the next list"
 _OVERLAP = 3
 """Lines that stay in sight from one screenful to the next."""
 
@@ -32,24 +34,23 @@ class RowList(ScrollView, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--cursor"}
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", show=False),
-        Binding("down", "move(1)", show=False),
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
-        Binding("left", "screen.turn(-1)", show=False),
-        Binding("right", "screen.turn(1)", show=False),
-        Binding("home", "edge(0)", show=False),
-        Binding("end", "edge(-1)", show=False),
-        Binding("enter", "choose", show=False),
+        Binding("up", "move(-1)", show=False, tooltip=_CHOOSE),
+        Binding("down", "move(1)", show=False, tooltip=_CHOOSE),
+        Binding("pageup", "page(-1)", show=False, tooltip=_CHOOSE),
+        Binding("pagedown", "page(1)", show=False, tooltip=_CHOOSE),
+        Binding("left", "screen.turn(-1)", show=False, tooltip=_TURN),
+        Binding("right", "screen.turn(1)", show=False, tooltip=_TURN),
+        Binding("home", "edge(0)", show=False, tooltip=_CHOOSE),
+        Binding("end", "edge(-1)", show=False, tooltip=_CHOOSE),
+        Binding("enter", "choose", show=False, tooltip="All there is to say of the row"),
     ]
 
+    @dataclass
     class OfRow(Message):
         """Something about the row with a key."""
 
-        def __init__(self, rows: RowList, key: str) -> None:
-            super().__init__()
-            self.rows = rows
-            self.key = key
+        rows: RowList
+        key: str
 
         @property
         def control(self) -> RowList:
@@ -107,7 +108,7 @@ class RowList(ScrollView, can_focus=True):
     # Keys and the mouse
 
     def action_move(self, way: int) -> None:
-        """The next row with a key; where that is out of sight, first what lies between, a screenful at a time."""
+        """Move to the next row with a key; where that is out of sight, first scroll to it, a screenful at a time."""
         here, places = self._place_of(self._cursor), self._places()
         further = [index for index in places if (index > here if way > 0 else index < here)]
         top, height = self.scroll_offset.y, self.scrollable_content_region.height
@@ -122,7 +123,7 @@ class RowList(ScrollView, can_focus=True):
             self.scroll_relative(y=way * min(hidden, max(1, height - _OVERLAP)), animate=False)
 
     def action_page(self, way: int) -> None:
-        """A screenful up or down, and the cursor with it."""
+        """Scroll a screenful up or down, and the cursor with it."""
         lines = max(1, self.scrollable_content_region.height - 1)
         wanted = self._place_of(self._cursor) + way * lines
         self.scroll_relative(y=way * lines, animate=False)
@@ -130,7 +131,7 @@ class RowList(ScrollView, can_focus=True):
             self.move_to(self._keys[min(places, key=lambda index: abs(index - wanted))])
 
     def action_edge(self, index: int) -> None:
-        """The first or the last row."""
+        """Move to the first or the last row."""
         if places := self._places():
             self.move_to(self._keys[places[index]])
         self.scroll_to(y=0 if index == 0 else self.max_scroll_y, animate=False)
@@ -149,7 +150,7 @@ class RowList(ScrollView, can_focus=True):
             self.move_to(key)
 
     def key_at(self, event: MouseEvent) -> str:
-        """The key of the row under the pointer."""
+        """Return the key of the row under the pointer."""
         index = event.get_content_offset_capture(self).y + self.scroll_offset.y
         return self._keys[index] if 0 <= index < len(self._keys) else ""
 
@@ -160,11 +161,11 @@ class RowList(ScrollView, can_focus=True):
         self._redraw()
 
     def on_focus(self) -> None:
-        """The cursor shows where the keys go."""
+        """Show the cursor where the keys go."""
         self.refresh()
 
     def on_blur(self) -> None:
-        """The cursor hides when the keys go elsewhere."""
+        """Hide the cursor when the keys go elsewhere."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -184,7 +185,7 @@ class RowList(ScrollView, can_focus=True):
         super().notify_style_update()
 
     def _rich_style(self, style: str, *, here: bool) -> RichStyle:
-        """A style over the widget's colours, or over the cursor's."""
+        """Return a style over the widget's colours, or over the cursor's."""
         if (style, here) not in self._rich_styles:
             ground = self.get_visual_style("rows--cursor") if here else self.visual_style
             self._rich_styles[style, here] = (ground + Style.parse(style) if style else ground).rich_style
@@ -223,11 +224,11 @@ class RowList(ScrollView, can_focus=True):
             self.scroll_to_region(Region(0, here, 1, end - here), animate=False, force=True)
 
     def _places(self) -> list[int]:
-        """The lines that the cursor can be on."""
+        """Return the lines that the cursor can be on."""
         return [index for index, key in enumerate(self._keys) if key]
 
     def _place_of(self, key: str) -> int:
-        """The line with that key; the first line for none."""
+        """Return the line with that key; the first line for none."""
         return self._keys.index(key) if key and key in self._keys else 0
 
 

@@ -33,7 +33,7 @@ class Share:
 
 
 def bar(stretches: Sequence[Share], width: int) -> Row:
-    """The bar, each stretch in its pattern, with its name and GiB written in where there is room."""
+    """Return the bar, each stretch in its pattern, with its name and GiB written in where there is room."""
     drawn = [share for share in stretches if isinstance(share.size_bytes, int) and share.size_bytes > 0]
     sizes = [share.size_bytes for share in drawn if isinstance(share.size_bytes, int)]
     spans: Row = []
@@ -57,14 +57,14 @@ def _stretch(share: Share, cells: int) -> Iterator[Span]:
 
 
 def bucket_cells(sizes: Mapping[Bucket, int], width: int) -> list[Look]:
-    """The cells of a bar of buckets, each in its pattern; `joined` makes a row of them."""
+    """Return the cells of a bar of buckets, each in its pattern; `joined` makes a row of them."""
     shown = [bucket for bucket in BAR_ORDER if sizes.get(bucket)]
     cells = proportions([sizes[bucket] for bucket in shown], width)
     return [look for bucket, count in zip(shown, cells, strict=True) for look in [BUCKET_LOOKS[bucket]] * count]
 
 
 def legend(stretches: Sequence[Share], width: int, lines: int) -> list[Row]:
-    """The numbers of the bar in at most `lines` lines; what does not fit is summed up, the reasons come last."""
+    """Return the numbers of a bar in at most `lines` lines; what does not fit is summed up, reasons come last."""
     gap = _LEGEND_GAP
     label_width = min(_LEGEND_LABEL_WIDTH, max((cell_len(share.label) for share in stretches), default=0))
     cell = min(label_width + _LEGEND_VALUE_WIDTH + 3, width)
@@ -120,4 +120,5 @@ def _note(share: Share, width: int) -> Row:
 
 
 def reason(size_bytes: Value, note: str) -> str:
+    """Return the note of a figure, else why it is unknown."""
     return note or (size_bytes.reason if isinstance(size_bytes, Unknown) else "")

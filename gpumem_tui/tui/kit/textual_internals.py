@@ -26,16 +26,20 @@ from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widget import Widget
+from textual.worker import WorkerFailed
+
+from gpumem_tui.tui.kit.background import report_error
 
 USED: dict[type, tuple[str, ...]] = {
     XTermParser: ("feed", "tick"),
     LinuxDriver: (
-        "_app", "_debug", "_writer_thread", "exit_event", "fileno", "process_message", "run_input_thread", "write",
+        "_app", "_loop", "_debug", "_writer_thread", "exit_event", "fileno", "process_message", "run_input_thread",
+        "write",
         "suspend_application_mode", "resume_application_mode",
     ),
     Widget: ("_layout_updates",),
     Screen: ("on_event",),
-    App: ("on_event", "is_attached", "post_message"),
+    App: ("on_event", "is_attached", "post_message", "_handle_exception"),
     Key: ("is_forwarded",),
 }  # fmt: skip
 """By class of Textual, the names that are used here and might be gone or mean something else in its next version."""
@@ -69,6 +73,7 @@ class TerminalDriver(LinuxDriver):
         lively_until_s = monotonic() + _LIVELY_S
         while not self.exit_event.is_set():
             patience_s = _TICK_S if monotonic() < lively_until_s else _QUIET_S
+            typed = ""
             if select.select([self.fileno], [], [], patience_s)[0]:
                 lively_until_s = monotonic() + _LIVELY_S
                 read = self._read()
@@ -76,13 +81,14 @@ class TerminalDriver(LinuxDriver):
                     os.kill(os.getpid(), signal.SIGHUP)
                     return
                 typed = decode(read)  # empty in the middle of a character
-                for message in parser.feed(typed) if typed else ():
+            try:
+                for message in (*(parser.feed(typed) if typed else ()), *parser.tick()):
                     self.process_message(message)
-            for message in parser.tick():
-                self.process_message(message)
+            except Exception as error:  # noqa: BLE001  what was typed is lost, not all that will be
+                self._loop.call_soon_threadsafe(report_error, self._app, error)
 
     def _read(self) -> bytes:
-        """What was typed; empty once the terminal is gone, which Linux reports in either way."""
+        """Return what was typed; empty once the terminal is gone, which Linux reports in either way."""
         try:
             return os.read(self.fileno, 1 << 12)
         except OSError as error:
@@ -132,7 +138,7 @@ def forget_height(widget: Widget) -> None:
     Textual 8 counts one change for all that come before it is idle, and remembers heights by that count: on a slow
     machine the height would be that of an earlier text.
     """
-    widget._layout_updates += 1
+    widget._layout_updates += 1  # noqa: SLF001 - named in `USED`
 
 
 Result = TypeVar("Result")
@@ -153,7 +159,17 @@ class KeyDone(Message):
         self.round = round_
 
 
-class KeysInOrder(App[Result]):
+class LastingApp(App[Result]):
+    """An app that goes on when one of its workers fails: the error is named on the screen. Textual 8 would end it."""
+
+    def _handle_exception(self, error: Exception) -> None:
+        if isinstance(error, WorkerFailed):
+            report_error(self, error.error)
+        else:
+            super()._handle_exception(error)
+
+
+class KeysInOrder(LastingApp[Result]):
     """An app that hands a key out only when the one before has done what it does.
 
     Textual 8 hands each key to the focused widget as it comes, while the action bound to it runs later, in the app's

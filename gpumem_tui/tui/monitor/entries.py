@@ -63,24 +63,24 @@ class Entry:
 
 
 def entries(state: MonitorState) -> list[Entry]:
-    """The listed processes in their order."""
+    """Return the listed processes in their order."""
     listed = [entry for entry in _all(state) if _matches(entry, state.filter)]
     listed = _sorted(listed, state)
     return _as_tree(listed) if state.tree else listed
 
 
 def count(state: MonitorState) -> int:
-    """Processes of all devices."""
+    """Return processes of all devices."""
     return sum(1 for _ in _everywhere(state))
 
 
 def entry_of(state: MonitorState, key: ProcessKey | None) -> Entry | None:
-    """A process of the snapshot by its key."""
+    """Return a process of the snapshot by its key."""
     return next((entry for entry in _everywhere(state) if entry.key == key), None)
 
 
 def charted(state: MonitorState) -> WatchedProcess | None:
-    """The process that the chart is of: the chosen one, if that is wanted; without any GPU, else the first."""
+    """Return the process that the chart is of: the chosen one, if that is wanted; without any GPU, else the first."""
     chosen = entry_of(state, state.cursor)
     if chosen is not None and chosen.watched is not None and (state.charts_process or not state.gpus):
         return chosen.watched
@@ -91,7 +91,7 @@ def charted(state: MonitorState) -> WatchedProcess | None:
 
 
 def moved(state: MonitorState, step: int) -> MonitorState:
-    """The cursor goes up or down the list; from none, or a process that has ended, it comes in at an end."""
+    """Move the cursor up or down the list; from none, or a process that has ended, it comes in at an end."""
     order = [entry.key for entry in entries(state)]
     if not order:
         return replace(state, cursor=None)
@@ -103,7 +103,7 @@ def moved(state: MonitorState, step: int) -> MonitorState:
 
 
 def offering(state: MonitorState) -> tuple[object, ...]:
-    """What decides which keys do something."""
+    """Return what decides which keys do something."""
     chosen = entry_of(state, state.cursor)
     watched = chosen.watched if chosen is not None else None
     derived = watched is not None and not isinstance(watched.expected, Unknown)
@@ -114,7 +114,7 @@ def offering(state: MonitorState) -> tuple[object, ...]:
 
 
 def _everywhere(state: MonitorState) -> Iterator[Entry]:
-    """Processes that ended lately, those that the driver lists, and those known by their probe alone."""
+    """Yield processes that ended lately, those that the driver lists, and those known by their probe alone."""
     yield from _ended(state)
     listed: set[tuple[str, int]] = set()
     for gpu in state.gpus:
@@ -197,8 +197,10 @@ def _matches(entry: Entry, filter_text: str) -> bool:
 
 
 def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
-    """What ended as memory ran out, or just now otherwise than it should, is first; other ended ones are last; what is
-    unknown is after what is known; equal ones are by GPU and pid."""
+    """Sort: first what ended as memory ran out, or just now otherwise than it should; last what else has ended.
+
+    What is unknown comes after what is known; equal ones are by GPU and pid.
+    """
     value_of = _VALUES[state.sort]
     listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
     now_s = state.snapshot.time_s if state.snapshot is not None else 0.0

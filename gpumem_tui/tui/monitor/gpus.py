@@ -1,36 +1,255 @@
-"""The GPUs: a line each where there are many, a card with its legend where there is room; a click puts one in focus."""
+"""Readings as the Monitor writes them: short, and of a known width. A reading that is unknown is a dash."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.cells import cell_len
 from textual.events import Click
 from textual.message import Message
 
-from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, fit, fit_right, ruled, span_width
-from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.shares import Share, bar, legend
-from gpumem_tui.tui.monitor.entries import charted
-from gpumem_tui.tui.monitor.layout import Layout
-from gpumem_tui.tui.monitor.readings import (
-    known,
-    power_span,
-    short_name,
-    state_span,
-    temperature_span,
-    used_share,
-    used_span,
-    utilization_span,
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Ledger, Unknown, Value, format_bytes
+from gpumem_tui.monitor.alerts import AlertKind
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance
+from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.tui.kit.figures import (
+    ABSENT,
+    MUTED,
+    Row,
+    Span,
+    age_text,
+    compact_bytes,
+    fit,
+    fit_right,
+    ruled,
+    seconds,
+    span_width,
 )
-from gpumem_tui.tui.monitor.shares import shares
-from gpumem_tui.tui.monitor.state import MonitorState, device_key
-from gpumem_tui.tui.process.probed import age_text, seconds
+from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS, PROCESS_LOOKS, Look
+from gpumem_tui.tui.kit.lines import Lines
+from gpumem_tui.tui.kit.shares import Share, bar, legend, reason, summed
+from gpumem_tui.tui.monitor.entries import charted
+from gpumem_tui.tui.monitor.state import MonitorState, Parts, ProcessParts, device_key
 from gpumem_tui.watch.published import WatchedProcess
+
+CARD_WIDTH = 78
+"""Cells below which a GPU gets a line instead of a card."""
+
+_LINE_WIDTH = 38
+_TABLE_LEAST = 5
+_HISTORY_LEAST = 7
+_HISTORY_MOST = 34
+_TABLE_STEP = 4
+_CARD_LEGENDS = (4, 3, 2, 1)
+_CARD_HEAD = 2
+_HEADING = 1
+_PROCESS_CARD = 4
+"""Lines of the watched process that stands in the GPUs' place where there are none."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows and columns of each part.
+
+    Attributes:
+        columns: GPUs beside one another.
+        card: lines of a GPU's card; 0 where each has a single line.
+        detail: lines on the GPU in focus below the list; 0 for none.
+        gpus, history, table: rows of each part, headings included; 0 where it is left out.
+    """
+
+    columns: int
+    card: int
+    detail: int
+    gpus: int
+    history: int
+    table: int
+
+
+def layout(
+    width: int, height: int, gpus: int, processes: int, *, prefer_history: bool = False, history_alone: bool = False
+) -> Layout:
+    """Divide `width` × `height` cells (header and footer are not among them) between GPUs, history and processes.
+
+    Args:
+        processes: lines that the table would fill. Its height goes in steps, so that one that ends moves nothing.
+        prefer_history: where there is room for one of history and table, it is the history.
+        history_alone: it is the history even where there is room for both.
+    """
+    columns, card, rows = _gpu_rows(width, height, gpus)
+    if not gpus and height >= 2 * _TABLE_LEAST + _PROCESS_CARD:
+        rows = _PROCESS_CARD
+    left = height - rows
+    detail = 0
+    if not card and gpus and left >= 2 * _TABLE_LEAST + 3:
+        detail = min(4, left // 6)
+        left -= detail
+    wanted = 2 + -(-processes // _TABLE_STEP) * _TABLE_STEP
+    if history_alone and left >= _TABLE_LEAST:
+        history = left
+    elif left >= _HISTORY_LEAST + min(wanted, 2 * _TABLE_LEAST):
+        history = max(_HISTORY_LEAST, round(left * 0.42), min(left - wanted, round(left * 0.6), _HISTORY_MOST))
+    else:
+        history = left if prefer_history and left >= _TABLE_LEAST else 0
+    return Layout(columns, card, detail, rows + detail, history, left - history)
+
+
+def _gpu_rows(width: int, height: int, gpus: int) -> tuple[int, int, int]:
+    """Columns, lines of a card and rows: cards where all of them fit in their part of the height, else lines."""
+    if not gpus:
+        return 1, 0, 0
+    for columns in (1, 2):
+        if width // columns < CARD_WIDTH or columns > gpus:
+            continue
+        for lines in _CARD_LEGENDS:
+            card = _CARD_HEAD + lines
+            rows = -(-gpus // columns) * card
+            if rows <= height * (0.3 if gpus == 1 else 0.48):
+                return columns, card, rows
+    most = max(1, min(height - _TABLE_LEAST - _HEADING, height * 6 // 10))
+    columns = 1
+    while -(-gpus // columns) > most and width // (columns + 1) >= _LINE_WIDTH:
+        columns += 1
+    return columns, 0, min(most, -(-gpus // columns)) + _HEADING
+
+
+T = TypeVar("T")
+
+
+def known(reading: Reading[T], write: Callable[[T], str]) -> str:
+    """Return a reading as text, or a dash."""
+    return ABSENT if isinstance(reading, Unknown) else write(reading)
+
+
+def gib(value: Value) -> str:
+    """GiB without the unit, for columns that say it; two decimals at most."""
+    return ABSENT if isinstance(value, Unknown) else f"{value / GIB:.{2 if value < 1000 * GIB else 0}f}"
+
+
+def short_name(name: str) -> str:
+    """Return a GPU's name without what every name has.
+
+    >>> short_name("NVIDIA GeForce RTX 4090")
+    'RTX 4090'
+    """
+    for words in vendor().product_words:
+        name = name.replace(words, "")
+    return name
+
+
+def used_share(gpu: GpuReading) -> float | None:
+    """Return what is used of the device, the driver's reserve apart, as a share of its total."""
+    memory = gpu.visible_memory
+    if isinstance(memory, Unknown) or memory.total_bytes <= 0:
+        return None
+    return memory.used_bytes / memory.total_bytes
+
+
+def utilization_span(gpu: GpuReading, width: int = 4) -> Span:
+    """Return the utilization, such as "87%"; what a MIG device says is never 0."""
+    return fit_right(known(gpu.utilization_percent, lambda value: f"{value}%"), width), ""
+
+
+def power_span(gpu: GpuReading, width: int = 5) -> Span:
+    """Watts now."""
+    return fit_right(known(gpu.power_w, lambda value: f"{value:.0f}W"), width), ""
+
+
+def temperature_span(state: MonitorState, gpu: GpuReading, width: int = 5) -> Span:
+    """Degrees, in warning colours while there is an alert about them."""
+    hot = state.warns(gpu, AlertKind.HOT)
+    return fit_right(known(gpu.temperature_c, lambda value: f"{value}°C"), width), "bold $warning" if hot else ""
+
+
+def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
+    """Return used of total in GiB, such as "61.20/79.25", in warning colours while there is an alert about them."""
+    memory = gpu.visible_memory
+    if isinstance(memory, Unknown):
+        return fit_right(ABSENT, width), ""
+    decimals = 2 if width >= 11 else 1
+    text = f"{memory.used_bytes / GIB:.{decimals}f}/{memory.total_bytes / GIB:.{decimals}f}"
+    return fit_right(text, width), "bold $warning" if state.warns(gpu, AlertKind.NEAR_FULL) else "bold"
+
+
+def state_span(gpu: GpuReading) -> Span | None:
+    """How a device stands if it does not answer: "stale 4 s", "lost"."""
+    if gpu.state is DeviceState.STALE:
+        return f"stale {gpu.age_s:.0f} s", "bold $warning"
+    if gpu.state is DeviceState.LOST:
+        return "lost", "bold $error"
+    return None
+
+
+def shares(gpu: GpuReading, parts: Parts) -> tuple[Share, ...]:
+    """Return the stretches from left to right, which sum to the device as its ledger does; none where that is unknown.
+
+    A divided GPU has one for each MIG instance, as each fills up on its own; the whole of it few users may read.
+    """
+    if any(isinstance(each.ledger, Ledger) for each in gpu.instances):
+        return tuple(_instance_shares(gpu))
+    return tuple(_shares(gpu.ledger, device_key(gpu), parts)) if isinstance(gpu.ledger, Ledger) else ()
+
+
+def _shares(ledger: Ledger[GpuProcess], device: str, parts: Parts) -> Iterator[Share]:
+    turn = 0
+    for row in ledger.rows:
+        if row.kind is Bucket.PROCESS and row.process is not None:
+            divided = parts.get((device, row.process.pid))
+            if divided is not None and isinstance(row.size_bytes, int) and divided.reserved_bytes <= row.size_bytes:
+                yield from divided_share(row.process, row.size_bytes, divided)
+            else:
+                name = process_name(row.process)
+                look = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
+                turn += 1
+                yield Share(f"{row.process.pid} {name}", name, row.size_bytes, look, reason(row.size_bytes, row.note))
+        else:
+            bucket, said = row.kind, reason(row.size_bytes, row.note)
+            yield Share(bucket.title, bucket.short_title, row.size_bytes, BUCKET_LOOKS[bucket], said)
+
+
+def _instance_shares(gpu: GpuReading) -> Iterator[Share]:
+    ledgers = [each.ledger for each in gpu.instances if isinstance(each.ledger, Ledger)]
+    reserved = summed(ledger.size_bytes(Bucket.DRIVER_RESERVED) for ledger in ledgers)
+    yield Share("driver reserved", "driver", reserved, BUCKET_LOOKS[Bucket.DRIVER_RESERVED], reason(reserved, ""))
+    for turn, each in enumerate(gpu.instances):
+        yield _instance_share(each, PROCESS_LOOKS[turn % len(PROCESS_LOOKS)])
+    if not isinstance(gpu.memory, Unknown) and len(ledgers) == len(gpu.instances):
+        outside_bytes = gpu.memory.total_bytes - sum(ledger.total_bytes for ledger in ledgers)
+        if outside_bytes > 0:
+            yield Share("in no instance", "in no instance", outside_bytes, BUCKET_LOOKS[Bucket.OTHER_PROCESSES])
+    free = summed(ledger.size_bytes(Bucket.FREE) for ledger in ledgers)
+    yield Share("free", "free", free, BUCKET_LOOKS[Bucket.FREE])
+
+
+def _instance_share(instance: Instance, look: Look) -> Share:
+    """Return what is in use of an instance."""
+    name, ledger = f"MIG {instance.index}", instance.ledger
+    if isinstance(ledger, Unknown):
+        return Share(name, name, ledger, look, ledger.reason)
+    sizes = {kind: ledger.size_bytes(kind) for kind in (Bucket.DRIVER_RESERVED, Bucket.FREE)}
+    used_bytes = ledger.total_bytes - sum(size for size in sizes.values() if isinstance(size, int))
+    unlisted = [f"{format_bytes(row.size_bytes)} unaccounted: {row.note}" for row in ledger.rows
+                if row.kind is Bucket.UNACCOUNTED and row.size_bytes]  # fmt: skip
+    return Share(f"{name} of {compact_bytes(ledger.total_bytes)}", name, used_bytes, look, "; ".join(unlisted))
+
+
+def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> Iterator[Share]:
+    """Yield what a probe says of a process: its CUDA context, its allocator's cache and its buckets."""
+    sizes = {Bucket.CONTEXT: used_bytes - parts.reserved_bytes, Bucket.CACHE: parts.cache_bytes}
+    sizes.update({bucket: parts.breakdown[bucket] for bucket in ALLOCATED_BUCKETS})
+    for bucket, size_bytes in sizes.items():
+        if size_bytes:
+            title = bucket.short_title
+            yield Share(f"{process.pid} {title}", title, size_bytes, BUCKET_LOOKS[bucket])
+
+
+def process_name(process: GpuProcess) -> str:
+    """Return the program's name, or "?" for a pid that cannot be matched."""
+    return process.host.name if not isinstance(process.host, Unknown) else "?"
+
 
 _GUTTER = 2
 """Cells between GPUs that stand beside one another."""
@@ -54,7 +273,7 @@ class GpusView:
     places: dict[tuple[int, int, int, int], str]
 
     def at(self, x: int, y: int) -> str | None:
-        """The GPU drawn at a cell."""
+        """Return the GPU drawn at a cell."""
         for (top, rows, left, columns), key in self.places.items():
             if top <= y < top + rows and left <= x < left + columns:
                 return key
@@ -111,7 +330,7 @@ def _lines(state: MonitorState, plan: Layout, width: int) -> GpusView:
 
 
 def detail_rows(state: MonitorState, gpu: GpuReading, width: int, lines: int) -> list[Row]:
-    """The GPU in focus, below the list: its legend, under its facts where there is room."""
+    """Return the GPU in focus, below the list: its legend, under its facts where there is room."""
     stretches = shares(gpu, state.parts)
     facts = [_facts(state, gpu, width)] if lines > 2 else []
     said = legend(stretches, width, lines - len(facts)) if stretches else [[(fit(reason_of(gpu), width), MUTED)]]
@@ -126,7 +345,7 @@ def reason_of(gpu: GpuReading) -> str:
 
 
 def _window(state: MonitorState, most: int) -> tuple[Sequence[GpuReading], int]:
-    """The GPUs that fit, the one in focus among them, and the index of the first."""
+    """Return the GPUs that fit, the one in focus among them, and the index of the first."""
     gpus, focused = state.gpus, state.focused
     here = gpus.index(focused) if focused is not None else 0
     first = max(0, min(here - most // 2, len(gpus) - most))
@@ -134,7 +353,7 @@ def _window(state: MonitorState, most: int) -> tuple[Sequence[GpuReading], int]:
 
 
 def _list_heading(state: MonitorState, width: int, shown: Sequence[GpuReading], first: int) -> Row:
-    """The headings above the columns; the rest of the line is a rule."""
+    """Return the headings above the columns; the rest of the line is a rule."""
     roomy = width >= _ROOMY
     name = _marker_width(state) + _name_width(width) + 1
     columns = f"{'used/total GiB':>15}{'util':>6}{'power':>6}{'temp':>6}" if roomy else f"{'GiB':>11}{'util':>5}"
@@ -285,12 +504,11 @@ def probed_card(watched: WatchedProcess, width: int, lines: int) -> list[Row]:
 class GpuPanel(Lines):
     """A line or a card each; without any, a card of a process that is watched in host memory."""
 
+    @dataclass
     class Chosen(Message):
         """The user clicked on the GPU of this key."""
 
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
+        key: str
 
     _view = GpusView((), {})
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
 from gpumem_tui.tui.monitor.state import MonitorState
 
 
 def header_row(state: MonitorState, width: int, clock: Callable[[float], str], notices: Sequence[str]) -> Row:
-    """What matters least is dropped where the line is too short. `notices` come first; empty ones say nothing."""
+    """Return the header; what matters least is dropped where it is too short. `notices` come first, but empty ones."""
     snapshot = state.snapshot
     right: Row = [(" PAUSED ", "bold $background on $warning"), (" ", "")] if state.paused else []
     right += [(" AT PEAK ", "bold $background on $activations"), (" ", "")] if state.at_peak else []
@@ -26,7 +27,7 @@ def header_row(state: MonitorState, width: int, clock: Callable[[float], str], n
 
 
 def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:
-    """What just happened first: where processes are watched without a GPU for good, that there is none comes last."""
+    """Return the alerts with the one that there is no GPU last: what just happened comes first."""
     return sorted(alerts, key=lambda alert: alert.kind is AlertKind.NO_DRIVER)
 
 
@@ -35,8 +36,19 @@ def alert_mark(alert: Alert) -> str:
     return "▲" if alert.severity is Severity.CRITICAL else "△"
 
 
+def help_alerts(alerts: Sequence[Alert]) -> Iterator[Row]:
+    """Yield the lines of the help about all alerts that there are now; none without any."""
+    from gpumem_tui.tui.kit.help import help_entries, help_heading
+
+    if alerts:
+        yield help_heading("Alerts now")
+        for alert in alerts:
+            yield from help_entries([(alert_mark(alert), alert.message)])
+        yield []
+
+
 def alert_row(alerts: Sequence[Alert], width: int) -> Row:
-    """The alerts in a line, the worst first; how many more there are (the help lists all)."""
+    """Return the alerts in a line, the worst first; how many more there are (the help lists all)."""
     row: Row = []
     for number, alert in enumerate(alerts):
         style = "bold $error" if alert.severity is Severity.CRITICAL else "bold $warning"
@@ -56,7 +68,7 @@ def _facts(snapshot: Snapshot) -> list[str]:
     host = snapshot.host
     facts = [host.name]
     facts += [f"driver {snapshot.driver_version}"] if isinstance(snapshot.driver_version, str) else []
-    facts += [f"CUDA {snapshot.cuda_version}"] if isinstance(snapshot.cuda_version, str) else []
+    facts += [f"{snapshot.runtime} {snapshot.cuda_version}"] if isinstance(snapshot.cuda_version, str) else []
     facts += [f"CPU {host.cpu_percent:>3.0f}%"] if not isinstance(host.cpu_percent, Unknown) else []
     used, total = host.memory_used_bytes, host.memory_total_bytes
     if isinstance(used, int) and isinstance(total, int):
@@ -74,17 +86,17 @@ def is_troubled(snapshot: Snapshot | None) -> bool:
 
 
 def trouble_rows(snapshot: Snapshot | None, width: int, height: int, waited_s: float) -> list[Row]:
-    """A short text in the middle of `width` × `height` cells."""
+    """Return a short text in the middle of `width` × `height` cells."""
     measure = min(_WIDEST, width)
     lines: list[Row] = []
     if snapshot is None:
-        lines.append([("Asking the NVIDIA driver", "bold")])
+        lines.append([(f"Asking the {vendor().driver}", "bold")])
         if waited_s >= 2:
             said = f"It has not answered for {waited_s:.0f} s. The screen goes on as soon as it does."
             lines += _wrapped(said, measure)
     else:
         lines.append([("No GPU to watch", "bold $warning")])
-        lines += [[], *_wrapped(snapshot.problem or "The NVIDIA driver lists no GPU on this machine.", measure)]
+        lines += [[], *_wrapped(snapshot.problem or f"The {vendor().driver} lists no GPU on this machine.", measure)]
     lines += [[], *(_pair(key, what, measure) for key, what in _MEANWHILE)]
     if snapshot is not None:
         lines += [

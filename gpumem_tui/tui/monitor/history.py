@@ -16,11 +16,11 @@ from gpumem_tui.tui.kit.chart import ALLOCATED, CACHED, SPANS_S, Band, Stack, Ti
 from gpumem_tui.tui.kit.figures import MUTED, Row, clock, ruled, span_width
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted
-from gpumem_tui.tui.monitor.feed import Feed
-from gpumem_tui.tui.monitor.state import MonitorState
+from gpumem_tui.tui.monitor.state import Feed, MonitorState
 from gpumem_tui.tui.process.history import ProcessChart, process_history_rows
 
 _LABEL_WIDTH = 6
+_BACK = "In the history (tab): look back, with the values at the cursor"
 _PERCENT = 100.0
 
 USED = Band("used", "$history-used")
@@ -30,7 +30,7 @@ _UTILIZATION = Band("util", "$optimizer")
 
 
 def axis_of(series: Series) -> TimeAxis:
-    """The axis of a GPU's history."""
+    """Return the axis of a GPU's history."""
     return TimeAxis(series.start_s, series.step_s, len(series.peaks[Column.USED]), _LABEL_WIDTH)
 
 
@@ -39,7 +39,7 @@ def chart_columns(width: int) -> int:
     return max(1, width - _LABEL_WIDTH)
 
 
-def history_view(
+def history_view(  # noqa: PLR0913 - a pure view of all that the chart shows
     gpu: GpuReading,
     now: Mapping[Column, float],
     series: Series,
@@ -146,7 +146,7 @@ class ChartSpan:
         self._shown_s = most_s
 
     def now_s(self, seen_s: float) -> float:
-        """The span, when the Monitor has looked for `seen_s`."""
+        """Return the span, when the Monitor has looked for `seen_s`."""
         reaches_s = self._past_s + seen_s
         fitting_s = min(self._most_s, next((span_s for span_s in self._spans_s if span_s > reaches_s), self._most_s))
         self._shown_s = fitting_s if self._chosen_s is None else self._chosen_s
@@ -162,11 +162,11 @@ class HistoryChart(Lines, can_focus=True):
     """Stacked areas. The cursor is a moment: it moves with the picture until that has left it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "step(-1)", "look back", key_display="← →", tooltip="The values at an earlier moment"),
-        Binding("right", "step(1)", show=False),
-        Binding("shift+left", "step(-10)", show=False),
-        Binding("shift+right", "step(10)", show=False),
-        Binding("escape", "step(0)", show=False),
+        Binding("left", "step(-1)", "look back", key_display="← →", tooltip=_BACK),
+        Binding("right", "step(1)", show=False, tooltip=_BACK),
+        Binding("shift+left", "step(-10)", show=False, tooltip=_BACK),
+        Binding("shift+right", "step(10)", show=False, tooltip=_BACK),
+        Binding("escape", "step(0)", show=False, tooltip="In the history: no moment any more"),
     ]
 
     class Changed(Message):
@@ -200,7 +200,7 @@ class HistoryChart(Lines, can_focus=True):
         self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))
 
     def action_step(self, step: int) -> None:
-        """The cursor goes to an earlier or a later bucket; 0 puts it away."""
+        """Move the cursor to an earlier or a later bucket; 0 puts it away."""
         axis = self._axis
         if axis is None:
             return
@@ -211,21 +211,21 @@ class HistoryChart(Lines, can_focus=True):
         self._point(None if not step or moved_s > axis.last_s else max(moved_s, axis.start_s))
 
     def on_mouse_move(self, event: MouseMove) -> None:
-        """The cursor follows the mouse."""
+        """Have the cursor follow the mouse."""
         offset = event.get_content_offset(self)
         if self._axis is not None and offset is not None:
             self._point(self._axis.time_at(offset.x))
 
-    def on_leave(self, event: Leave) -> None:
-        """The cursor goes with the mouse."""
+    def on_leave(self, _event: Leave) -> None:
+        """Put the cursor away as the mouse leaves."""
         self._point(None)
 
-    def on_focus(self, event: Focus) -> None:
-        """The heading shows who has the keys."""
+    def on_focus(self, _event: Focus) -> None:
+        """Show in the heading who has the keys."""
         self.post_message(self.Changed())
 
-    def on_blur(self, event: Blur) -> None:
-        """The heading shows who has the keys."""
+    def on_blur(self, _event: Blur) -> None:
+        """Show in the heading who has the keys."""
         self._point(None)
         self.post_message(self.Changed())
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 from gpumem_tui.tui.monitor.entries import Entry, entry_of
-from gpumem_tui.tui.monitor.feed import Feed
-from gpumem_tui.tui.monitor.state import MonitorState
-from gpumem_tui.tui.replay.keys import ReplayKeys
+from gpumem_tui.tui.monitor.state import Feed, MonitorState
+from gpumem_tui.tui.monitor.table_screen import Ending, TableScreen
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
-    from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.probe.documents import LookAnswer
-    from gpumem_tui.tui.kit.pages import PagesScreen, Report
-    from gpumem_tui.tui.process.dialogs import DetailsScreen, Ending
-    from gpumem_tui.watch.published import Placed, WatchedProcess
+    from gpumem_tui.probe.wire import LookAnswer
+    from gpumem_tui.tui.kit.dialogs import DetailsScreen, PagesScreen, Report
     from gpumem_tui.watch.records import ProbedProcess
 
 _POLL_S = 0.1
@@ -33,17 +27,27 @@ _LOOK_S = 120.0
 _ATTACH_S = 60.0
 """How long an answer may take."""
 
+_END = "Terminate it (SIGTERM), kill it (SIGKILL): asks first"
 PROCESS_BINDINGS: list[BindingType] = [
-    Binding("enter", "details", "details", key_display="enter", tooltip="All that is known of the process"),
-    Binding("l", "look", "look", tooltip="What its next step's peak consists of"),
-    Binding("a", "attach", "attach", tooltip="Put a probe into this Python process"),
+    Binding(
+        "enter", "details", "details", key_display="enter",
+        tooltip="Details of the process; of one that ran out of memory, what filled the device",
+    ),
+    Binding(
+        "l", "look", "look", tooltip="Look into its next step: what the peak consists of, by module and by line"
+    ),
+    Binding("a", "attach", "attach", tooltip="Attach: put a probe into this Python process; asks first"),
     Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
     Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
-]
+]  # fmt: skip
 """For the screen's own list: of a key that a class and its base both have, Textual keeps the class's alone."""
+END_BINDINGS: list[BindingType] = [
+    Binding("T", "end('terminate')", "terminate", tooltip=_END),
+    Binding("K", "end('kill')", "kill", tooltip=_END),
+]
 
 
-class ProcessActions(ReplayKeys):
+class ProcessActions(TableScreen[MonitorState]):
     """The part of the Monitor that the keys about one process lead to.
 
     Attributes:
@@ -51,34 +55,21 @@ class ProcessActions(ReplayKeys):
         read_only: no process is ended, attached to, or looked into: they are not on this machine, or not now.
     """
 
-    class PlanWanted(Message, namespace="monitor_screen"):
-        """The user wants to plan with what a process trains."""
-
-        def __init__(self, plan: Plan) -> None:
-            super().__init__()
-            self.plan = plan
-
     def __init__(self, feed: Feed, *, read_only: bool) -> None:
         super().__init__()
         self.feed = feed
         self.read_only = read_only
         self._state = MonitorState()
-        self._chosen_in: MonitorState | None = None
-        self._chosen: Entry | None = None
+        self._chosen: tuple[MonitorState, Entry | None] = self._state, None
         self._details: DetailsScreen | None = None
         self._report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
     @property
-    def state(self) -> MonitorState:
-        """What is shown."""
-        return self._state
-
-    @property
     def chosen(self) -> Entry | None:
         """The process under the cursor."""
-        if self._chosen_in is not self._state:  # every key asks, several times a second
-            self._chosen_in, self._chosen = self._state, entry_of(self._state, self._state.cursor)
-        return self._chosen
+        if self._chosen[0] is not self._state:  # every key asks, several times a second
+            self._chosen = self._state, entry_of(self._state, self._state.cursor)
+        return self._chosen[1]
 
     @property
     def may_end(self) -> bool:
@@ -86,7 +77,7 @@ class ProcessActions(ReplayKeys):
         return self._may(Act.END)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what does something now is offered."""
+        """Offer only what does something now."""
         entry = self.chosen
         watched = entry.watched if entry is not None and not entry.has_ended else None
         match action:
@@ -111,23 +102,21 @@ class ProcessActions(ReplayKeys):
     # Reading
 
     def action_details(self) -> None:
-        """All that is known of the chosen process; of one that has ended, how, and its post-mortem if there is one."""
-        from gpumem_tui.tui.monitor.process_details import details_rows
-        from gpumem_tui.tui.process.dialogs import DetailsScreen
+        """Show all that is known of the chosen process; of one that has ended, how, with its post-mortem if any."""
+        from gpumem_tui.tui.kit.dialogs import DetailsScreen
+        from gpumem_tui.tui.monitor.reports import details_rows, end_report
 
         entry = self.chosen
         if entry is None:
             return
-        if entry.has_ended and entry.watched is not None:
-            self._open(self._post_mortem(entry.watched))
+        if entry.has_ended and (watched := entry.watched) is not None:
+            self._open(lambda: end_report(watched, self._state))
             return
 
-        def closed(wanted: Ending | Literal["look"] | None) -> None:
+        def closed(wanted: str | None) -> None:
             self._details = None
-            if wanted == "look":
-                self.action_look()
-            elif wanted is not None:
-                self.action_end(wanted)
+            if wanted is not None:
+                self.run_worker(self.run_action(wanted))
 
         may_end = self.may_end and entry.host is not None
         may_look = self.check_action("look", ()) is True
@@ -135,75 +124,39 @@ class ProcessActions(ReplayKeys):
         self.app.push_screen(self._details, closed)
 
     def action_ranks(self) -> None:
-        """The ranks of its job, as they go on."""
+        """Show the ranks of its job, as they go on."""
+        from gpumem_tui.tui.monitor.reports import ranks_report
+
         entry = self.chosen
         if entry is not None and entry.watched is not None:
             key = entry.watched.process.key
-            self._open(lambda: self._ranks(key))
+            self._open(lambda: ranks_report(self._state, key))
 
     def draw_dialogues(self) -> None:
-        """What stands over the Monitor goes on too."""
+        """Draw what stands over the Monitor too."""
         if self._details is not None:
-            from gpumem_tui.tui.monitor.process_details import details_rows
+            from gpumem_tui.tui.monitor.reports import details_rows
 
             entry = self.chosen
             self._details.show(None if entry is None else details_rows(self._state, entry))
         if self._report is not None:
             screen, make = self._report
-            report = make()
-            if report is not None:
+            if (report := make()) is not None:
                 screen.show(report)
 
     def _open(self, make: Callable[[], Report | None]) -> None:
-        from gpumem_tui.tui.kit.pages import PagesScreen
-
-        report = make()
-        if report is None:
-            return
+        from gpumem_tui.tui.kit.dialogs import PagesScreen
 
         def closed(_: None) -> None:
             self._report = None
 
-        self._report = PagesScreen(report), make
-        self.app.push_screen(self._report[0], closed)
-
-    def _post_mortem(self, watched: WatchedProcess) -> Callable[[], Report | None]:
-        from gpumem_tui.tui.kit.pages import Page, Report
-        from gpumem_tui.tui.process.post_mortem import ended_rows, post_mortem_rows
-
-        case = watched.case
-
-        def make() -> Report | None:
-            snapshot = self._state.snapshot
-            if snapshot is None:
-                return None
-            if case is None:
-                return Report("Ended", (Page("", lambda width: ended_rows(watched, width, snapshot.time_s)),))
-            rows = Page("", lambda width: post_mortem_rows(case, width, snapshot.time_s))
-            return Report("Out of memory", (rows,))
-
-        return make
-
-    def _ranks(self, key: tuple[int, int]) -> Report | None:
-        from gpumem_tui.tui.kit.pages import Page, Report
-        from gpumem_tui.tui.monitor.ranks import ranks_rows
-        from gpumem_tui.watch.jobs import job_of
-
-        watched = self._state.published.by_key.get(key)
-        job = job_of(self._state.published, watched) if watched is not None else None
-        if job is None:
-            return None
-        indices: dict[object, str] = {gpu.uuid: f"GPU {gpu.index}" for gpu in self._state.gpus}
-
-        def name(placed: Placed) -> str:
-            return indices.get(placed.gpu_uuid, placed.sample.device)
-
-        rows = Page("", lambda width: ranks_rows(job, name, width))
-        return Report(f"{len(job.ranks)} of {job.world_size} ranks", (rows,))
+        if (report := make()) is not None:
+            self._report = PagesScreen(report), make
+            self.app.push_screen(self._report[0], closed)
 
     def action_plan(self) -> None:
         """Take it to the Plan screen."""
-        from gpumem_tui.plan.watched import plan_of
+        from gpumem_tui.plan.measured import plan_of
 
         entry = self.chosen
         if entry is None or entry.watched is None:
@@ -216,7 +169,7 @@ class ProcessActions(ReplayKeys):
         if not isinstance(expected, Unknown) and expected.untrained_bytes:
             left_out = format_bytes(expected.untrained_bytes)
             self.notify(f"the plan leaves out {left_out} of modules that nothing trains", severity="warning")
-        self.post_message(self.PlanWanted(plan))
+        self.post_message(self.Wanted("plan", plan))
 
     # Looking into it
 
@@ -227,7 +180,8 @@ class ProcessActions(ReplayKeys):
             self.run_worker(self._look_into(entry.watched.process))
 
     async def _look_into(self, process: ProbedProcess) -> None:
-        from gpumem_tui.tui.process.dialogs import WaitingScreen
+        from gpumem_tui.tui.kit.dialogs import WaitingScreen
+        from gpumem_tui.tui.monitor.reports import until_complete
         from gpumem_tui.watch.requests import NoAnswer, await_look, request_look
 
         left_off = threading.Event()
@@ -251,7 +205,7 @@ class ProcessActions(ReplayKeys):
             return
         if not left_off.is_set():
             waiting.dismiss(None)
-            self._open(_until_complete(process, look))
+            self._open(until_complete(process, look))
 
     # Attaching to it
 
@@ -263,12 +217,12 @@ class ProcessActions(ReplayKeys):
 
     async def _ask_to_attach(self, host: HostProcess) -> None:
         from gpumem_tui.attach.running import explanation
-        from gpumem_tui.attach.target import Refused, inspect
-        from gpumem_tui.tui.process.dialogs import QuestionScreen, WaitingScreen
+        from gpumem_tui.attach.target import AttachRefused, inspect
+        from gpumem_tui.tui.kit.dialogs import QuestionScreen, WaitingScreen
 
         try:
             target = await in_daemon_thread(lambda: inspect(host.pid))
-        except Refused as refused:
+        except AttachRefused as refused:
             screen = WaitingScreen("The probe cannot be put in", f"pid {host.pid}: {host.command}", "")
             await self.app.push_screen(screen)
             screen.fail(f"{refused.reason}.\n\n{refused.remedy}" if refused.remedy else refused.reason)
@@ -283,15 +237,15 @@ class ProcessActions(ReplayKeys):
 
     async def _put_in(self, target: Target) -> None:
         from gpumem_tui.attach.running import AttachFailed, attach
-        from gpumem_tui.attach.target import Refused
-        from gpumem_tui.tui.process.dialogs import WaitingScreen
+        from gpumem_tui.attach.target import AttachRefused
+        from gpumem_tui.tui.kit.dialogs import WaitingScreen
 
         effect = "It is told to start the probe when its main thread is next in Python. To cancel changes nothing."
         waiting = WaitingScreen("Attaching", target.host.title, effect)
         await self.app.push_screen(waiting)
         try:
             attached = await in_daemon_thread(lambda: attach(target, _ATTACH_S))
-        except (Refused, AttachFailed, OSError) as error:
+        except (AttachRefused, AttachFailed, OSError) as error:
             if waiting.is_current:
                 waiting.fail(str(error))
             else:
@@ -307,64 +261,23 @@ class ProcessActions(ReplayKeys):
     # Ending it
 
     def action_end(self, ending: Ending) -> None:
-        """Ask, then end the chosen process: the one that was asked about, whatever its pid means by then."""
+        """Ask, then end the chosen process."""
         from gpumem_tui.tui.monitor.processes import describe
-        from gpumem_tui.tui.process.dialogs import ConfirmScreen
 
         entry = self.chosen
         host = entry.host if entry is not None else None
-        if entry is None or host is None or refused(self, Act.END):
-            return
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.run_worker(self._signal(host, ending))
-
-        self.app.push_screen(ConfirmScreen(ending, describe(entry)), answered)
-
-    async def _signal(self, host: HostProcess, ending: Ending) -> None:
-        said, failed = await in_daemon_thread(lambda: self.end_it(host, ending))
-        self.notify(said, severity="error" if failed else "information")
+        if entry is not None and host is not None and not refused(self, Act.END):
+            self.ask_to_end(ending, describe(entry), lambda: self.end_it(host, ending))
 
     def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:
-        """End a process where the Monitor looks; what to say, and whether it failed. Not for the event loop."""
-        from gpumem_tui.tui.process.dialogs import end_process
+        """End a process where the Monitor looks; return what to say, and whether it failed. Not for the event loop."""
+        from gpumem_tui.monitor.processes import CannotSignal, kill, terminate
 
-        return end_process(host, ending)
-
-
-def _until_complete(process: ProbedProcess, look: LookAnswer) -> Callable[[], Report]:
-    """A look's report; the probe writes it again once it knows what the steps after it have released."""
-    from gpumem_tui.probe.files import WireError
-    from gpumem_tui.watch.documents import read_look
-
-    shown, report = look, look_report(process, look)
-
-    def make() -> Report:
-        nonlocal shown, report
-        if shown.kept is None and "kept" not in shown.unavailable:
-            newest: LookAnswer | None = None
-            with suppress(WireError):
-                newest = read_look(process.files, process.uid)
-            if newest is not None and newest.request == look.request and newest != shown:
-                shown, report = newest, look_report(process, newest)
-        return report
-
-    return make
-
-
-def look_report(process: ProbedProcess, look: LookAnswer) -> Report:
-    """A look's pages; only one, with the reasons, if nothing was recorded."""
-    from gpumem_tui.tui.kit.pages import Page, Report
-    from gpumem_tui.tui.process.look import look_title, place_page, step_page
-
-    pages = [Page("by bucket", lambda width: step_page(look, width))]
-    if look.devices:
-        pages += [
-            Page("by module", lambda width: place_page(look, "module", width)),
-            Page("by source line", lambda width: place_page(look, "source", width)),
-        ]
-    return Report(process.title, tuple(pages), look_title(look))
+        try:
+            terminate(host) if ending == "terminate" else kill(host)
+        except CannotSignal as error:
+            return str(error), True
+        return f"pid {host.pid} ({host.name}) {'asked to end' if ending == 'terminate' else 'killed'}", False
 
 
 def _is_python(host: HostProcess | None) -> bool:

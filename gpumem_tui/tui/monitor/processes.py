@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from textual.events import Click, MouseScrollDown, MouseScrollUp
@@ -11,12 +11,11 @@ from textual.message import Message
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, age, compact_bytes, fit, fit_right
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, age, compact_bytes, fit, fit_right, seconds
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import Entry, count, entries, has_ended_well
-from gpumem_tui.tui.monitor.readings import gib, known
+from gpumem_tui.tui.monitor.gpus import gib, known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy
-from gpumem_tui.tui.process.probed import seconds
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -42,7 +41,7 @@ class TableView:
 
 
 def table_view(state: MonitorState, width: int, height: int) -> TableView:
-    """The table in `width` × `height` cells; it scrolls with the cursor."""
+    """Return the table in `width` × `height` cells; it scrolls with the cursor."""
     listed = entries(state)
     order = tuple(entry.key for entry in listed)
     columns = _columns(
@@ -107,7 +106,7 @@ def _host_cell(write: Callable[[HostProcess, float], str]) -> Callable[[Entry, f
 def _probe_cell(write: Callable[[ProbeSample], str]) -> Callable[[Entry, float], str]:
     """Blank where nothing is known from inside: that is no reading that failed."""
 
-    def cell(entry: Entry, now_s: float) -> str:
+    def cell(entry: Entry, _now_s: float) -> str:
         return "" if entry.sample is None else write(entry.sample)
 
     return cell
@@ -117,7 +116,7 @@ def _count_text(value: Value) -> str:
     return ABSENT if isinstance(value, Unknown) else f"{value:,}"
 
 
-def _gpu_cell(entry: Entry, now_s: float) -> str:
+def _gpu_cell(entry: Entry, _now_s: float) -> str:
     if entry.gpu is None:
         return ABSENT if entry.has_ended else entry.place
     for instance in entry.gpu.instances:
@@ -126,7 +125,7 @@ def _gpu_cell(entry: Entry, now_s: float) -> str:
     return str(entry.gpu.index)
 
 
-def _command_cell(entry: Entry, now_s: float) -> str:
+def _command_cell(entry: Entry, _now_s: float) -> str:
     host, watched = entry.process.host, entry.watched
     rank = None if watched is None else watched.process.process.rank
     lead = entry.branch if rank is None else f"{entry.branch}rank {rank}: "
@@ -135,12 +134,12 @@ def _command_cell(entry: Entry, now_s: float) -> str:
 
 _COLUMNS = (
     _Column("GPU", 4, _gpu_cell, SortBy.GPU),
-    _Column("PID", 8, lambda entry, now_s: str(entry.process.pid), SortBy.PID),
-    _Column("USER", 10, _host_cell(lambda host, now_s: host.user), SortBy.USER, needs=60, right=False),
+    _Column("PID", 8, lambda entry, _: str(entry.process.pid), SortBy.PID),
+    _Column("USER", 10, _host_cell(lambda host, _: host.user), SortBy.USER, needs=60, right=False),
     _Column(
-        "TYPE", 5, lambda entry, now_s: entry.process.kind.value, None, needs=92, right=False, beside_probes=140
+        "TYPE", 5, lambda entry, _: entry.process.kind.value, None, needs=92, right=False, beside_probes=140
     ),
-    _Column("GPU MEM", 10, lambda entry, now_s: gib(entry.process.used_bytes), SortBy.MEMORY),
+    _Column("GPU MEM", 10, lambda entry, _: gib(entry.process.used_bytes), SortBy.MEMORY),
     _Column(
         "PEAK", 8, _probe_cell(lambda sample: compact_bytes(sample.peak_allocated_bytes)), needs=48, of_probes=True
     ),
@@ -152,14 +151,14 @@ _COLUMNS = (
         "RETRIES", 9, _probe_cell(lambda sample: _count_text(sample.retries)), needs=100, of_probes=True
     ),
     _Column(
-        "SM%", 6, lambda entry, now_s: known(entry.process.sm_percent, str), SortBy.SM, needs=60, beside_probes=90
+        "SM%", 6, lambda entry, _: known(entry.process.sm_percent, str), SortBy.SM, needs=60, beside_probes=90
     ),
     _Column(
-        "CPU%", 7, _host_cell(lambda host, now_s: known(host.cpu_percent, lambda v: f"{v:.0f}")), SortBy.CPU,
+        "CPU%", 7, _host_cell(lambda host, _: known(host.cpu_percent, lambda v: f"{v:.0f}")), SortBy.CPU,
         needs=60, beside_probes=110,
     ),
     _Column(
-        "HOST MEM", 10, _host_cell(lambda host, now_s: gib(host.resident_bytes)), SortBy.HOST_MEMORY,
+        "HOST MEM", 10, _host_cell(lambda host, _: gib(host.resident_bytes)), SortBy.HOST_MEMORY,
         needs=70, beside_probes=115,
     ),
     _Column(
@@ -169,7 +168,7 @@ _COLUMNS = (
 )  # fmt: skip
 _NAMING = 2
 """The first columns say which process it is."""
-_CONTAINER = _Column("CONTAINER", 18, _host_cell(lambda host, now_s: host.container), needs=140, right=False, lead=2)
+_CONTAINER = _Column("CONTAINER", 18, _host_cell(lambda host, _: host.container), needs=140, right=False, lead=2)
 
 
 def _columns(width: int, *, containers: bool, probed: bool, longest_place: int) -> tuple[_Column, ...]:
@@ -245,7 +244,7 @@ def _style(column: _Column, entry: Entry) -> str:
 
 
 def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
-    """The line below the processes."""
+    """Yield the line below the processes."""
     unknown = [gpu for gpu in state.gpus if isinstance(gpu.processes, Unknown) and not gpu.instances]
     for gpu in unknown:
         if isinstance(gpu.processes, Unknown):
@@ -264,7 +263,7 @@ def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
 
 
 def _first(order: Sequence[ProcessKey], cursor: ProcessKey | None, body: int) -> int:
-    """The first process shown, so that the cursor is in the middle where it can."""
+    """Return the first process shown, so that the cursor is in the middle where it can."""
     if cursor not in order or body <= 0:
         return 0
     return max(0, min(order.index(cursor) - body // 2, len(order) - body))
@@ -275,7 +274,7 @@ def _position(first: int, shown: int, count: int) -> str:
 
 
 def describe(entry: Entry) -> str:
-    """The process in one line, for a question about it."""
+    """Return the process in one line, for a question about it."""
     host = entry.host
     if host is None:
         return f"pid {entry.process.pid}"
@@ -291,27 +290,24 @@ _WHEEL_STEP = 3
 class ProcessTable(Lines, can_focus=True):
     """One line a process and device."""
 
+    @dataclass
     class Chosen(Message):
         """The user clicked on a process; `opened`: twice."""
 
-        def __init__(self, key: ProcessKey, *, opened: bool) -> None:
-            super().__init__()
-            self.key = key
-            self.opened = opened
+        key: ProcessKey
+        opened: bool = field(kw_only=True)
 
+    @dataclass
     class SortWanted(Message):
         """The user clicked on a heading."""
 
-        def __init__(self, order: SortBy) -> None:
-            super().__init__()
-            self.order = order
+        order: SortBy
 
+    @dataclass
     class Moved(Message):
         """The wheel turned."""
 
-        def __init__(self, step: int) -> None:
-            super().__init__()
-            self.step = step
+        step: int
 
     view = TableView((), (), (), ())
 

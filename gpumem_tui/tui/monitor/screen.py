@@ -1,52 +1,52 @@
-"""The Monitor: every GPU's memory as one ledger, its history, and the processes that hold it."""
+"""Which parts of the Monitor stand where at a terminal's size. Processes always keep their place."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.events import Resize
 from textual.geometry import Size
 
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.history import History
+from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.snapshot import Snapshot, Source
-from gpumem_tui.tui.kit.background import setter_for
-from gpumem_tui.tui.kit.figures import clock
-from gpumem_tui.tui.kit.key_bar import KeyBar
+from gpumem_tui.tui.kit.figures import Row, clock
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted, count, moved, offering
-from gpumem_tui.tui.monitor.feed import HOLD_S, Feed
-from gpumem_tui.tui.monitor.gpus import GpuPanel
-from gpumem_tui.tui.monitor.header import alert_row, header_row, is_troubled, lasting_last, trouble_rows
+from gpumem_tui.tui.monitor.gpus import GpuPanel, Layout, layout
+from gpumem_tui.tui.monitor.header import alert_row, header_row, help_alerts, is_troubled, lasting_last, trouble_rows
 from gpumem_tui.tui.monitor.history import ChartSpan, HistoryChart
-from gpumem_tui.tui.monitor.layout import Layout, layout
-from gpumem_tui.tui.monitor.process_actions import PROCESS_BINDINGS, ProcessActions
+from gpumem_tui.tui.monitor.process_actions import END_BINDINGS, PROCESS_BINDINGS, ProcessActions
 from gpumem_tui.tui.monitor.processes import ProcessTable
-from gpumem_tui.tui.monitor.state import MonitorState, focused_on, seen, sorted_by, sorted_on
+from gpumem_tui.tui.monitor.state import HOLD_S, Feed, MonitorState, focused_on, seen, sorted_on
+from gpumem_tui.tui.monitor.table_screen import SORT, UNFILTER
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 if TYPE_CHECKING:
-    from textual.widgets import Input
-
-    from gpumem_tui.monitor.replay import Replay
+    from gpumem_tui.recording.player import Player
     from gpumem_tui.watch.published import ProbeSource
+
 
 _WRITTEN_S = 0.1
 """After the first snapshot: by then it is on the terminal. To ask probes much is imported, which would hold it up."""
-_SHORTEST_S = 0.05
-"""Between two looks at what is new: a recording may be played a thousand times as fast."""
 _PATIENCE_S = 1.0
 """Until the first snapshot, the seconds it has taken are counted on the screen this often."""
 _PAGE = 10
 _ENDLESS = 10**6
 _MOVES = {"up,k": -1, "down,j": 1, "pageup": -_PAGE, "pagedown": _PAGE, "home": -_ENDLESS, "end": _ENDLESS}
+_CHOOSE = "Choose a process; page up, page down, home and end too"
+_GPU = "The next GPU, the one before: its ledger and its history"
+_SPAN = "History: a shorter time, a longer one"
+_FILTER = "Filter by user, pid, command, container or gpu3; esc clears"
+_HELP = "All alerts, keys, columns"
 _MARGINS = 2
 _ALERTS_HEIGHT = 14
 """Rows of terminal from which alerts have a line of their own; below it they take the header's."""
@@ -70,39 +70,38 @@ class MonitorScreen(ProcessActions):
         past: the snapshots before the moment that was sought last.
     """
 
-    CSS_PATH = "screen.tcss"
+    CSS_PATH = Path(__file__).with_name("screen.tcss")
     SMALLEST = (40, 8)
+    TOPIC = "monitor"
+    WORDS = "user, pid, command, container, gpu3"
+    SHORTEST_S = 0.05
     AUTO_FOCUS = "ProcessTable"
     BLANK = True  # nothing of its own behind its widgets
     BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key, f"move({step})", show=False, tooltip=_CHOOSE) for key, step in _MOVES.items()),
         *PROCESS_BINDINGS,
-        Binding("p", "peak", "peak", tooltip="Processes with a probe as at their peak, or as now"),
-        Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU"),
-        Binding("slash", "filter", "filter", key_display="/", tooltip="List only the processes that match"),
-        Binding("s", "sort(1)", "sort", tooltip="Sort by the next column"),
-        Binding("t", "tree", "tree", tooltip="Children below their parents"),
-        Binding("g", "gpu(1)", "GPU", tooltip="Ledger and history of the next GPU"),
-        Binding("f", "only", "this GPU", tooltip="Only the processes of the GPU in focus"),
-        Binding("v", "switch", "history", tooltip="History or processes"),
-        Binding("T", "end('terminate')", "terminate", tooltip="Ask the process to end (SIGTERM)"),
-        Binding("K", "end('kill')", "kill", tooltip="End the process at once (SIGKILL)"),
-        Binding("space", "pause", "pause", tooltip="Hold the picture, or go on"),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="All alerts, keys, columns"),
-        Binding("h,f1", "help", show=False),  # as in nvitop and btop, where h has no history to show
+        Binding("p", "flip('at_peak')", "peak", tooltip="Processes with a probe as at their peak, or as now"),
+        Binding("h", "chart", "its history", tooltip="History of the process, or of the GPU again"),
+        Binding("slash", "filter", "filter", key_display="/", tooltip=_FILTER),
+        Binding("s", "sort(1)", "sort", tooltip=SORT),
+        Binding("t", "flip('tree')", "tree", tooltip="Tree: children below their parents"),
+        Binding("g", "gpu(1)", "GPU", tooltip=_GPU),
+        Binding("f", "flip('only_focus')", "this GPU", tooltip="Only the processes of the GPU in focus"),
+        Binding("v", "switch", "history", tooltip="History or processes, where there is room for one"),
+        *END_BINDINGS,
+        Binding("space", "pause", "pause", tooltip="Hold the picture, or go on; reading goes on all along"),
+        Binding("question_mark", "app.help", "help", key_display="?", tooltip=_HELP),
+        Binding("h,f1", "app.help", show=False),  # as in nvitop and btop, where h has no history to show
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        *(Binding(key, f"move({step})", show=False) for key, step in _MOVES.items()),
-        Binding("greater_than_sign", "sort(1)", show=False),
-        Binding("less_than_sign", "sort(-1)", show=False),
-        Binding("r", "reverse", "reverse", show=False),
-        Binding("G", "gpu(-1)", show=False),
-        Binding("left_square_bracket", "span(-1)", show=False),
-        Binding("right_square_bracket", "span(1)", show=False),
-        Binding("escape", "unfilter", "no filter", tooltip="List all processes again"),
-        Binding("escape", "unselect", show=False),
+        Binding("G", "gpu(-1)", show=False, tooltip=_GPU),
+        Binding("left_square_bracket", "span(-1)", show=False, tooltip=_SPAN),
+        Binding("right_square_bracket", "span(1)", show=False, tooltip=_SPAN),
+        Binding("escape", "unfilter", "no filter", tooltip=UNFILTER),
+        Binding("escape", "unselect", show=False, tooltip="No process is chosen any more"),
         *REPLAY_BINDINGS,
     ]
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - named only, each with its default
         self,
         source: Source,
         *,
@@ -115,7 +114,7 @@ class MonitorScreen(ProcessActions):
         notice: str = "",
         probes: ProbeSource | None = None,
         clock: Callable[[float], str] = clock,
-        replay: Replay[Any] | None = None,
+        replay: Player | None = None,
         past: Callable[[], Sequence[Snapshot]] = tuple,
     ) -> None:
         super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
@@ -145,28 +144,19 @@ class MonitorScreen(ProcessActions):
         self._gpu_panel, self._chart = self.query_one(GpuPanel), self.query_one(HistoryChart)
         self._table, self._trouble = self.query_one(ProcessTable), self.query_one("#trouble", Lines)
         self._waiting = self.set_interval(_PATIENCE_S, self._draw)
-        news = asyncio.Event()
-        self.feed.subscribe(setter_for(news))
-        self.look()
-        self.run_worker(self._follow(news))
+        self.follow(self.feed.subscribe)
 
-    def on_resize(self, event: Resize) -> None:
-        """A tiny terminal gets one line that says what is needed."""
-        self.fit_terminal(event)
-        if event.size != self._drawn_size:
+    def laid_out(self, size: Size) -> None:
+        """Draw for another size of the terminal."""
+        if size != self._drawn_size:
             self._draw()
 
-    # What comes in
+    @property
+    def listed(self) -> ProcessTable:
+        """The processes."""
+        return self._table
 
-    async def _follow(self, news: asyncio.Event) -> None:
-        """Look whenever there is something new: to look again and again took a sixth of the screen's CPU time."""
-        while True:
-            await news.wait()
-            news.clear()
-            if self.look():
-                await asyncio.sleep(_SHORTEST_S)
-            elif self.feed.is_held:
-                asyncio.get_running_loop().call_later(HOLD_S, news.set)
+    # What comes in
 
     def look(self) -> bool:
         """Take in the newest snapshot and draw it; False if nothing is new."""
@@ -174,6 +164,8 @@ class MonitorScreen(ProcessActions):
             self.feed.restart(self._past(), self.replay.past_step_s)
         is_first = self.feed.latest is None
         if not self.feed.look():
+            if self.feed.is_held:
+                asyncio.get_running_loop().call_later(HOLD_S, self._news.set)
             return False
         if is_first:
             self._waiting.stop()
@@ -206,15 +198,6 @@ class MonitorScreen(ProcessActions):
     def _cursor_moved(self) -> None:
         self._draw_history()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """What is typed counts at once, unless it is a time."""
-        self._enter(replace(self._state, filter="" if self.is_time(event.value) else event.value))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Back to the table; the filter stays, and to the time that was typed it goes."""
-        self.go_to(event.input)
-        self._close_filter()
-
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -223,17 +206,19 @@ class MonitorScreen(ProcessActions):
         match action:
             case "unfilter":
                 return bool(state.filter) or self.has_class("-filtering")
-            case "gpu" | "only":
+            case "gpu":
                 return len(state.gpus) > 1
+            case "flip" if parameters == ("only_focus",):
+                return len(state.gpus) > 1
+            case "flip" if parameters == ("at_peak",):
+                return bool(state.parts)
             case "switch":
                 troubled = self.has_class("-troubled")
                 return self._plan is not None and not troubled and not (self._plan.history and self._plan.table)
             case "pause" | "span":
                 return self.replay is None and not self.has_class("-troubled")
-            case "filter" | "sort" | "tree":
+            case "filter" | "sort" | "flip":
                 return not self.has_class("-troubled")
-            case "peak":
-                return bool(state.parts)
             case "chart":
                 chosen = self.chosen
                 return charted(state) is not None or (chosen is not None and chosen.watched is not None)
@@ -241,28 +226,16 @@ class MonitorScreen(ProcessActions):
                 return super().check_action(action, parameters)
 
     def action_move(self, step: int) -> None:
-        """The cursor up or down the processes."""
+        """Move the cursor up or down the processes."""
         self._enter(moved(self._state, step))
 
-    def action_sort(self, step: int) -> None:
-        """The next column, or the one before."""
-        self._enter(sorted_by(self._state, step))
-
-    def action_reverse(self) -> None:
-        """The other way round."""
-        self._enter(replace(self._state, reverse=not self._state.reverse))
-
-    def action_tree(self) -> None:
-        """Children below their parents, or not."""
-        self._enter(replace(self._state, tree=not self._state.tree))
+    def action_flip(self, name: str) -> None:
+        """Turn something on or off: the tree, the peak, only the GPU in focus."""
+        self._flip(name)
 
     def action_gpu(self, step: int) -> None:
-        """The next GPU, or the one before."""
+        """Put the next GPU, or the one before, in focus."""
         self._enter(focused_on(self._state, step))
-
-    def action_only(self) -> None:
-        """The processes of the GPU in focus, or of all."""
-        self._enter(replace(self._state, only_focus=not self._state.only_focus))
 
     def action_switch(self) -> None:
         """History or processes, where there is room for one."""
@@ -270,7 +243,7 @@ class MonitorScreen(ProcessActions):
         self._draw()
 
     def action_span(self, step: int) -> None:
-        """A shorter or a longer time in the chart."""
+        """Show a shorter or a longer time in the chart."""
         self._span.step(step)
         self._draw_history()
 
@@ -281,49 +254,32 @@ class MonitorScreen(ProcessActions):
             state = seen(state, self.feed.latest, self.feed.published, self.feed.alerts)
         self._enter(state)
 
-    async def action_filter(self) -> None:
-        """Ask for words; what is typed counts at once."""
-        from textual.widgets import Input
-
-        if not self.query(Input):
-            await self.mount(
-                Input(placeholder="user, pid, command, container, gpu3", compact=True), before=self.query_one(KeyBar)
-            )
-        self.add_class("-filtering")
-        self.query_one(Input).focus()
-        self._draw()
-
-    def action_unfilter(self) -> None:
-        """All processes again."""
-        from textual.widgets import Input
-
-        for typed in self.query(Input):
-            typed.value = ""
-        self._close_filter()
-        self._enter(replace(self._state, filter=""))
-
     def action_unselect(self) -> None:
         """No process is chosen."""
         self._enter(replace(self._state, cursor=None))
 
-    def _close_filter(self) -> None:
-        self.remove_class("-filtering")
-        self._table.focus()
-        self._draw()
+    def has_key(self, action: str) -> bool:
+        """Return whether an action can be done here: not to what is past or elsewhere."""
+        if action in ("pause", "span"):
+            return self.replay is None
+        return self.may_end if action == "end" else super().has_key(action)
 
-    def action_help(self) -> None:
-        """The keys and the columns."""
-        from gpumem_tui.tui.kit.dialogs import HelpScreen
-        from gpumem_tui.tui.monitor.help import monitor_help
+    def help_first(self) -> Iterator[Row]:
+        """Yield all alerts that there are now."""
+        yield from super().help_first()
+        yield from help_alerts(self._state.alerts)
 
-        self.app.push_screen(HelpScreen([*self.replay_help(), *monitor_help(self._state.alerts)]))
+    def help_lines(self) -> Iterator[Row]:
+        """Yield the legend of the ledger."""
+        from gpumem_tui.tui.kit.help import bucket_lines, help_entry, help_heading
 
-    def action_peak(self) -> None:
-        """Divide processes as at their peak, or as now."""
-        self._enter(replace(self._state, at_peak=not self._state.at_peak))
+        yield help_heading("Ledger")
+        yield from bucket_lines(DEVICE_BUCKETS, process="pid and name")
+        yield help_entry("", "a process with a probe is divided into its buckets")
+        yield []
 
     def action_chart(self) -> None:
-        """The history of the chosen process, or of the GPU; where there is no room for it, in the table's place.
+        """Show the history of the chosen process, or of the GPU; where there is no room for it, in the table's place.
 
         Without a GPU, where it is of a process anyway, in all of the place, or beside the table again.
         """

@@ -1,20 +1,23 @@
-"""What the Monitor shows: one immutable state, and the steps that keys and snapshots take from it to the next."""
+"""What the Monitor shows: one immutable state with the steps that keys and snapshots take, and what feeds it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
 
 from gpumem_tui.memory import Breakdown, Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind
-from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
-from gpumem_tui.watch.published import Published
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
+from gpumem_tui.monitor.history import History, Series
+from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, Source
+from gpumem_tui.watch.published import Key, ProbeSource, Published
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
+
 
 ProcessKey = tuple[str, int, str]
 """Device key, pid, MIG instance: one line of the process table."""
@@ -61,8 +64,17 @@ Parts = Mapping[tuple[str, int], ProcessParts]
 """By device key and pid; a process without a probe is absent."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableState:
+    """How a table of processes is sorted and filtered; `sort` lists its columns in the order of the key that sorts."""
+
+    sort: Enum
+    reverse: bool = False
+    filter: str = ""
+
+
 @dataclass(frozen=True)
-class MonitorState:
+class MonitorState(TableState):
     """Everything the Monitor shows.
 
     Attributes:
@@ -84,9 +96,7 @@ class MonitorState:
     charts_process: bool = False
     focus: str = ""
     cursor: ProcessKey | None = None
-    sort: SortBy = SortBy.MEMORY
-    reverse: bool = False
-    filter: str = ""
+    sort: SortBy = field(default=SortBy.MEMORY, kw_only=True)
     tree: bool = False
     only_focus: bool = False
     paused: bool = False
@@ -116,7 +126,7 @@ class MonitorState:
 
 
 def device_key(gpu: GpuReading) -> str:
-    """What names a device from snapshot to snapshot; one that never answered has only its index."""
+    """Return what names a device from snapshot to snapshot; one that never answered has only its index."""
     return gpu.uuid or f"#{gpu.index}"
 
 
@@ -138,12 +148,12 @@ def parts_of(sample: ProbeSample, *, at_peak: bool) -> ProcessParts | None:
 
 
 def seen(state: MonitorState, snapshot: Snapshot, published: Published, alerts: tuple[Alert, ...] = ()) -> MonitorState:
-    """A new snapshot came, or probes said something new."""
+    """Take in a new snapshot and what probes say beside it."""
     return state if state.paused else replace(state, snapshot=snapshot, published=published, alerts=alerts)
 
 
 def focused_on(state: MonitorState, step: int) -> MonitorState:
-    """The focus moves to the next device, or back, round and round."""
+    """Move the focus to the next device, or back, round and round."""
     keys = [device_key(gpu) for gpu in state.gpus]
     if not keys:
         return state
@@ -152,12 +162,129 @@ def focused_on(state: MonitorState, step: int) -> MonitorState:
     return replace(state, focus=keys[(here + step) % len(keys)])
 
 
-def sorted_by(state: MonitorState, step: int) -> MonitorState:
-    """The next column to sort by, or the one before."""
-    orders = list(SortBy)
+Sorted = TypeVar("Sorted", bound=TableState)
+
+
+def sorted_by(state: Sorted, step: int) -> Sorted:
+    """Sort by the next column, or by the one before."""
+    orders = list(type(state.sort))
     return replace(state, sort=orders[(orders.index(state.sort) + step) % len(orders)], reverse=False)
 
 
 def sorted_on(state: MonitorState, order: SortBy) -> MonitorState:
     """Sort by a column; by the same once more: the other way round."""
     return replace(state, sort=order, reverse=not state.reverse if order is state.sort else False)
+
+
+HOLD_S = 0.2
+"""How long a snapshot is held back for what probes say beside it, so that both are of one moment."""
+_AT_ONCE_S = 0.5
+"""The snapshots that follow the first one so soon complete it: they are drawn at once."""
+
+
+class Feed:
+    """Takes every snapshot in, whether the screen shows it or not.
+
+    Attributes:
+        published: what the probes said beside the newest one.
+        alerts: what is the matter now; `rings`: one of them began with the newest snapshot.
+        notice: what the source says of itself.
+        first, latest: None before there is one.
+    """
+
+    def __init__(self, source: Source, history: History, alerts: Alerts, probes: ProbeSource | None) -> None:
+        self.source = source
+        self.published = Published()
+        self.alerts: tuple[Alert, ...] = ()
+        self.rings = False
+        self.notice = ""
+        self.first: Snapshot | None = None
+        self.latest: Snapshot | None = None
+        self._history = history
+        self._judge = alerts
+        self._probes = probes
+        self._followed: Key | None = None
+        self._asked: Snapshot | None = None
+        self._held_since_s: float | None = None
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Have this called whenever a look may find something new, from another thread; it must not wait."""
+        self.source.subscribe(tell)
+        if self._probes is not None:
+            self._probes.subscribe(tell)
+
+    @property
+    def is_held(self) -> bool:
+        """A snapshot waits for what probes say: look again after `HOLD_S` even if nobody told to."""
+        return self._held_since_s is not None
+
+    def look(self) -> bool:
+        """Take in the newest snapshot and what probes say; False if nothing is new. Never waits."""
+        notice, snapshot = self.source.notice, self.source.latest()
+        if snapshot is None:
+            return False
+        if self._is_awaited(snapshot):
+            return False
+        published = self._probes.latest() if self._probes is not None else self.published
+        notice = published.problem or notice
+        if snapshot is self.latest and published is self.published and notice == self.notice:
+            return False
+        self.first = self.first or snapshot
+        self.latest, self.published, self._held_since_s = snapshot, published, None
+        self.notice = notice
+        self._history.add(snapshot, published.figures)
+        before = {alert.key for alert in self.alerts}
+        self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory, published.growing)
+        self.rings = any(alert.key not in before for alert in self.alerts)
+        return True
+
+    def restart(self, past: Sequence[Snapshot], step_s: float) -> None:
+        """Forget past snapshots: the source shows another moment now.
+
+        Args:
+            past: snapshots from before it, `step_s` apart.
+        """
+        self._history, self._judge = self._history.emptied(), self._judge.anew()
+        interval_s, self._history.interval_s = self._history.interval_s, step_s
+        for snapshot in past:
+            self._history.add(snapshot)
+            self._judge.update(snapshot)
+        self._history.interval_s = interval_s
+        self.first, self.latest, self.alerts = (past[0] if past else None), None, ()
+
+    def follow(self, key: Key | None) -> None:
+        """Have the history of this process read too."""
+        if key != self._followed:
+            self._followed = key
+            if self._probes is not None and self._asked is not None:
+                self._probes.ask(self._asked.gpus, key)
+
+    def stop(self) -> None:
+        """End what reads; returns at once, from any thread."""
+        self.source.stop()
+        if self._probes is not None:
+            self._probes.stop()
+
+    def _is_awaited(self, snapshot: Snapshot) -> bool:
+        """Ask what probes say beside a new snapshot; whether it still waits for that.
+
+        The first snapshot is drawn first: to read probes, much is imported.
+        """
+        if self._probes is None or self.latest is None:
+            return False
+        if snapshot is not self._asked:
+            self._asked = snapshot
+            self._probes.ask(snapshot.gpus, self._followed)
+        if snapshot is self.latest or self.seen_s(snapshot) < _AT_ONCE_S:
+            return False
+        if self._held_since_s is None:
+            self._held_since_s = monotonic()
+        return self._probes.is_reading and monotonic() - self._held_since_s < HOLD_S
+
+    def seen_s(self, snapshot: Snapshot) -> float:
+        """How long it had looked when a snapshot was made."""
+        return snapshot.time_s - self.first.time_s if self.first is not None else 0.0
+
+    def series(self, gpu: GpuReading, columns: int, span_s: float, now_s: float) -> Series:
+        """Return a device's last `span_s` seconds."""
+        return self._history.series(device_key(gpu), columns, span_s, now_s)

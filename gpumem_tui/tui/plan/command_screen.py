@@ -14,29 +14,27 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.events import Resize
+from textual.geometry import Size
 from textual.message import Message
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.exit_codes import EXIT_FAILED
+from gpumem_tui.errors import EXIT_FAILED
+from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.command import CommandFigures, GpuRow, gpu_rows
-from gpumem_tui.plan.command_runs import Watch, WhatIf
+from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Watch, WhatIf, on_every_gpu
 from gpumem_tui.plan.control import Option
-from gpumem_tui.plan.injected import CommandChange
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.process import ChildDied
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Rows
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
-from gpumem_tui.tui.plan import command_lines as views
-from gpumem_tui.tui.plan import command_state as states
-from gpumem_tui.tui.plan.command_state import CommandPlanState
+from gpumem_tui.tui.plan import command as views
+from gpumem_tui.tui.plan.command import CommandPlanState
 
 _TICK_S = 1.0
 _ENDS_WITHIN_S = 1.0
@@ -46,7 +44,7 @@ Step = Callable[[CommandPlanState], CommandPlanState]
 
 
 class Runs(Protocol):
-    """As `plan.command_runs.CommandRuns`."""
+    """The runs behind the screen, such as `plan.command.CommandRuns`."""
 
     @property
     def config(self) -> SearchConfig:
@@ -54,13 +52,13 @@ class Runs(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """The planned one."""
+        """The planned batch size."""
 
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[CommandChange], list[WhatIf]]:
-        """The command as it is."""
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        """Trace the command as it is."""
 
-    def trace_change(self, change: CommandChange, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
-        """The command with a change made to it."""
+    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """Trace the command with a change made to it."""
 
 
 class CommandPlanScreen(MainScreen):
@@ -74,15 +72,15 @@ class CommandPlanScreen(MainScreen):
 
     CSS_PATH = "command_screen.tcss"
     SMALLEST = (60, 16)
+    TOPIC = "plan"
+    TABLES = ("column",)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, f"pane('{pane}')", pane) for pane, key in views.PANES.items()),
-        Binding("g", "gpu", "GPU", tooltip="Plan for another GPU, without running again"),
+        *(Binding(key, f"pane('{pane}')", pane, tooltip=words) for pane, (key, words) in views.PANES.items()),
+        Binding("g", "gpu", "GPU", tooltip="Plan for another GPU: answered without running again"),
         Binding("r", "run", "run what-ifs", tooltip="Run the what-ifs that have not been run"),
         Binding("c", "cancel", "stop", tooltip="End the run; what was found stays"),
-        Binding("right", "turn(1)", "next list", show=False),
-        Binding("left", "turn(-1)", show=False),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; what runs is ended"),
     ]
 
@@ -99,9 +97,9 @@ class CommandPlanScreen(MainScreen):
         self._runs = runs
         self._run_all = run_all
         self._clock = clock
-        self._state = CommandPlanState(runs.config, runs.batch_size, runs.config.device.gpu)
+        self._state = CommandPlanState(runs.config, runs.batch_size)
         self._figures: CommandFigures | None = None
-        self._gpus: tuple[GpuRow, ...] = ()
+        self._gpus: tuple[CommandAnswer, ...] = ()
         self._working = False
         self._pane = "what-ifs"
         self._control = Control()
@@ -122,7 +120,7 @@ class CommandPlanScreen(MainScreen):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """Header, verdict, the ledger beside the lists."""
+        """Yield header, verdict, and the ledger beside the lists."""
         yield FixedRows(id="plan-header")
         yield FixedRows(id="plan-verdict")
         with Horizontal(id="plan-body"):
@@ -141,15 +139,14 @@ class CommandPlanScreen(MainScreen):
         self._draw()
         self.call_after_refresh(self._begin, self._run_all)
 
-    def on_resize(self, event: Resize) -> None:
-        """A tiny terminal gets one line that says what is needed."""
-        self.fit_terminal(event)
+    def laid_out(self, size: Size) -> None:  # noqa: ARG002  each list is drawn for its own size
+        """Draw for another size of the terminal."""
         self.call_after_refresh(self._draw)
 
     # Keys
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what does something now is offered."""
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """Offer only what does something now."""
         state = self._state
         match action:
             case "run":
@@ -169,7 +166,7 @@ class CommandPlanScreen(MainScreen):
         self.query_one(f"#{pane}", RowList).focus()
 
     def action_turn(self, way: int) -> None:
-        """The list before or after the one that is shown."""
+        """Show the list before or after the one that is shown."""
         panes = list(views.PANES)
         self.action_pane(panes[(panes.index(self._pane) + way) % len(panes)])
 
@@ -181,24 +178,20 @@ class CommandPlanScreen(MainScreen):
         """End the run."""
         self._control.cancel()
 
-    def action_help(self) -> None:
-        """The keys and the columns."""
-        self.app.push_screen(HelpScreen(views.command_plan_help()))
-
     def action_gpu(self) -> None:
         """Pick a GPU; the trace answers for it."""
-        rows = {row.gpu.name: row for row in self._gpus}
-        options = [Option(name, views.gpu_details(self._state, row)) for name, row in rows.items()]
+        rows = {there.plan.gpu.name: there for there in self._gpus}
+        options = [Option(name, views.gpu_details(there)) for name, there in rows.items()]
 
         def picked(name: str | None) -> None:
             if name is not None:
-                self._plan_for(rows[name].gpu)
+                self._plan_for(rows[name].plan.gpu)
 
         self.app.push_screen(PickScreen("GPU", options, self._state.gpu.name), picked)
 
     @on(RowList.Chosen, "#GPUs")
     def _choose_gpu(self, message: RowList.Chosen) -> None:
-        self._plan_for(next(row.gpu for row in self._gpus if row.gpu.name == message.key))
+        self._plan_for(next(there.plan.gpu for there in self._gpus if there.plan.gpu.name == message.key))
 
     @on(RowList.Chosen, "#what-ifs")
     def _explain(self, message: RowList.Chosen) -> None:
@@ -209,7 +202,7 @@ class CommandPlanScreen(MainScreen):
             self.app.push_screen(TextScreen(*found))
 
     def _plan_for(self, gpu: Gpu) -> None:
-        self._enter(states.planned_for(self._state, gpu))
+        self._enter(views.planned_for(self._state, gpu))
 
     # The runs
 
@@ -219,7 +212,7 @@ class CommandPlanScreen(MainScreen):
         self._control, self._ended = Control(), threading.Event()
         self._began_s = time.monotonic()
         state = self._state
-        self._enter(states.begun(state))
+        self._enter(views.begun(state))
         drive = partial(self._drive, state, self._control, self._ended, run_all=run_all)
         self.run_worker(drive, thread=True, exit_on_error=False)
 
@@ -231,17 +224,17 @@ class CommandPlanScreen(MainScreen):
 
         def watch(event: CommandOutput | TraceStarted) -> None:
             if isinstance(event, CommandOutput):
-                tell(partial(states.saying, text=event.text))
+                tell(partial(views.printing, text=event.text))
 
         try:
             self._run(state, control, tell, watch, run_all=run_all)
-            tell(states.ended)
+            tell(views.ended)
         except Cancelled:
-            tell(states.ended)
+            tell(views.ended)
         except Unusable as error:
-            tell(partial(states.ended, failure=str(error), exit_code=error.exit_code))
+            tell(partial(views.ended, failure=str(error), exit_code=error.exit_code))
         except ChildDied as error:
-            tell(partial(states.ended, failure=f"tracing failed: {error}", exit_code=EXIT_FAILED))
+            tell(partial(views.ended, failure=f"tracing failed: {error}", exit_code=EXIT_FAILED))
         finally:
             ended.set()
 
@@ -250,17 +243,17 @@ class CommandPlanScreen(MainScreen):
     ) -> None:
         if state.plan is None:
             predicted, changes, refused = self._runs.trace(control, watch)
-            tell(partial(states.traced, predicted=predicted, waiting=tuple(changes), refused=tuple(refused)))
+            tell(partial(views.traced, predicted=predicted, waiting=tuple(changes), refused=tuple(refused)))
             base = predicted.prediction.traced
         else:
             changes, base = list(state.waiting), state.plan.base
         assert not isinstance(base, Unknown), "a command at a given batch size is traced or fails"
         for change in changes if run_all else ():
-            tell(partial(states.trying, change=change))
-            tell(partial(states.tried, found=self._runs.trace_change(change, base, control, watch)))
+            tell(partial(views.trying, change=change))
+            tell(partial(views.tried, found=self._runs.trace_change(change, base, control, watch)))
 
     def on_command_plan_screen_arrived(self, message: Arrived) -> None:
-        """Fold it in."""
+        """Take the step to the next state."""
         if message.origin is self._control:
             self._enter(message.step(self._state))
 
@@ -289,18 +282,17 @@ class CommandPlanScreen(MainScreen):
 
     @property
     def _is_worked_out(self) -> bool:
-        state, figures = self._state, self._figures
-        of_it = figures is not None and figures.answers.plan is state.plan and figures.answers.gpu == state.gpu
-        return of_it and bool(self._gpus)
+        figures = self._figures
+        return figures is not None and figures.answer.plan is self._state.plan and bool(self._gpus)
 
     async def _work_out(self) -> None:
-        """Until the figures are those of the state, which may change meanwhile; then those of every GPU, once."""
+        """Work out the figures until they are those of the state, which may change meanwhile; of every GPU once."""
         try:
             while (plan := self._state.plan) is not None and not self._is_worked_out:
-                self._figures = await in_daemon_thread(partial(CommandFigures.of, plan, self._state.gpu))
+                self._figures = await in_daemon_thread(partial(CommandFigures.of, plan))
                 self._draw()
                 if not self._gpus:  # they depend on the trace of the command as it is only
-                    self._gpus = tuple(await in_daemon_thread(partial(gpu_rows, plan)))
+                    self._gpus = tuple(await in_daemon_thread(partial(on_every_gpu, plan)))
                     self._draw()
                     self.refresh_bindings()
         finally:
@@ -315,7 +307,7 @@ class CommandPlanScreen(MainScreen):
     def _draw(self) -> None:
         self._draw_top()
         state, figures, gpus = self._state, self._figures, self._gpus
-        self._show("ledger", lambda width, _: views.ledger_rows(state, figures, width))
+        self._show("ledger", lambda width, _: views.ledger_rows(figures, width))
         self._show("batches", lambda width, _: views.batch_list_rows(figures, width))
         self._show("what-ifs", lambda width, selected: views.technique_rows(state, figures, width, selected))
         self._show("GPUs", lambda width, _: views.gpu_list_rows(state, gpus, width))

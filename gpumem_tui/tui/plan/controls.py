@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
+from gpumem_tui.plan import state as states
 from gpumem_tui.plan.control import Choice, Control, Number
 from gpumem_tui.plan.controls import control_of, controls, remarks
 from gpumem_tui.plan.state import PlanState
@@ -21,7 +24,7 @@ _CARET = "▏"
 def control_rows(
     state: PlanState, width: int, height: int, *, selected: str = "", typed: str | None = None
 ) -> list[ListRow]:
-    """All controls of a draft; with groups where the height allows it.
+    """Return all controls of a draft; with groups where the height allows it.
 
     Args:
         selected: the key of the control that the arrow keys change.
@@ -52,7 +55,7 @@ def control_rows(
 
 
 def _line(state: PlanState, control: Control, width: int, *, here: bool, typed: str | None) -> ListRow:
-    """Name and value; arrows around the one that the arrow keys change."""
+    """Return name and value, with arrows around the one that the arrow keys change."""
     room = width - LABEL_WIDTH - 4
     value = control.text(state.draft) if typed is None else f"{typed}{_CARET}"
     changed = control.key in state.draft.changes
@@ -68,7 +71,7 @@ def _line(state: PlanState, control: Control, width: int, *, here: bool, typed: 
 
 
 def _style(state: PlanState, control: Control, *, changed: bool) -> str:
-    """In trouble, or not what it is by itself."""
+    """Return the style of a value: in trouble, changed, or as it is by itself."""
     if state.problem is not None and state.problem.control == control.key:
         return "$text-error"
     if changed:
@@ -79,6 +82,8 @@ def _style(state: PlanState, control: Control, *, changed: bool) -> str:
 
 
 _MOST_DIGITS = 12
+_CHANGE = "Change the control by a step; elsewhere: the next pane"
+_JUMP = "Jump: half or twice, the next power of two"
 _ARROW_WIDTH = 2
 
 
@@ -87,47 +92,21 @@ class PlanControls(RowList):
 
     BORDER_TITLE = "Plan"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "nudge(-1)", "change", key_display="←→", tooltip="Change the chosen control by a step"),
-        Binding("right", "nudge(1)", show=False),
-        Binding("shift+left", "nudge(-1,True)", show=False),
-        Binding("shift+right", "nudge(1,True)", show=False),
-        Binding("enter", "pick", "pick", tooltip="Pick from a list"),
-        Binding("backspace", "erase", show=False),
-        Binding("escape", "abandon", show=False),
+        Binding("left", "nudge(-1)", "change", key_display="←→", tooltip=_CHANGE),
+        Binding("right", "nudge(1)", show=False, key_display="←→", tooltip=_CHANGE),
+        Binding("shift+left", "nudge(-1,True)", show=False, tooltip=_JUMP),
+        Binding("shift+right", "nudge(1,True)", show=False, tooltip=_JUMP),
+        Binding("enter", "pick", "pick", tooltip="Pick from a list; in a pane: apply, or explain"),
+        Binding("backspace", "erase", show=False, tooltip="Take a digit away"),
+        Binding("escape", "abandon", show=False, tooltip="Take the number back that is being typed"),
     ]
 
-    class Nudged(Message):
-        """A step of the control up (`way` +1) or down (−1); a large one with `jump`."""
+    class Stepped(Message):
+        """A control was changed: the step to the next state."""
 
-        def __init__(self, key: str, way: int, *, jump: bool) -> None:
+        def __init__(self, step: Callable[[PlanState], PlanState]) -> None:
             super().__init__()
-            self.key = key
-            self.way = way
-            self.jump = jump
-
-    class Typed(Message):
-        """The control's number as typed so far; `first` begins a number. None: nothing is left of it."""
-
-        def __init__(self, key: str, value: int | None, *, first: bool) -> None:
-            super().__init__()
-            self.key = key
-            self.value = value
-            self.first = first
-
-    class Numbered(Message):
-        """The choice at the place of a digit is wanted."""
-
-        def __init__(self, key: str, digit: int) -> None:
-            super().__init__()
-            self.key = key
-            self.digit = digit
-
-    class Abandoned(Message):
-        """What was typed into the control is not to be."""
-
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
+            self.step = step
 
     class Picking(Message):
         """The control's list is to be opened."""
@@ -154,7 +133,7 @@ class PlanControls(RowList):
 
     @property
     def _control(self) -> Control | None:
-        """The one under the cursor."""
+        """The control under the cursor."""
         if self._state is None or self.key not in {control.key for control in controls(self._state.draft)}:
             return None
         return control_of(self._state.draft, self.key)
@@ -162,18 +141,18 @@ class PlanControls(RowList):
     # Keys
 
     def move_to(self, key: str) -> None:
-        """Another control; what was typed stays as it is."""
+        """Move to another control; what was typed stays as it is."""
         self._typed = None
         super().move_to(key)
 
     def action_nudge(self, way: int, jump: bool = False) -> None:
-        """A step up or down."""
+        """Ask for a step up or down."""
         self._typed = None
         if self.key:
-            self.post_message(self.Nudged(self.key, way, jump=jump))
+            self._step(partial(states.nudged, key=self.key, way=way, jump=jump))
 
     def action_pick(self) -> None:
-        """The end of typing; for a choice, its list."""
+        """End the typing; for a choice, open its list."""
         if self._typed is not None:
             self._end_typing()
         elif isinstance(self._control, Choice):
@@ -187,13 +166,13 @@ class PlanControls(RowList):
             self._type(digits[:-1])
 
     def action_abandon(self) -> None:
-        """What was there before the typing."""
+        """Restore what was there before the typing."""
         if self._typed is not None:
             self._end_typing()
-            self.post_message(self.Abandoned(self.key))
+            self._step(partial(states.given_up, key=self.key))
 
     def on_key(self, event: Key) -> None:
-        """Digits type a number, or pick a choice by its place."""
+        """Type a number, or pick a choice by its place."""
         control = self._control
         if control is None or event.character is None or event.character not in "0123456789":
             return
@@ -202,16 +181,19 @@ class PlanControls(RowList):
         if isinstance(control, Number):
             self._type(((self._typed or "") + event.character)[:_MOST_DIGITS])
         else:
-            self.post_message(self.Numbered(self.key, int(event.character)))
+            self._step(partial(states.chosen_by_digit, key=self.key, digit=int(event.character)))
 
     def on_blur(self) -> None:
-        """Typing ends where the keys go elsewhere."""
+        """End the typing where the keys go elsewhere."""
         self._end_typing()
         super().on_blur()
 
+    def _step(self, step: Callable[[PlanState], PlanState]) -> None:
+        self.post_message(self.Stepped(step))
+
     def _type(self, digits: str) -> None:
         first, self._typed = self._typed is None, digits
-        self.post_message(self.Typed(self.key, int(digits) if digits else None, first=first))
+        self._step(partial(states.typed, key=self.key, value=int(digits) if digits else None, first=first))
 
     def _end_typing(self) -> None:
         if self._typed is not None:
@@ -221,7 +203,7 @@ class PlanControls(RowList):
     # The mouse
 
     def on_click(self, event: Click) -> None:
-        """A click on an arrow changes; one on a choice's value opens its list; one elsewhere chooses."""
+        """Change by a click on an arrow, open a choice's list by one on its value; elsewhere move there."""
         key, x = self.key_at(event), event.get_content_offset_capture(self).x - len(CURSOR)
         if not key:
             return
@@ -235,11 +217,11 @@ class PlanControls(RowList):
             self.move_to(key)
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        """The wheel turns the control under the pointer."""
+        """Turn the control under the pointer."""
         self._turn(event, 1)
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        """The wheel turns the control under the pointer."""
+        """Turn the control under the pointer."""
         self._turn(event, -1)
 
     def _turn(self, event: MouseScrollUp | MouseScrollDown, way: int) -> None:

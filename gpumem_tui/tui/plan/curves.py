@@ -22,7 +22,7 @@ _LOOKS = {bucket.title: look for bucket, look in BUCKET_LOOKS.items()}
 
 
 def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[ListRow]:
-    """Every curve's title, and the one under the cursor open."""
+    """Return every curve's title, and the one under the cursor open."""
     lines: list[ListRow] = []
     for curve in curves:
         here = curve.key == selected
@@ -35,7 +35,7 @@ def curve_rows(curves: Sequence[Curve], width: int, selected: str) -> list[ListR
 
 
 def open_curve(curve: Curve, width: int) -> list[ListRow]:
-    """The chart, its note and its points; one line where every value is 0."""
+    """Return the chart, its note and its points; one line where every value is 0."""
     if curve.nothing and not any(y for series in curve.series for _, y in series.points):
         return [*paragraph(curve.nothing, width), row()]
     height = next(lines for needs, lines in _LINES if width >= needs)
@@ -45,7 +45,7 @@ def open_curve(curve: Curve, width: int) -> list[ListRow]:
 
 
 def chart_rows(curve: Curve, width: int, height: int) -> list[ListRow]:
-    """The chart and its axis, in `width` cells; `height` lines of them for the plot itself."""
+    """Return the chart and its axis, in `width` cells; `height` lines of them for the plot itself."""
     xs = sorted({x for series in curve.series for x, _ in series.points})
     if len(xs) < 2:
         return paragraph("not enough points to draw", width)
@@ -73,7 +73,7 @@ def chart_rows(curve: Curve, width: int, height: int) -> list[ListRow]:
 
 
 def value_rows(curve: Curve, width: int, most: int = 12) -> list[ListRow]:
-    """The points in numbers, a line each: x, every series, and what the point is; `most` of them and the plan's own."""
+    """Return `most` points and the plan's own in numbers, a line each: x, every series, and what the point is."""
     xs = sorted({x for series in curve.series for x, _ in series.points})
     chosen = _spread(xs, most, curve.x_here)
     by_series = [dict(series.points) for series in curve.series]
@@ -93,7 +93,7 @@ def value_rows(curve: Curve, width: int, most: int = 12) -> list[ListRow]:
 
 
 def _axis_end(curve: Curve) -> float:
-    """Above every value; of counts one whose half is whole too, since both are written on the axis."""
+    """Return a value above all; of counts one whose half is whole too, since both are written on the axis."""
     highest = _highest(curve)
     if all(y == int(y) for series in curve.series for _, y in series.points):
         return 2.0 * ceil(nice_ceiling(highest / 2))
@@ -117,7 +117,7 @@ def _scale(first: float, last: float, *, logarithmic: bool) -> Place:
 
 
 def _value_at(series: CurveSeries, place: float, x_of: Place) -> float:
-    """The last point at or before a place: what is allocated stays until it changes."""
+    """Return the last point at or before a place: what is allocated stays until it changes."""
     found = series.points[0][1]
     for x, y in series.points:
         if x_of(x) > place:
@@ -131,7 +131,7 @@ def _coloured(curve: Curve) -> list[tuple[CurveSeries, str]]:
 
 
 def _names(curve: Curve, plot: Plot) -> dict[int, tuple[str, str]]:
-    """The name of each series by the line in which it ends; where two would meet, the next free line."""
+    """Return the name of each series by the line in which it ends; where two would meet, the next free line."""
     found: dict[int, tuple[str, str]] = {}
     for series, colour in _coloured(curve):
         wanted = plot.row_of(series.points[-1][1])
@@ -154,7 +154,7 @@ def _look(name: str) -> Span:
 
 
 def _spread(xs: Sequence[float], most: int, here: float | None) -> list[float]:
-    """At most so many of the values, evenly from the first to the last, and the plan's own."""
+    """Return at most so many of the values, evenly from the first to the last, and the plan's own."""
     if len(xs) <= most:
         return list(xs)
     step = (len(xs) - 1) / (most - 1)

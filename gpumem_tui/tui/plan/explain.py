@@ -11,9 +11,9 @@ from gpumem_tui.plan.controls import control_of
 from gpumem_tui.plan.explain import Explanation, explanations
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.tui.kit.dialogs import help_entry, help_heading
 from gpumem_tui.tui.kit.figures import MUTED, Row
-from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER
+from gpumem_tui.tui.kit.help import help_heading
 
 Text = tuple[str, list[Row]]
 """A title and its lines."""
@@ -40,34 +40,9 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 }
 """What else belongs to a row or a control."""
 
-_KEYS = (
-    ("↑ ↓", "choose a control, or a row"),
-    ("← →", "change the control by a step; elsewhere: the next pane"),
-    ("shift ← →", "jump: half or twice, the next power of two"),
-    ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
-    ("enter", "pick from a list; in a pane: apply, or explain"),
-    ("tab", "controls, ledger, pane; esc goes back to the controls"),
-    ("n t v p l j c", "numbers, techniques, curves, every GPU, limits, judgement, compare"),
-    ("u ctrl+r", "undo, redo"),
-    ("r", "trace again, where a trace failed"),
-    ("h", "explain the control or row: formula, numbers, source, limits"),
-    ("w o", "save the plan under a name, open or delete a saved one"),
-    ("g", "goals: token budget, price, a known learning rate, gradient norms; the judgement answers"),
-    ("s", "search the largest batch with these settings"),
-    ("x", "export: Markdown, command line, JSON"),
-    ("f1 f2 f3", "Monitor, Search, Plan: where 1 2 3 type a number or pick a choice"),
-    ("wheel", "turns the control under the pointer"),
-)
-_COLUMNS = (
-    ("Formula", "the textbook's closed form, at every key press"),
-    ("Traced", "a real training step on a simulated GPU; … while it is traced"),
-    ("differ", "traced − formula; without a unit GiB, – is unknown"),
-    ("│", "in a bar: the end of what may be used"),
-)
-
 
 def explanation(plan: Plan, key: str) -> Text | None:
-    """All that is to be said about a row of the ledger, a fact or a technique; None if nothing is."""
+    """Return all there is to say about a row of the ledger, a fact or a technique; None for nothing."""
     known = explanations(plan)
     names = [row.name for row in answer(plan).prediction.rows if row.bucket.value == key]
     texts = [known[name] for name in (*names, key, *_ALSO.get(key, ())) if name in known]
@@ -81,7 +56,7 @@ def explanation(plan: Plan, key: str) -> Text | None:
 
 
 def control_help(state: PlanState, key: str) -> Text:
-    """What a control sets, and its values."""
+    """Return what a control sets, and its values."""
     control = control_of(state.draft, key)
     lines: list[Row] = [[(control.hint, "")], []]
     if isinstance(control, Choice):
@@ -95,14 +70,6 @@ def control_help(state: PlanState, key: str) -> Text:
         if other in known:
             lines += [[], *_explained(known[other], headed=True)]
     return control.label, _without_last_blank(lines)
-
-
-def plan_help() -> list[Row]:
-    """The keys, the columns and the patterns."""
-    keys = [help_entry(name, what) for name, what in _KEYS]
-    columns = [help_entry(name, what) for name, what in _COLUMNS]
-    looks = [[(BUCKET_LOOKS[bucket][0] * 2, BUCKET_LOOKS[bucket][1]), (f" {bucket.title}", "")] for bucket in BAR_ORDER]
-    return [help_heading("Keys"), *keys, [], help_heading("Numbers"), *columns, [], help_heading("Buckets"), *looks]
 
 
 def _explained(text: Explanation, *, headed: bool) -> Iterable[Row]:

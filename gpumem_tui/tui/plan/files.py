@@ -1,29 +1,40 @@
-"""Plans that leave the screen: saved, picked again, exported, searched."""
+"""What the Plan screen asks in dialogues: a plan to save, open, compare with or export, and what a plan is for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
-from textual.app import App
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label, Static
 
 from gpumem_tui.catalog.loader import gpus
-from gpumem_tui.formula.parallel import why_formula_only
+from gpumem_tui.errors import OptionError
+from gpumem_tui.formula.checks import why_formula_only
+from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.memory import Unknown
+from gpumem_tui.options.typed import norm_from, tokens_from
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_json
-from gpumem_tui.plan.markdown import plan_markdown
+from gpumem_tui.plan.goals import USUAL_MULTIPLE, Goals
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, untraced
+from gpumem_tui.plan.report import plan_markdown
 from gpumem_tui.plan.store import PlanStore, SavedPlan, StoreError
-from gpumem_tui.plan.tracing import PlanTracer, TraceFailed, TraceReady, TraceState
+from gpumem_tui.plan.tracing import BackgroundTracer, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.tui.kit.acts import Act, permitted, refused
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Row
+from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 
 FORMS = {
     "Markdown": ("to read, or to paste into an issue", ".md"),
@@ -34,7 +45,7 @@ FORMS = {
 
 
 def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
-    """The plan in one of the `FORMS`. Takes a while where the cheapest combination does.
+    """Return the plan in one of the `FORMS`. Takes a while where the cheapest combination does.
 
     Args:
         known: what traces say of plans that may be recommended.
@@ -57,7 +68,7 @@ AS_OPENED = "as opened"
 
 
 class PlanFiles:
-    """What the plan on the screen is called, the one that it is compared with, and the dialogues about both.
+    """What the plan on the screen is called, the plan that it is compared with, and the dialogues about both.
 
     Args:
         store: where plans are saved.
@@ -71,11 +82,11 @@ class PlanFiles:
         self.other: tuple[str, Plan] = (AS_OPENED, first)
 
     def title(self, plan: Plan) -> str:
-        """The name of the saved plan, with a star where `plan` is not it any more; "" for none."""
+        """Return the name of the saved plan, with a star where `plan` is not it any more; "" for none."""
         return self._name + (" *" if self._name and self._saved != plan else "")
 
     async def save(self, app: App[int], plan: Plan) -> None:
-        """Ask for a name and save under it; over another plan only when that has been said twice."""
+        """Ask for a name and save under it; over another plan only when asked for twice."""
         if refused(app, Act.WRITE):
             return
         warned = ""
@@ -96,7 +107,7 @@ class PlanFiles:
             self._name, self._saved = name, plan
 
     async def open(self, app: App[int]) -> Plan | None:
-        """A saved plan; None if the user left."""
+        """Ask for a saved plan; None if the user left."""
         found = await self._pick(app, "Open a plan", self._name)
         if found is None:
             return None
@@ -104,12 +115,12 @@ class PlanFiles:
         return found.plan
 
     async def choose_other(self, app: App[int]) -> None:
-        """Another plan to compare with."""
+        """Ask for another plan to compare with."""
         found = await self._pick(app, "Compare with", self.other[0], (SavedPlan(AS_OPENED, self._first),))
         if found is not None:
             self.other = (found.name, found.plan)
 
-    async def export(self, app: App[int], plan: Plan, trace: TraceState, tracer: PlanTracer) -> None:
+    async def export(self, app: App[int], plan: Plan, trace: TraceState, tracer: BackgroundTracer) -> None:
         """Show the plan in the form that the user picks, to read, to copy or to write to a file."""
         options = [Option(form, note) for form, (note, _) in FORMS.items()]
         form = await app.push_screen_wait(PickScreen("Export as", options))
@@ -144,7 +155,7 @@ class PlanFiles:
 
 
 def why_no_search(plan: Plan) -> str:
-    """Why a search cannot have a plan's settings; "" if it can."""
+    """Return why a search cannot have a plan's settings; "" if it can."""
     if reason := why_formula_only(plan.shape, plan.recipe):
         return reason
     if plan.recipe.sharding != "none" and plan.gpu.name not in gpus():
@@ -164,7 +175,7 @@ def _traced(trace: TraceState) -> Traced | Unknown:
             return Unknown("the step was still being traced")
 
 
-def _known(tracer: PlanTracer, plan: Plan) -> TracedAnswer | Unknown:
+def _known(tracer: BackgroundTracer, plan: Plan) -> TracedAnswer | Unknown:
     found = tracer.known(plan)
     return Unknown("not traced so far") if found is None else found
 
@@ -172,3 +183,87 @@ def _known(tracer: PlanTracer, plan: Plan) -> TracedAnswer | Unknown:
 def _summary(plan: Plan) -> str:
     recipe = plan.recipe
     return f"{plan.shape.name}, {recipe.precision}, batch {plan.batch_size:,}, {recipe.gpus:,} × {plan.gpu.title}"
+
+
+_Read = Callable[[str], Any]
+
+
+def _norms(text: str) -> tuple[MeasuredNorm, ...]:
+    return tuple(norm_from(word) for word in text.split())
+
+
+_FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
+    "tokens": ("--tokens", "Tokens", tokens_from, "to train on, such as 2B; says hours and cost"),
+    "price": ("--price", "Price", float, "of one GPU for an hour, in any currency"),
+    "batch_multiple": ("--batch-multiple", "Multiple", int, f"of micro-batches; {USUAL_MULTIPLE}"),
+    "reference_batch": (
+        "--reference-batch", "Known batch", int, "a global batch, in samples, whose learning rate you know"
+    ),
+    "reference_rate": ("--reference-rate", "its rate", float, "such as 3e-4"),
+    "norms": ("--gradient-norm", "Norms", _norms, "the gradient's at two batch sizes: 8=2.1 64=1.3"),
+}  # fmt: skip
+"""By field of `Goals`: its option, its label, how it is read, and what it means."""
+
+
+class GoalsScreen(ModalScreen[Goals | None]):
+    """A form that gives back the goals that were typed; None for none."""
+
+    CSS_PATH = "goals_form.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "cancel"),
+        Binding("up", "app.focus_previous", show=False),
+        Binding("down", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._goals = plan.goals
+        self._has_tokens = bool(plan.shape.seq_len)
+
+    def compose(self) -> ComposeResult:
+        """Yield a row a field."""
+        with Vertical(id="goals") as box:
+            box.border_title = "Goals"
+            box.border_subtitle = "↑↓ · enter applies · esc leaves"
+            for name, (_, label, _, means) in _FIELDS.items():
+                with Horizontal():
+                    yield Label(label)
+                    yield Input(goal_text(self._goals, name), placeholder=means, compact=True, id=name)
+            yield Static(id="wrong")
+
+    @on(Input.Submitted)
+    def _submitted(self) -> None:
+        """Give back what was typed, or say what is wrong with it."""
+        typed = {name: self.query_one(f"#{name}", Input).value.strip() for name in _FIELDS}
+        try:
+            goals = goals_from_text(typed)
+            goals.check(has_tokens=self._has_tokens)
+        except OptionError as error:
+            self.query_one("#wrong", Static).update(Content(str(error)))
+        else:
+            self.dismiss(goals)
+
+
+def goal_text(goals: Goals, name: str) -> str:
+    """Return a goal as it is typed; nothing where there is none."""
+    if name == "norms":
+        return " ".join(f"{one.batch_size}={one.norm:g}" for one in goals.norms)
+    value = getattr(goals, name)
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def goals_from_text(typed: dict[str, str]) -> Goals:
+    """Return the goals behind what was typed.
+
+    Raises:
+        OptionError: something is not what its field holds; names the option of the command line.
+    """
+    values: dict[str, Any] = {}
+    for name, (option, _, read, _) in _FIELDS.items():
+        try:
+            if text := typed[name]:
+                values[name] = read(text)
+        except ValueError as error:
+            words = f"{text!r} is not a number" if read in (int, float) else str(error)
+            raise OptionError(f"{option}: {words}") from error
+    return Goals(**values)

@@ -1,15 +1,19 @@
-"""What a plan comes to: whether it fits, the two bars, the ledger by both predictions, and what follows from it."""
+"""What a plan comes to: the first line, whether it fits, the ledger by both predictions; and the names of the panes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from textual.events import Click
+from textual.message import Message
+
+from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, cache_words, differing_phase, headroom_of, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
-from gpumem_tui.search.ranges import room_words
 from gpumem_tui.search.report import PHASE_WORDS
+from gpumem_tui.search.words import room_words
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
     MUTED,
@@ -18,12 +22,14 @@ from gpumem_tui.tui.kit.figures import (
     Span,
     compact_bytes,
     fit,
+    header_line,
     joined,
     paragraph,
     row,
     signed,
 )
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
+from gpumem_tui.tui.kit.row_list import CURSOR, FixedRows
 from gpumem_tui.tui.kit.shares import bucket_cells
 
 PENDING = "…"
@@ -50,7 +56,7 @@ class _Line:
 
 
 def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
-    """Two lines and two bars: the closed form's and the traced step's."""
+    """Return two lines and two bars: the closed form's and the traced step's."""
     return [
         row(("formula  ", "bold"), *_formula_verdict(answer, width)),
         row(*_bar(answer, _formula_segments(answer), answer.usable_bytes, width)),
@@ -60,7 +66,7 @@ def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow
 
 
 def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
-    """Formula | Traced | difference where there is room, a row a bucket; a column sums to the GPU's memory."""
+    """Return Formula | Traced | difference where there is room, a row a bucket; a column sums to the GPU's memory."""
     heads = ("Formula", "Traced", "differ")
     head = f"{'GiB':<{_TITLE_WIDTH + 2}}" + "".join(f"{name:>{_VALUE_WIDTH}}" for name in heads)
     columns = len(heads) if width >= len(head) else len(heads) - 1
@@ -69,7 +75,7 @@ def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]
 
 
 def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
-    """What follows: the largest batch, how an optimizer step is made up, how large it is, and what is in the way."""
+    """Return what follows: the largest batch, the passes and samples of an optimizer step, and what is in the way."""
     steps, plan = answer.accumulation, answer.plan
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {plan.batch_size:,}"
     gpus = f" × {plan.recipe.gpus:,} GPUs" if plan.recipe.gpus > 1 else ""
@@ -140,7 +146,7 @@ def _traced_bar(answer: Answer, traced: TraceState, width: int) -> Row:
 
 
 def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> Row:
-    """The segments on the GPU's scale, or, where they exceed it, on their own; a stroke at what may be used."""
+    """Return the segments on the GPU's scale, or on their own where they exceed it; a stroke at what may be used."""
     if width <= 0:
         return []
     total_bytes = answer.plan.gpu.total_bytes
@@ -198,7 +204,7 @@ def _figure(value: Value, weight: str) -> Span:
 
 
 def _largest_words(answer: Answer, traced: TraceState) -> str:
-    """Both with the same headroom."""
+    """Return the largest batch by both, with the same headroom."""
     kept = f", {100 * answer.plan.headroom:g} % free"
     match traced:
         case TraceReady(_, found, _) if isinstance(found.max_batch_size, int):
@@ -207,3 +213,140 @@ def _largest_words(answer: Answer, traced: TraceState) -> str:
             return f"{PENDING} traced, formula ≈{answer.max_batch_size:,}{kept}"
         case _:
             return f"≈{answer.max_batch_size:,} by formula{kept}"
+
+
+_BESIDE = 160
+_ABOVE = (110, 36)
+_WITH_STEP = 48
+
+
+def layout_classes(width: int, height: int) -> dict[str, bool]:
+    """Return the style sheet's classes for a terminal of so many columns and rows.
+
+    ``-wide``: controls, numbers and pane side by side; ``-step``: memory over a step below the numbers too;
+    ``-single``: numbers and panes take turns; none of them: the pane below the numbers; ``-tiny``: nothing fits.
+    """
+    wide = width >= _BESIDE
+    return {
+        "-wide": wide,
+        "-step": wide and height >= _WITH_STEP,
+        "-single": not wide and (width < _ABOVE[0] or height < _ABOVE[1]),
+    }
+
+
+PANES = {
+    "numbers": "n",
+    "techniques": "t",
+    "curves": "v",
+    "gpus": "p",
+    "limits": "l",
+    "judgement": "j",
+    "compare": "c",
+}
+"""What the right side shows, by the key that shows it."""
+_SHORT = {"techniques": "tech", "judgement": "judge"}
+"""Names for a narrow line."""
+_GAP = 1
+_FEWEST_LETTERS = 3
+
+
+def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: int, *, stale: bool = False) -> ListRow:
+    """Return the first line; what matters least is dropped where it is too short.
+
+    Args:
+        stale: the controls describe no plan now, and the numbers are those of the last one.
+    """
+    plan = answer.plan
+    gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
+    verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
+    right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
+    facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
+    if plan.recipe.has_adapters:
+        facts.append(plan.recipe.adapter_words)
+    if plan.recipe.has_frozen_layers:
+        facts.append(plan.recipe.freeze_words)
+    if name:
+        facts.insert(0, name)
+    subject, *others = facts
+    return row(*header_line((subject, "bold"), [(fact, "") for fact in others], right, width))
+
+
+def _verdict(answer: Answer, traced: TraceState) -> Span:
+    """Return the verdict by the trace where there is one: it knows more."""
+    match traced:
+        case TraceReady(_, found, _) if found.fit == "may fit":
+            return "? may fit", "bold $text-warning"
+        case TraceReady(_, found, _) if found.fit == "fits" and not found.keeps_headroom:
+            return "! over headroom", "bold $text-warning"
+        case TraceReady(_, found, _):
+            fits, how = found.fits, ""
+        case Pending():
+            fits, how = answer.fits, f", tracing {PENDING}"
+        case _:
+            fits, how = answer.fits, " by formula"
+    return (f"✓ fits{how}", "bold $text-success") if fits else (f"✗ too large{how}", "bold $text-error")
+
+
+def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:
+    """Return each pane's name with its first cell and the one after its last, as `pane_row` draws them."""
+    names = _names(panes, width)
+    places, x = [], 0
+    for pane in panes:
+        end = x + len(names[pane])
+        places.append((pane, x, end))
+        x = end + _GAP
+    return places
+
+
+def pane_row(panes: list[str], shown: str, width: int) -> ListRow:
+    """Return the panes' names, the letter that shows each underlined, the one that is shown reversed."""
+    names = _names(panes, width)
+    spans: Row = []
+    for pane in panes:
+        name, at = names[pane], pane.index(PANES[pane])
+        style = "bold reverse" if pane == shown else "$primary"
+        parts = (name[:at], style), (name[at], f"{style} underline"), (name[at + 1 :], style)
+        spans += [span for span in (*parts, (" " * _GAP, "")) if span[0]]
+    return ListRow(tuple(spans[:-1]))
+
+
+def _names(panes: list[str], width: int) -> dict[str, str]:
+    """Return the names as there is room for: whole, short, or cut; each with the letter that shows its pane."""
+    whole, short = {pane: pane for pane in panes}, {pane: _SHORT.get(pane, pane) for pane in panes}
+    cut = (
+        {pane: name[: max(letters, pane.index(PANES[pane]) + 1)] for pane, name in short.items()}
+        for letters in range(max(map(len, short.values())) - 1, _FEWEST_LETTERS, -1)
+    )
+    fewest = {pane: pane[: max(_FEWEST_LETTERS, pane.index(PANES[pane]) + 1)] for pane in panes}
+    fitting = (
+        names for names in (whole, short, *cut) if sum(map(len, names.values())) + _GAP * (len(panes) - 1) <= width
+    )
+    return next(fitting, fewest)
+
+
+class PaneNames(FixedRows):
+    """A line of the panes' names; posts which one was clicked."""
+
+    class Wanted(Message):
+        """A name was clicked."""
+
+        def __init__(self, pane: str) -> None:
+            super().__init__()
+            self.pane = pane
+
+    def __init__(self, *, classes: str) -> None:
+        super().__init__()
+        self.set_classes(classes)
+        self._panes: list[str] = []
+
+    def show_panes(self, panes: list[str], shown: str) -> None:
+        """Show these panes' names, one of them as shown."""
+        self._panes = panes
+        self.show(lambda width, _: [pane_row(panes, shown, width)])
+
+    def on_click(self, event: Click) -> None:
+        """Ask for the pane under the pointer."""
+        x = event.x - len(CURSOR)
+        for pane, first, after in pane_places(self._panes, self.size.width - len(CURSOR)):
+            if first <= x < after:
+                self.post_message(self.Wanted(pane))

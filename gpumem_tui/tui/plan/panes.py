@@ -11,36 +11,30 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
-from gpumem_tui.plan.advice_text import Judgement, Table
-from gpumem_tui.plan.answers import answer
-from gpumem_tui.plan.by_gpu import LargestOnGpu, largest_by_gpu
-from gpumem_tui.plan.curves import Curve, curves
-from gpumem_tui.plan.judgement import judgements
+from gpumem_tui.plan.answers import LargestOnGpu, answer, largest_by_gpu
+from gpumem_tui.plan.curves import Curve, curves, memory_over_step
+from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
+from gpumem_tui.plan.judgement import Judgement, Table, judgements
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.quantities import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.speed import throughput
-from gpumem_tui.plan.step_memory import memory_over_step
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
-from gpumem_tui.plan.tracing import PlanTracer, TraceReady, TraceState
+from gpumem_tui.plan.tracing import BackgroundTracer, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Rows, heading, no_rows, paragraph, row
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.plan.compare import Compared, compare_rows
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
-from gpumem_tui.tui.plan.gpus import gpu_rows
-from gpumem_tui.tui.plan.header import PaneNames
-from gpumem_tui.tui.plan.limits import limit_rows
-from gpumem_tui.tui.plan.techniques import Help, technique_rows
+from gpumem_tui.tui.plan.lists import Compared, Help, compare_rows, gpu_rows, limit_rows, technique_rows
+from gpumem_tui.tui.plan.numbers import PaneNames
 
 _READABLE = 96
 """Cells beyond which a line of text is hard to follow."""
 
 
 def judgement_rows(judgements: Sequence[Judgement], throughput: Curve, width: int) -> list[ListRow]:
-    """Every judgement open, one below the other; the throughput's with its curve."""
+    """Return every judgement open, one below the other; the throughput's with its curve."""
     width = min(width, _READABLE)
     lines: list[ListRow] = []
     for judgement in judgements:
@@ -56,7 +50,7 @@ def judgement_rows(judgements: Sequence[Judgement], throughput: Curve, width: in
 
 
 def _table_rows(table: Table, width: int) -> list[ListRow]:
-    """Columns as wide as what is in them; what does not fit is left out at the right."""
+    """Return columns as wide as what is in them; what does not fit is left out at the right."""
     widths = [max(map(len, column)) + 2 for column in zip(table.columns, *table.rows, strict=True)]
     lines = [row(("  " + _cells(table.columns, widths), f"bold {MUTED}"))]
     lines += [row(("  " + _cells(cells, widths), "")) for cells in table.rows]
@@ -98,7 +92,7 @@ class PaneRequest:
         with_step: bool,
         measured: Iterable[MeasuredRate] = (),
     ) -> PaneRequest:
-        """What `pane` needs of all that; nothing is worked out anew for what it does not show."""
+        """Return what `pane` needs of all that; nothing is worked out anew for what it does not show."""
         needs = with_step or pane in ("curves", "compare", "gpus", "limits")
         traced = trace.traced if needs and isinstance(trace, TraceReady) else None
         return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
@@ -121,7 +115,7 @@ class PaneContent:
     limits: tuple[Limit, ...] = ()
 
     def plan_of(self, key: str, plan: Plan) -> Plan | None:
-        """The plan that a row of the pane stands for; None where it stands for none."""
+        """Return the plan that a row of the pane stands for; None where it stands for none."""
         if self.help is not None:
             return self.help.plan_of(key)
         if self.limits:
@@ -129,8 +123,8 @@ class PaneContent:
         return next((replace(plan, gpu=row.gpu) for row in self.gpus if row.gpu.name == key), None)
 
 
-def pane_content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
-    """Work it out. Milliseconds, but for the cheapest combination and for replays, which can take seconds.
+def pane_content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
+    """Work out what a pane shows: in milliseconds, but for the cheapest combination and replays, which take seconds.
 
     Args:
         tracer: says what traces know of a plan, and is given the techniques' plans to trace.
@@ -145,10 +139,10 @@ def pane_content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
     if not request.with_step:
         return content
     curve = _step(request)
-    return replace(content, step=lambda width, selected: [heading(curve.title), *open_curve(curve, width)])
+    return replace(content, step=lambda width, _: [heading(curve.title), *open_curve(curve, width)])
 
 
-def _content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
+def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
     plan = request.plan
     match request.pane:
         case "techniques":
@@ -169,11 +163,11 @@ def _content(request: PaneRequest, tracer: PlanTracer) -> PaneContent:
             return PaneContent(lambda width, selected: limit_rows(solved, plan, width, selected), limits=solved)
         case "judgement":
             advice, rate = judgements(plan, request.measured), throughput(plan, request.measured)
-            return PaneContent(lambda width, selected: judgement_rows(advice, rate, width))
+            return PaneContent(lambda width, _: judgement_rows(advice, rate, width))
         case "compare":
             name, other = request.other
             mine, theirs = (Compared(answer(one), tracer.known(one)) for one in (plan, other))
-            return PaneContent(lambda width, selected: compare_rows(mine, theirs, name, width))
+            return PaneContent(lambda width, _: compare_rows(mine, theirs, name, width))
         case _:
             return PaneContent(no_rows)
 
@@ -182,7 +176,7 @@ def _step(request: PaneRequest) -> Curve:
     return memory_over_step(request.plan, request.traced)
 
 
-def _help(plan: Plan, tracer: PlanTracer) -> Help:
+def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
     cheapest = cheapest_combination(plan)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
     traceable = cheapest_combination(plan, traceable=True) if only else cheapest
@@ -210,7 +204,7 @@ class PlanPane(Vertical):
             super().__init__()
             self.step = step
 
-    def __init__(self, tracer: PlanTracer) -> None:
+    def __init__(self, tracer: BackgroundTracer) -> None:
         super().__init__(id="pane-box")
         self._tracer = tracer
         self._content = PaneContent(no_rows)
@@ -220,7 +214,7 @@ class PlanPane(Vertical):
         self._traces = 0
 
     def compose(self) -> ComposeResult:
-        """The panes' names over the one that is shown."""
+        """Yield the panes' names over the one that is shown."""
         yield PaneNames(classes="inner")
         yield RowList(id="pane")
 
@@ -237,13 +231,13 @@ class PlanPane(Vertical):
             self.run_worker(self._work())
 
     def trace_arrived(self) -> None:
-        """A further trace is there: show what it says."""
+        """Show what a further trace says."""
         if self._wanted is not None and self._wanted.pane in _ASKING:
             self._traces += 1
             self.want(self._wanted)
 
     def plan_of(self, key: str) -> Plan | None:
-        """The plan that a row of the pane stands for; None where it stands for none."""
+        """Return the plan that a row of the pane stands for; None where it stands for none."""
         return None if self._shown is None else self._content.plan_of(key, self._shown.plan)
 
     async def _work(self) -> None:

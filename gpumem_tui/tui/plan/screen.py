@@ -13,9 +13,10 @@ from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
-from textual.events import Resize
+from textual.geometry import Size
 from textual.message import Message
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.plan import state as states
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.control import Choice
@@ -24,24 +25,40 @@ from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.plan.store import PlanStore
-from gpumem_tui.plan.tracing import BackgroundTracer, MakeTracer, Pending, PlanTracer, TraceFailed, TraceState
+from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceState
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import HelpScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.kit.figures import Row
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER
+from gpumem_tui.tui.kit.help import HelpScreen, bucket_lines, help_heading
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.plan.controls import PlanControls
-from gpumem_tui.tui.plan.explain import control_help, explanation, plan_help
-from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
-from gpumem_tui.tui.plan.goals_form import GoalsScreen
-from gpumem_tui.tui.plan.header import PANES, PaneNames, header_row, layout_classes
-from gpumem_tui.tui.plan.numbers import fact_rows, ledger_rows, verdict_rows
+from gpumem_tui.tui.plan.explain import control_help, explanation
+from gpumem_tui.tui.plan.files import GoalsScreen, PlanFiles, why_no_search
+from gpumem_tui.tui.plan.numbers import (
+    PANES,
+    PaneNames,
+    fact_rows,
+    header_row,
+    layout_classes,
+    ledger_rows,
+    verdict_rows,
+)
 from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
 
 _SWITCH_S = 0.0005
-"""Traces and panes are worked out in threads of this process: the screen has its turn this soon, not after 5 ms."""
+"""Traces and panes are worked out in threads of this process: while the screen is there, it has its turn this soon and
+not after 5 ms."""
+_TURNS: list[float] = []
+"""The turns that threads had before each Plan screen that is there; the first is given back when the last one goes."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
+_PANES = "Numbers, techniques, curves, every GPU, limits, judgement, compare"
+_GOALS = "Goals: token budget, price, a known learning rate, gradient norms; the judgement answers"
+_SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
+MakeTracer = Callable[[Callable[[TraceState], None]], BackgroundTracer]
 
 
 class PlanScreen(MainScreen):
@@ -56,29 +73,31 @@ class PlanScreen(MainScreen):
 
     CSS_PATH = "screen.tcss"
     SMALLEST = (72, 18)
+    TOPIC = "plan"
+    TABLES = ("number",)
+    MORE_KEYS = (
+        ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
+        ("tab", "controls, ledger, pane"),
+        ("wheel", "turns the control under the pointer"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, f"pane('{pane}')", pane, show=False) for pane, key in PANES.items()),
-        Binding("escape", "controls", "controls", show=False),
-        Binding("u", "undo", "undo", tooltip="Take the last change back"),
-        Binding("ctrl+r", "redo", "redo", show=False, tooltip="Make it again"),
-        Binding("r", "trace", "trace again", show=False),
+        *(Binding(key, f"pane('{pane}')", pane, show=False, tooltip=_PANES) for pane, key in PANES.items()),
+        Binding("escape", "controls", "controls", show=False, tooltip="Back to the controls"),
+        Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
+        Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
+        Binding("r", "trace", "trace again", show=False, tooltip="Trace again, where a trace failed"),
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
-        Binding("o", "open", "open", tooltip="Open a saved plan"),
-        Binding("g", "goals", "goals", show=False, tooltip="Tokens, price, known learning rate, gradient norms"),
-        Binding("x", "export", "export", tooltip="As Markdown, as a command line or as JSON"),
-        Binding("h", "explain", "explain", tooltip="The formula, the numbers in it, the source and the limits"),
+        Binding("o", "open", "open", tooltip="Open or delete a saved plan"),
+        Binding("g", "goals", "goals", show=False, tooltip=_GOALS),
+        Binding("x", "export", "export", tooltip="Export: as Markdown, as a command line or as JSON"),
+        Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave"),
-        *(Binding(f"f{at}", f"app.show('{to}')", show=False) for at, to in enumerate(("monitor", "search", "plan"), 1)),
+        Binding("f1", "app.show('monitor')", show=False, tooltip=_SCREENS),
+        Binding("f2", "app.show('search')", show=False, tooltip=_SCREENS),
+        Binding("f3", "app.show('plan')", show=False, tooltip=_SCREENS),
     ]
-
-    class SearchWanted(Message):
-        """The user wants to search with the settings of a plan."""
-
-        def __init__(self, plan: Plan) -> None:
-            super().__init__()
-            self.plan = plan
 
     class TraceArrived(Message):
         """The tracer knows more."""
@@ -116,7 +135,7 @@ class PlanScreen(MainScreen):
         return self._traced
 
     @property
-    def tracer(self) -> PlanTracer:
+    def tracer(self) -> BackgroundTracer:
         """What traces the plan."""
         return self._tracer
 
@@ -128,7 +147,7 @@ class PlanScreen(MainScreen):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """Header, controls, numbers, pane."""
+        """Yield header, controls, numbers, pane."""
         yield FixedRows(id="plan-header")
         with Horizontal(id="body"):
             yield PlanControls()
@@ -144,42 +163,35 @@ class PlanScreen(MainScreen):
                 yield PlanPane(self._tracer)
 
     def on_mount(self) -> None:
-        """The numbers at once; the trace and the pane follow."""
+        """Show the numbers at once; the trace and the pane follow."""
+        _TURNS.append(sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
         self.query_one(PlanControls).focus()
         self._traced = self._tracer.want(self._state.plan)
         self.set_interval(_CLOCK_S, self._draw_header)
         self._draw()
 
-    def on_resize(self, event: Resize) -> None:
-        """One pane, two, or three beside each other; a tiny terminal gets one line that says what is needed."""
-        for name, there in layout_classes(*event.size).items():
+    def on_unmount(self) -> None:
+        """Give threads back the turns that they had; what runs behind the screen ends as well."""
+        if _TURNS:  # empty where the program ended before the screen was there
+            before_s = _TURNS.pop()
+            sys.setswitchinterval(_SWITCH_S if _TURNS else before_s)
+        super().on_unmount()
+
+    def laid_out(self, size: Size) -> None:
+        """Show one pane, two, or three beside each other."""
+        for name, there in layout_classes(*size).items():
             self.set_class(there, name)
-        self.fit_terminal(event)
         self.call_after_refresh(self._draw)
 
     # The controls
 
-    def on_plan_controls_nudged(self, message: PlanControls.Nudged) -> None:
-        """A step."""
-        self._enter(states.nudged(self._state, message.key, message.way, jump=message.jump))
-
-    def on_plan_controls_typed(self, message: PlanControls.Typed) -> None:
-        """A digit more or less; a number is one step of the history from its first digit to its last."""
-        before = states.paused(self._state) if message.first else self._state
-        self._enter(states.entered(before, message.key, message.value))
-
-    def on_plan_controls_numbered(self, message: PlanControls.Numbered) -> None:
-        """A choice by its place, or why there is none at it."""
-        self._enter(states.chosen_by_digit(self._state, message.key, message.digit))
-
-    def on_plan_controls_abandoned(self, message: PlanControls.Abandoned) -> None:
-        """The number typed is not to be."""
-        if self._state.by == message.key:
-            self._enter(states.undone(self._state))
+    def on_plan_controls_stepped(self, message: PlanControls.Stepped) -> None:
+        """Take the step to the next state."""
+        self._enter(message.step(self._state))
 
     def on_plan_controls_picking(self, message: PlanControls.Picking) -> None:
-        """The list of a choice."""
+        """Open the list of a choice."""
         key = message.key
         control = control_of(self._state.draft, key)
         assert isinstance(control, Choice), "numbers are typed"
@@ -192,21 +204,21 @@ class PlanScreen(MainScreen):
         self.app.push_screen(PickScreen(control.label[:1].upper() + control.label[1:], options, current), picked)
 
     def on_row_list_moved(self, message: RowList.Moved) -> None:
-        """Another control: the next change is a step of its own."""
+        """Note another control: the next change is a step of its own."""
         if isinstance(message.rows, PlanControls):
             self._enter(states.paused(self._state))
 
     def action_undo(self) -> None:
-        """Back by one change."""
+        """Take the last change back."""
         self._enter(states.undone(self._state))
 
     def action_redo(self) -> None:
-        """Forward again."""
+        """Make a change again that was taken back."""
         self._enter(states.redone(self._state))
 
     @work
     async def action_goals(self) -> None:
-        """What the plan is for: none of it changes what fits."""
+        """Ask what the plan is for: none of it changes what fits."""
         goals = await self._program.push_screen_wait(GoalsScreen(self._state.plan))
         if goals is not None:
             self._enter(states.replaced(self._state, replace(self._state.plan, goals=goals)))
@@ -221,7 +233,7 @@ class PlanScreen(MainScreen):
         self.query_one("#ledger" if pane == "numbers" else "#pane", RowList).focus()
 
     def action_turn(self, way: int) -> None:
-        """The pane before or after the one that is shown."""
+        """Show the pane before or after the one that is shown."""
         panes = self._panes()
         self.action_pane(panes[(panes.index(self._visible_pane()) + way) % len(panes)])
 
@@ -230,7 +242,7 @@ class PlanScreen(MainScreen):
         self.query_one(PlanControls).focus()
 
     def on_pane_names_wanted(self, message: PaneNames.Wanted) -> None:
-        """A pane's name was clicked."""
+        """Show the pane whose name was clicked."""
         self.action_pane(message.pane)
 
     @on(RowList.Chosen, "#pane")
@@ -252,31 +264,30 @@ class PlanScreen(MainScreen):
         self.action_explain()
 
     def action_explain(self) -> None:
-        """The row under the cursor: its formula, the numbers in it, its source and its limits; the keys where a row
-        says all there is to say."""
+        """Explain the row under the cursor; show the keys where a row says all there is to say."""
         rows = self.focused
         found = None
         if isinstance(rows, PlanControls):
             found = control_help(self._state, rows.key) if rows.key else None
         elif isinstance(rows, RowList):
             found = explanation(self._state.plan, rows.key)
-        self.app.push_screen(HelpScreen(plan_help()) if found is None else TextScreen(*found))
+        self.app.push_screen(HelpScreen.of(self) if found is None else TextScreen(*found))
 
-    def action_help(self) -> None:
-        """The keys, wherever the cursor is."""
-        self.app.push_screen(HelpScreen(plan_help()))
+    def help_lines(self) -> Iterable[Row]:
+        """Return the legend of the bars."""
+        return [help_heading("Buckets"), *bucket_lines(BAR_ORDER), []]
 
     # Saved plans, and what else leaves the screen
 
     @work
     async def action_save(self) -> None:
-        """Under a name."""
+        """Save the plan under a name."""
         await self._files.save(self._program, self._state.plan)
         self._draw_header()
 
     @work
     async def action_open(self) -> None:
-        """A saved one."""
+        """Open a saved plan."""
         if (plan := await self._files.open(self._program)) is not None:
             self._enter(states.replaced(self._state, plan))
         self._draw_header()
@@ -286,25 +297,28 @@ class PlanScreen(MainScreen):
         self._draw_panes()
 
     def action_export(self) -> None:
-        """As text."""
+        """Export the plan as text."""
         self.run_worker(self._files.export(self._program, self._state.plan, self._traced, self._tracer))
 
-    def load(self, plan: Plan) -> None:
-        """Go on from another plan; undo leads back."""
-        self._enter(states.replaced(self._state, plan))
-
-    def take_measured(self, rates: Iterable[MeasuredRate]) -> None:
-        """What searches have measured so far, for the plans of the same step."""
-        self._measured = tuple(rates)
-        if self.is_mounted:
-            self._draw_panes()
+    def take_over(self, what: object) -> str:
+        """Go on from another plan or another GPU, undo leads back; or take in what searches have measured so far."""
+        match what:
+            case Plan():
+                self._enter(states.replaced(self._state, what))
+            case Gpu():
+                self._enter(states.replaced(self._state, replace(self._state.plan, gpu=what)))
+            case tuple():
+                self._measured = what
+                if self.is_mounted:
+                    self._draw_panes()
+        return ""
 
     def action_search(self) -> None:
-        """With these settings, if a search can have them."""
+        """Search with these settings, if a search can have them."""
         if why_not := why_no_search(self._state.plan):
             self.notify(why_not, severity="warning")
         else:
-            self.post_message(self.SearchWanted(self._state.plan))
+            self.post_message(self.Wanted("search", self._state.plan))
 
     @property
     def _program(self) -> App[int]:
@@ -313,17 +327,17 @@ class PlanScreen(MainScreen):
     # The trace
 
     def action_trace(self) -> None:
-        """Once more, where it failed: a process may have been killed, or torch installed meanwhile."""
+        """Trace once more where it failed: a process may have been killed, or torch installed meanwhile."""
         if isinstance(self._traced, TraceFailed):
             self._traced = self._tracer.again(self._state.plan)
             self._draw_numbers()
 
     def _on_trace(self, traced: TraceState) -> None:
-        """From the tracer's thread."""
+        """Pass news on from the tracer's thread."""
         self.post_message(self.TraceArrived(traced))
 
     def on_plan_screen_trace_arrived(self, message: TraceArrived) -> None:
-        """News of a plan that is still on the screen."""
+        """Show news of the plan, if it is still on the screen."""
         if message.traced.plan == self._state.plan:
             self._traced = message.traced
             self._draw_numbers()
@@ -365,15 +379,15 @@ class PlanScreen(MainScreen):
         time = f"{self._clock():%H:%M}"
         found, traced, stale = self._answer, self._traced, self._state.now.problem is not None
         self.query_one("#plan-header", RowList).show(
-            lambda width, selected: [header_row(found, traced, name, time, width, stale=stale)]
+            lambda width, _: [header_row(found, traced, name, time, width, stale=stale)]
         )
 
     def _draw_numbers(self) -> None:
         self._draw_header()
         found, traced = self._answer, self._traced
-        self.query_one("#verdict", RowList).show(lambda width, selected: verdict_rows(found, traced, width))
-        self.query_one("#ledger", RowList).show(lambda width, selected: ledger_rows(found, traced, width))
-        self.query_one("#facts", RowList).show(lambda width, selected: fact_rows(found, traced, width))
+        self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(found, traced, width))
+        self.query_one("#ledger", RowList).show(lambda width, _: ledger_rows(found, traced, width))
+        self.query_one("#facts", RowList).show(lambda width, _: fact_rows(found, traced, width))
 
     def _draw_panes(self) -> None:
         self.set_class(self._visible_pane() == "numbers", "-on-numbers")
@@ -385,7 +399,7 @@ class PlanScreen(MainScreen):
         )
 
     def on_plan_pane_drawn(self, message: PlanPane.Drawn) -> None:
-        """The pane is there, and with it memory over a step."""
+        """Show memory over a step, which came with the pane."""
         self.query_one("#step", RowList).show(message.step)
 
     def _panes(self) -> list[str]:

@@ -20,8 +20,7 @@ from gpumem_tui.tui.kit.chart import (
     stacked,
 )
 from gpumem_tui.tui.kit.figures import MUTED, Row, clock, compact_bytes, ruled, span_width
-from gpumem_tui.watch.jobs import total_bytes
-from gpumem_tui.watch.published import WatchedProcess
+from gpumem_tui.watch.published import WatchedProcess, total_bytes
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -45,14 +44,14 @@ class ProcessChart:
 
     @classmethod
     def of(cls, watched: WatchedProcess, now_s: float) -> ProcessChart:
-        """The chart of a process; of one that has ended it ends there."""
+        """Return the chart of a process; of one that has ended it ends there."""
         samples = _of_one_device(watched)
         has_ended = not watched.is_running
         end_s = samples[-1].record.wall_ns / 1e9 if samples and has_ended else now_s
         return cls(watched.process.title.partition(" (")[0], samples, end_s, has_ended)
 
     def axis(self, width: int) -> TimeAxis | None:
-        """The moments that its columns stand for; None without samples."""
+        """Return the moments that its columns stand for; None without samples."""
         if not self.samples:
             return None
         columns = max(1, width - LABEL_WIDTH)
@@ -101,7 +100,7 @@ def _of_one_device(watched: WatchedProcess) -> list[ProbeSample]:
 
 
 def _by_column(samples: Sequence[ProbeSample], axis: TimeAxis) -> list[ProbeSample | None]:
-    """What each column shows: the highest of its samples, or the last one before, which still stands."""
+    """Return what each column shows: the highest of its samples, or the last one before, which still stands."""
     columns = ((axis.column_at(min(sample.record.wall_ns / 1e9, axis.last_s)), sample) for sample in samples)
     return by_column(((column, sample) for column, sample in columns if column is not None), axis.columns, _height)
 
@@ -111,7 +110,7 @@ def _height(sample: ProbeSample) -> int:
 
 
 def _edges(sample: ProbeSample) -> list[tuple[int, Band]]:
-    """The upper edge of each area in bytes, the lowest first."""
+    """Return the upper edge of each area in bytes, the lowest first."""
     if not sample.record.has_allocator:
         found = total_bytes(sample)
         return [(found, _FOUND)] if isinstance(found, int) else []

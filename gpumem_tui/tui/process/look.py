@@ -8,12 +8,11 @@ from itertools import accumulate
 from typing import Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
-from gpumem_tui.probe.documents import LookAnswer, LookedDevice
+from gpumem_tui.probe.wire import LookAnswer, LookedDevice
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, stacked
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, seconds, span_width
 from gpumem_tui.tui.kit.shares import bucket_cells
-from gpumem_tui.tui.process.probed import seconds
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import kept_place
 
@@ -42,7 +41,7 @@ def step_page(look: LookAnswer, width: int) -> list[Row]:
 
 
 def place_page(look: LookAnswer, by: Place, width: int) -> list[Row]:
-    """What the peak consists of by module or source line, the largest first; the bar shows of which buckets."""
+    """Return what the peak consists of by module or source line, the largest first; the bar shows of which buckets."""
     rows: list[Row] = []
     for device in look.devices:
         rows.append(_device_heading(device, width))
@@ -68,7 +67,7 @@ def _device_heading(device: LookedDevice, width: int) -> Row:
 
 
 def _kept_rows(look: LookAnswer, width: int) -> Iterator[Row]:
-    """What every step leaves behind: a leak, if there is one."""
+    """Yield what every step leaves behind: a leak, if there is one."""
     if look.kept is None:
         if look.devices and "kept" not in look.unavailable:
             yield [("What every step leaves behind is known after two more steps.", MUTED)]
@@ -110,7 +109,7 @@ def _beside(text: str, room: int) -> Span:
 
 
 def _by_column(device: LookedDevice, columns: int, end_s: float) -> list[int]:
-    """The most that was live in each column; where nothing changed, what was live before."""
+    """Return the most that was live in each column; where nothing changed, what was live before."""
     live: list[int | None] = [None] * columns
     last: dict[int, int] = {}
     for at_s, size_bytes in device.timeline:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
-from textual.events import Blur, Focus, Key, Resize
+from textual.events import Blur, Focus, Key
 from textual.geometry import Size
 from textual.keys import key_to_character
 from textual.message import Message
 
-from gpumem_tui.output_lines import OutputLines
-from gpumem_tui.text import shortened
-from gpumem_tui.tui.kit.background import in_daemon_thread
+from gpumem_tui.text import OutputLines, shortened
+from gpumem_tui.tui.kit.background import in_daemon_thread, report_error
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.monitor.entries import entries
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.snapshot import Source
-    from gpumem_tui.probe.documents import Exit
-    from gpumem_tui.watch.terminal_command import TerminalCommand
+    from gpumem_tui.probe.wire import Exit
+    from gpumem_tui.watch.supervising import TerminalCommand
 
 
 _TITLE = "Output of the command"
@@ -73,11 +73,11 @@ class CommandPane(OutputPane):
         character = character or key_to_character(key)
         return self.types and (key in _CONTROL or (character is not None and character.isprintable()))
 
-    def on_focus(self, event: Focus) -> None:
+    def on_focus(self, _event: Focus) -> None:
         """Say where keys go."""
         self.border_title = f"{_TITLE} · keys go to it · tab: back" if self.types else f"{_TITLE} · z: back"
 
-    def on_blur(self, event: Blur) -> None:
+    def on_blur(self, _event: Blur) -> None:
         """Say how keys come here."""
         self.border_title = self.BORDER_TITLE
 
@@ -104,19 +104,18 @@ class RunScreen(MonitorScreen):
         others: as the Monitor's.
     """
 
-    CSS_PATH = ["../monitor/screen.tcss", "screen.tcss"]  # type: ignore[assignment]  # noqa: RUF012  as Textual takes it
+    CSS_PATH = [MonitorScreen.CSS_PATH, Path(__file__).with_name("screen.tcss")]  # type: ignore[assignment]  # noqa: RUF012  as Textual takes it
     SMALLEST = (40, 16)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave", "quit", tooltip="End the command and leave"),
         Binding("z", "zoom", "zoom", tooltip="The output alone, the Monitor alone, or both"),
     ]
 
+    @dataclass
     class CommandEnded(Message):
         """The command has ended."""
 
-        def __init__(self, ended: Exit) -> None:
-            super().__init__()
-            self.ended = ended
+        ended: Exit
 
     def __init__(self, source: Source, command: TerminalCommand, words: str, **others: Any) -> None:
         super().__init__(source, **others)
@@ -129,7 +128,7 @@ class RunScreen(MonitorScreen):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """The Monitor's parts in a pane of their own."""
+        """Yield the command's output, and the Monitor's parts in a pane of their own."""
         with Container(id="panes"):
             yield CommandPane(self._command.send)
             yield Vertical(*super().compose_parts(), id="monitor-pane")
@@ -139,9 +138,10 @@ class RunScreen(MonitorScreen):
         threading.Thread(target=self._follow_command, name="command", daemon=True).start()
         self.set_interval(_REDRAW_S, self._draw_output)
 
-    def on_resize(self, event: Resize) -> None:
-        """Divide the place between the two; the Monitor's own handler of this comes after."""
-        self._divide(event.size)
+    def laid_out(self, size: Size) -> None:
+        """Divide the place between the two, and draw the Monitor."""
+        self._divide(size)
+        super().laid_out(size)
 
     def _divide(self, size: Size) -> None:
         beside = size.width >= BESIDE_WIDTH
@@ -181,14 +181,20 @@ class RunScreen(MonitorScreen):
                 self.printed.add(line)
             self.printed.show_unfinished(lines.unfinished)
 
-        ended = self._command.follow(take)
+        def take_safely(chunk: bytes) -> None:
+            try:
+                take(chunk)
+            except Exception as error:  # noqa: BLE001  some lines are lost, not the command's end
+                self.app.call_later(report_error, self.app, error)
+
+        ended = self._command.follow(take_safely)
         for line in lines.rest():
             self.printed.add(line)
         self.printed.show_unfinished("")
         self.post_message(self.CommandEnded(ended))
 
     def on_run_screen_command_ended(self, message: CommandEnded) -> None:
-        """The command has ended, and with it the program."""
+        """End the program with the command."""
         from gpumem_tui.watch.supervising import exit_code
 
         if not self.ending:
@@ -219,7 +225,7 @@ class RunScreen(MonitorScreen):
         return False
 
     def action_zoom(self) -> None:
-        """The next of both, output and Monitor."""
+        """Enlarge the output, the Monitor, or neither, in turn."""
         self._zoomed = {"": "output", "output": "monitor", "monitor": ""}[self._zoomed]
         pane = self.query_one(CommandPane)
         pane.types = not self._zoomed
@@ -229,7 +235,7 @@ class RunScreen(MonitorScreen):
 
     def action_leave(self) -> None:
         """Ask before the command is ended."""
-        from gpumem_tui.tui.process.dialogs import QuestionScreen
+        from gpumem_tui.tui.kit.dialogs import QuestionScreen
 
         def answered(yes: bool | None) -> None:
             if yes:

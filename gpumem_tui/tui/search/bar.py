@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
-from gpumem_tui.trial.events import Outcome, Sample
+from gpumem_tui.run.events import Outcome, Sample
 from gpumem_tui.tui.kit.figures import compact_bytes, joined, wrapped
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
 from gpumem_tui.tui.kit.lines import assembled
@@ -33,7 +33,7 @@ class BarView:
 
 
 def bar_view(state: SearchState) -> BarView:
-    """The bar of a state: live, the shown trial's peak, the traced peak or the closed form's."""
+    """Return the bar of a state: live, the shown trial's peak, the traced peak or the closed form's."""
     running, shown = state.running, state.shown
     if running is not None:
         context_bytes = state.predicted.ready.context_bytes if state.predicted is not None else 0
@@ -53,7 +53,7 @@ def bar_view(state: SearchState) -> BarView:
     if not isinstance(state.traced, Unknown):
         replay = state.traced.at(batch_size)
         title = f"Traced peak · batch {batch_size:,}"
-        return _bar(state, title, replay.breakdown, replay.peak_reserved_bytes, state.traced.context_bytes)
+        return _bar(state, title, replay.breakdown, replay.peak_reserved_bytes, state.traced.ready.context_bytes)
     formula = state.formula.at(batch_size)
     if isinstance(formula, Unknown):
         return BarView(f"Device memory: {state.traced.reason}", {})
@@ -62,7 +62,7 @@ def bar_view(state: SearchState) -> BarView:
 
 
 def running_title(running: RunningTrial, state: SearchState) -> str:
-    """What the running trial does, in words."""
+    """Return what the running trial does, in words."""
     parts = [f"Trial {running.number}", f"batch {running.batch_size:,}"]
     sample = running.sample
     if sample is None:
@@ -77,7 +77,7 @@ def running_title(running: RunningTrial, state: SearchState) -> str:
 
 
 def _live(sample: Sample | None) -> tuple[Breakdown, int]:
-    """The sample's buckets, with what they do not explain as other; and the reserved bytes."""
+    """Return the sample's buckets, with what they do not explain as other; and the reserved bytes."""
     if sample is None:
         return Breakdown({}), 0
     buckets = {bucket: sample.buckets.get(bucket.value, 0) for bucket in ALLOCATED_BUCKETS}
@@ -125,7 +125,7 @@ class MemoryBar(Widget):
             self.refresh()
 
     def render(self) -> Content:
-        """The bar at the widget's size."""
+        """Return the bar at the widget's size."""
         width = self.size.width
         shown = [(bucket, self._view.segments[bucket]) for bucket in BAR_ORDER if self._view.segments.get(bucket)]
         bar = joined(bucket_cells(self._view.segments, width))

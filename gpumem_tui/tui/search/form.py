@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import ClassVar
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -14,31 +19,322 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
-from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.loader import DEFAULT_GPU, DEFAULT_MODEL, gpus, models
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.devices import list_gpus
-from gpumem_tui.options.workload import visible_gpus
-from gpumem_tui.remote.link import LinkLost
-from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.monitor.devices import RealGpu, list_gpus
+from gpumem_tui.options.configuration import (
+    Options,
+    allocator_settings,
+    asked_by,
+    check_searchable,
+    interpreter,
+    limit_from,
+)
+from gpumem_tui.options.table import BY_FLAG, NO, OPTIONS, SHAPE, YES, OptionRow
+from gpumem_tui.options.workload import (
+    WorkloadOptions,
+    choose_device,
+    share_limit_bytes,
+    simulated_device,
+    visible_gpus,
+)
+from gpumem_tui.remote.hosts import one_host
+from gpumem_tui.remote.searching import RemoteSearch
+from gpumem_tui.remote.ssh import LinkLost, SshOptions
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.settings import load
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.choice import ChoiceField
-from gpumem_tui.tui.search.form_fields import (
-    FIELD_OF_OPTION,
-    FIELDS,
-    KINDS,
-    SHAPE_FIELDS,
-    FormField,
-    Kind,
-    belongs,
-)
-from gpumem_tui.tui.search.form_values import FormValues, command_words, with_proposal
-from gpumem_tui.tui.search.host_request import Edited, HostRequest
-from gpumem_tui.tui.search.workload import workload_summary
-from gpumem_tui.workload.command import Command
+from gpumem_tui.tui.search.panels import workload_summary
+from gpumem_tui.workload.command import BATCH, Command, Proposal
 
-_RESTRICT = {"count": "[0-9]*", "number": "[0-9.]*", "text": ".*"}
-_LONGEST = {"count": 8, "number": 10, "text": 0}
+_KINDS = {"model": "a model", "config": "a config.json", "file": "a file", "command": "a command"}
+_KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_KINDS), label="Train")
+_ORDER = (
+    "kind", "model", "config", "workload", "command", "gpus", "host", "remote_directory", "gpu", "precision",
+    "optimizer", "recompute", "attention", "seq_len", "strategy", "ramp_step", "target_batch", "headroom",
+    "limit_bytes", "share", "steps", "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank",
+    "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab",
+    "image_size", "dequantize", "assumed_rows",
+)  # fmt: skip
+FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
+"""The options that have a field, from top to bottom, and what is trained before them."""
+_LISTED = ("kind", "model", "gpu")
+"""Options whose values are listed here: the catalog's, the machine's."""
+_SHAPE = frozenset(option.name for option in SHAPE)
+_RESTRICT = {"count": "[0-9]*", "number": "[0-9.]*"}
+_LONGEST = {"count": 8, "number": 10}
+EXAMPLE = f"python train.py --batch-size {BATCH}"
+_OWN = "own"
+"""The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
+_SIMULATED = "sim:"
+_FREE = "free"
+"""The value of another machine's first free GPU."""
+_MOST_GPUS = 16
+"""Of another machine, so many are offered by their index."""
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What the form gives back: always a valid workload.
+
+    Attributes:
+        there: the connection to the machine that searches it; None for this machine.
+    """
+
+    options: WorkloadOptions
+    config: SearchConfig
+    there: RemoteSearch | None = None
+
+
+@dataclass(frozen=True)
+class HostRequest:
+    """A search on another machine, which chooses the GPU and reads the files itself and has not been asked yet.
+
+    Attributes:
+        host, directory: as they were typed.
+        ssh: how hosts are reached; None: as the user's settings say.
+    """
+
+    host: str
+    directory: str
+    asked: Options
+    ssh: SshOptions | None = None
+
+    def connect(self) -> Edited:
+        """Ask the host. Takes as long as ssh does.
+
+        Raises:
+            OptionError: it is no host, or the options are wrong there.
+            LinkLost: the host cannot be reached, or has no such program.
+        """
+        settings = load()
+        host = one_host(self.host, dict(settings.hosts))
+        ssh = self.ssh or SshOptions(settings.remote_command, settings.interval_s)
+        there = RemoteSearch(host, ssh, self.directory, self.asked)
+        return Edited(self.asked.trained, there.configure().config, there)
+
+
+def is_choice(option: OptionRow) -> bool:
+    """Return whether an option's value is chosen, not typed."""
+    return option.holds in ("choice", "flag") or option.name in _LISTED
+
+
+def is_long(option: OptionRow) -> bool:
+    """Return whether an option's field is as wide as the form, with what is wrong below it."""
+    return option.holds in ("text", "size", "rows") and not is_choice(option)
+
+
+def belongs(option: OptionRow, kind: str, shape: ModelShape | None, typed: str, *, on_host: bool) -> bool:
+    """Return whether the form shows an option: of a model's shape only those that it has, or that hold something."""
+    if (option.trained and kind not in option.trained) or (option.name == "remote_directory" and not on_host):
+        return False
+    return option.name not in _SHAPE or shape is None or bool(typed) or option.name in shape.record.fields
+
+
+class FormValues:
+    """What the form's fields begin with, and what they come to. No widgets.
+
+    Args:
+        now: what is set.
+        given: what the program was started with.
+        ssh: how other machines are reached; None: as the one that the program was started with.
+
+    Attributes:
+        gpus: the GPUs of this machine, as far as the driver has named them.
+        proposal: how to give a command its batch size, where it was last read without one.
+    """
+
+    def __init__(self, now: Edited, given: Edited, ssh: SshOptions | None = None) -> None:
+        self.gpus: tuple[RealGpu, ...] = ()
+        self.proposal: Proposal | None = None
+        self._options = now.options
+        self._config = now.config
+        self._given = given
+        self._there = now.there
+        self._ssh = ssh or (None if given.there is None else given.there.ssh)
+        self._limit = self.begins(OPTIONS["limit_bytes"])
+
+    @property
+    def model(self) -> str:
+        """The model that is set."""
+        options = self._options
+        own = self._given.options.config is not None and options.config == self._given.options.config
+        return _OWN if own else options.model or DEFAULT_MODEL
+
+    def begins(self, option: OptionRow) -> str:
+        """Return what an option's field begins with."""
+        options, given, there = self._options, self._given.options, self._there
+        values: dict[str, Any] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
+        values |= {field.name: getattr(options, field.name) for field in fields(options)}
+        values |= {field.name: getattr(options.changes, field.name) for field in fields(options.changes)}
+        values |= {
+            "workload": options.workload or given.workload,
+            "command": Command(options.command or given.command, "").text,
+            "python": self._config.python if self._config.python != sys.executable else None,
+            "share": bool(self._config.device.others_bytes),
+        }
+        if there is not None:
+            values |= {field.name: getattr(there.asked, field.name) for field in fields(there.asked)}
+            values |= {"host": there.host.name, "remote_directory": there.directory}
+        return option.text(values.get(option.name))
+
+    def choices(self, option: OptionRow) -> tuple[list[tuple[str, str]], str]:
+        """Return (value, label) pairs, and the value that is set."""
+        match option.name:
+            case "kind":
+                return list(_KINDS.items()), self._kind(self._options)
+            case "model":
+                own = self._given.options.config
+                listed = [(_OWN, os.path.basename(own))] if own is not None else []
+                return [*listed, *((model, model) for model in models())], self.model
+            case "gpu":
+                return self.gpu_choices(on_host=self._there is not None)
+            case _:
+                return [(choice, choice) for choice in option.choices or (NO, YES)], self.begins(option)
+
+    def gpu_choices(self, *, on_host: bool) -> tuple[list[tuple[str, str]], str]:
+        """Return (value, label) pairs, the machine's GPUs before the catalog's; and the value to begin with."""
+        simulated = [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
+        if on_host:
+            asked = None if self._there is None else self._there.asked.gpu
+            numbers = dict.fromkeys(map(str, range(_MOST_GPUS)))
+            own = [] if asked is None or asked in numbers or asked.startswith(_SIMULATED) else [(asked, asked)]
+            listed = [(_FREE, "the first free one"), *own, *((number, f"GPU {number}") for number in numbers)]
+            return [*listed, *simulated], asked or _FREE
+        now, given = self._config.device, self._given.config.device
+        owned = next((device for device in (now, given) if not device.simulated and not device.host), None)
+        here = [] if owned is None else [(_OWN, owned.gpu.title)]
+        uuid = None if owned is None else owned.uuid
+        here += [(str(gpu.index), f"{gpu.index}: {gpu.name}") for gpu in self.gpus if gpu.uuid != uuid]
+        if now.host:  # of another machine
+            return [*here, *simulated], f"{_SIMULATED}{DEFAULT_GPU}"
+        return [*here, *simulated], f"{_SIMULATED}{now.gpu.name}" if now.simulated else _OWN
+
+    def _kind(self, options: WorkloadOptions) -> str:
+        """Return what is trained; a configuration that the program was started with stands among the models."""
+        if options.config is not None and options.config != self._given.options.config:
+            return "config"
+        return "command" if options.command else "file" if options.workload is not None else "model"
+
+    # Reading
+
+    def read(self, values: Mapping[str, str]) -> Edited | HostRequest:
+        """Return what the fields hold, by name, as a search; for another machine, as what to ask it.
+
+        Raises:
+            OptionError: they do not go together.
+        """
+        self.proposal = None
+        asked = self._asked(values)
+        if values["host"]:
+            return HostRequest(values["host"], values["remote_directory"], asked, self._ssh)
+        device = self._read_device(values["gpu"], share=asked.share)
+        python = self._read_python(values["python"])
+        config = replace(
+            self._config,
+            workload=asked.trained.spec(python),
+            device=device,
+            python=python,
+            allocator=allocator_settings() if self._config.device.host else self._config.allocator,
+            **{**asked.search_terms, "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
+        )
+        check_searchable(config)
+        return Edited(asked.trained, config)
+
+    def _asked(self, values: Mapping[str, str]) -> Options:
+        """Read every option that belongs to what is trained. Another machine's files are not known here."""
+        kind, on_host = values["kind"], bool(values["host"])
+        read: dict[str, object] = {}
+        for option in FIELDS:
+            if option.name not in (*_LISTED, "host", "remote_directory") and kind in (option.trained or _KINDS):
+                typed = values[option.name]  # of its GPUs what is trained knows the bounds
+                read[option.name] = int(typed or 1) if option.name == "gpus" else option.read(typed)
+        for name in read.keys() & {"config", "workload"}:
+            read[name] = values[name] if on_host else os.path.expanduser(values[name])
+        if kind == "command":
+            read["command"] = self._read_command(values["command"], on_host=on_host)
+        if kind == "model":
+            read |= self._read_model(values["model"])
+        if on_host:
+            read["gpu"] = None if values["gpu"] == _FREE else values["gpu"]
+        elif values["limit_bytes"] == self._limit:
+            del read["limit_bytes"]  # of a device that is no longer meant, perhaps
+        return asked_by(read)
+
+    def _read_command(self, line: str, *, on_host: bool) -> tuple[str, ...]:
+        words = command_words(line)
+        command = Command(words, os.getcwd())
+        if not on_host and shutil.which(words[0]) is None:
+            raise OptionError(f"-- COMMAND: there is no program {words[0]!r} that can be run; check the path")
+        if not command.takes_batch:
+            self.proposal = command.proposal
+            raise OptionError(f"-- COMMAND: write {BATCH} where the batch size goes")
+        return words
+
+    def _read_model(self, model: str) -> dict[str, object]:
+        if model == _OWN:
+            return {"config": self._given.options.config, "dequantize": self._given.options.dequantize}
+        old = self._options if self._kind(self._options) == "model" else WorkloadOptions()
+        keeps_default = old.model is None and old.config is None and model == DEFAULT_MODEL
+        return {"model": None if keeps_default else model}
+
+    def _read_python(self, typed: str) -> str:
+        """Return the interpreter: as it was where nothing else was typed; else a program that can be run."""
+        if typed == self.begins(OPTIONS["python"]) and self._there is None:
+            return self._config.python
+        return interpreter(os.path.expanduser(typed) or None) or sys.executable
+
+    def _limit_bytes(self, device: Device, typed: str) -> int | None:
+        """Return the cap that was typed, or where none was that of the device, which may protect others on it.
+
+        Of another device it is the present cap, where that is less than the device.
+        """
+        if typed != self._limit or self._there is not None:
+            return limit_from(typed, device.gpu.total_bytes) if typed else share_limit_bytes(device)
+        for config in (self._config, self._given.config):
+            if config.device is device:
+                return config.limit_bytes
+        limit_bytes = self._config.limit_bytes
+        return limit_bytes if limit_bytes is not None and limit_bytes < device.gpu.total_bytes else None
+
+    def _read_device(self, wanted: str, *, share: bool) -> Device:
+        for device in (self._config.device, self._given.config.device):
+            if device.host:
+                continue
+            if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
+                known = any(gpu.uuid == device.uuid for gpu in self.gpus)
+                if device.simulated or not known or share == bool(device.others_bytes):
+                    return device
+                return choose_device(device.uuid, self.gpus, share=share)
+        if not wanted.startswith(_SIMULATED):
+            return choose_device(wanted, self.gpus, share=share)
+        return simulated_device(wanted.removeprefix(_SIMULATED))
+
+
+def command_words(line: str) -> tuple[str, ...]:
+    """Return the words of a command line.
+
+    Raises:
+        OptionError: there are none, or a quote is left open.
+    """
+    try:
+        words = tuple(shlex.split(line))
+    except ValueError as error:
+        raise OptionError(f"-- COMMAND: {str(error).lower()}; check quotes and backslashes") from error
+    if not words:
+        raise OptionError(f"-- COMMAND: type what starts your training, such as {EXAMPLE}")
+    return words
+
+
+def with_proposal(command: Command, proposal: Proposal) -> Command:
+    """Return the command with its batch size replaced by the placeholder."""
+    given, proposed, words = proposal.given.split(" "), proposal.proposed.split(" "), list(command.words)
+    at = next(index for index in range(len(words)) if words[index : index + len(given)] == given)
+    words[at : at + len(given)] = proposed
+    return replace(command, words=tuple(words))
 
 
 class EditScreen(ModalScreen[Edited | None]):
@@ -52,7 +348,7 @@ class EditScreen(ModalScreen[Edited | None]):
         ssh: how it is reached; None: as those are that the program was started with, or as the user's settings say.
     """
 
-    CSS_PATH = "form.tcss"
+    CSS_PATH = Path(__file__).with_name("form.tcss")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "cancel"),
         Binding("ctrl+s", "apply", "apply", priority=True),
@@ -71,20 +367,21 @@ class EditScreen(ModalScreen[Edited | None]):
         self._answer: tuple[HostRequest, str] | None = None
 
     def compose(self) -> ComposeResult:
-        """A row a field, a preview, two buttons."""
+        """Yield a row a field, a preview, two buttons."""
         with VerticalScroll(id="form", can_focus=False) as form:
             form.border_title = "Workload"
             form.border_subtitle = "↑↓ field · ←→ choice · enter lists · ctrl+s applies · esc leaves"
-            for field in FIELDS:
-                error = Static(id=f"{field.name}-error", classes="error", markup=False)
-                with Horizontal(classes="field -long" if field.is_long else "field", id=f"{field.name}-field"):
-                    yield Label(field.label)
-                    yield self._control(field)
-                    if not field.is_long:
+            for option in FIELDS:
+                long = is_long(option)
+                error = Static(id=f"{option.name}-error", classes="error below" if long else "error", markup=False)
+                with Horizontal(classes="field -long" if long else "field", id=f"{option.name}-field"):
+                    yield Label(option.label)
+                    yield self._control(option)
+                    if not long:
                         yield error
-                if field.is_long:
-                    yield error.add_class("below")
-                if field.name == "command":
+                if long:
+                    yield error
+                if option.name == "command":
                     yield Button("", id="proposal", compact=True)
             with Vertical(id="foot"):
                 yield Static(id="preview")
@@ -93,15 +390,16 @@ class EditScreen(ModalScreen[Edited | None]):
                     yield Button("Cancel", id="leave", compact=True)
 
     def on_mount(self) -> None:
-        """The preview of what is set now, and the cursor where it is said what to train."""
+        """Show the preview of what is set now, with the cursor where it is said what to train."""
         self._check()
-        self.query_one(f"#{self._chosen_kind}").focus()
+        kind = self._chosen("kind")
+        self.query_one(f"#{'workload' if kind == 'file' else kind}").focus()
         if self._host:
             self.query_one("#host", Input).value = self._host
         self.run_worker(self._list_gpus())
 
     async def _list_gpus(self) -> None:
-        """The GPUs of this machine are offered as soon as the driver has named them."""
+        """Offer the GPUs of this machine as soon as the driver has named them."""
         found = await in_daemon_thread(list_gpus)
         if isinstance(found, Unknown) or not self.is_mounted:
             return
@@ -110,7 +408,7 @@ class EditScreen(ModalScreen[Edited | None]):
             self._offer_gpus(self._chosen("gpu"))
 
     def _offer_gpus(self, chosen: str = "") -> None:
-        """Those of the machine that is meant; empty for the one to begin with."""
+        """Offer those of the machine that is meant; an empty `chosen` stands for the one to begin with."""
         field = self.query_one("#gpu", ChoiceField)
         listed, first = self._values.gpu_choices(on_host=self._on_host)
         field.offer(dict(listed))
@@ -118,23 +416,22 @@ class EditScreen(ModalScreen[Edited | None]):
 
     @on(Input.Changed, "#host")
     def _host_changed(self) -> None:
-        """Another machine has other GPUs."""
+        """Offer another machine's GPUs."""
         if bool(self._typed("host")) != self._on_host:
             self._on_host = not self._on_host
             self._offer_gpus()
 
     @on(ChoiceField.Changed, "#model")
     def _model_changed(self) -> None:
-        """The changes of its shape were meant for the model that was; the sequence length may be for this one too."""
+        """Drop the changes of the shape, meant for the old model; the sequence length may be for this one too."""
         if self._chosen("model") != self._model:
             self._model = self._chosen("model")
-            for name in SHAPE_FIELDS:
-                if name != "seq_len":
-                    self.query_one(f"#{name}", Input).value = ""
+            for name in _SHAPE - {"seq_len"}:
+                self.query_one(f"#{name}", Input).value = ""
 
     @on(ChoiceField.Refused)
     def _refused(self, message: ChoiceField.Refused) -> None:
-        """Beside the choice, until something changes."""
+        """Say why beside the choice, until something changes."""
         self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
     @on(ChoiceField.Changed)
@@ -156,22 +453,22 @@ class EditScreen(ModalScreen[Edited | None]):
 
     async def _ask(self, request: HostRequest) -> None:
         """Have the host check it. Whoever left or changed the form meanwhile wants it no more."""
-        said = ""
+        complaint = ""
         try:
             edited = await in_daemon_thread(request.connect)
         except (OptionError, LinkLost) as error:
-            said = str(error)
+            complaint = str(error)
         wanted = self._asking == request and self.is_mounted
-        if said and wanted:
-            self._asking, self._answer = None, (request, said.removeprefix(f"{request.host}: "))
+        if complaint and wanted:
+            self._asking, self._answer = None, (request, complaint.removeprefix(f"{request.host}: "))
             self._check()
         elif wanted:
             self.dismiss(edited)
-        elif not said and edited.there is not None:
+        elif not complaint and edited.there is not None:
             await in_daemon_thread(edited.there.end)
 
     def on_unmount(self) -> None:
-        """Who is still asked has nobody to tell."""
+        """Forget the host that is still asked: there is nobody to tell."""
         self._asking = None
 
     @on(Button.Pressed, "#leave")
@@ -187,45 +484,46 @@ class EditScreen(ModalScreen[Edited | None]):
             field.value = with_proposal(command, proposal).text
             field.focus()
 
-    def _control(self, field: FormField) -> ChoiceField | Input:
-        if field.holds == "choice":
-            choices, value = self._values.choices(field)
-            return ChoiceField(field.label, dict(choices), value, id=field.name)
+    def _control(self, option: OptionRow) -> ChoiceField | Input:
+        if is_choice(option):
+            choices, value = self._values.choices(option)
+            return ChoiceField(option.label, dict(choices), value, id=option.name)
         return Input(
-            self._values.text(field.name),
-            placeholder=field.empty,
-            id=field.name,
+            self._values.begins(option),
+            placeholder=option.empty,
+            id=option.name,
             compact=True,
             select_on_focus=False,
-            restrict=_RESTRICT[field.holds],
-            max_length=_LONGEST[field.holds],
+            restrict=_RESTRICT.get(option.holds, ".*"),
+            max_length=_LONGEST.get(option.holds, 0),
         )
 
     # Checking
 
     def _check(self) -> None:
         errors: dict[str, str] = {}
-        kind = self._chosen_kind
+        kind = self._chosen("kind")
         try:
             self._good = self._values.read(self._held())
             about, answer = self._answer or (None, "")
-            wrong, said = _place(answer if about == self._good else "", "host")
+            wrong, complaint = _place(answer if about == self._good else "", "host")
         except OptionError as error:
             self._good = None
-            wrong, said = _place(str(error), kind)
-        if said:
-            errors[wrong] = said
+            wrong, complaint = _place(str(error), "workload" if kind == "file" else kind)
+        if complaint:
+            errors[wrong] = complaint
         shape = models().get(self._chosen("model")) if kind == "model" else None
-        for field in FIELDS:
-            typed = "" if field.holds == "choice" else self._typed(field.name)
-            shown, said = belongs(field, kind, shape, typed, on_host=self._on_host), errors.get(field.name, "")
-            self.query_one(f"#{field.name}-field").display = shown
-            self.query_one(f"#{field.name}-error", Static).update(said)
-            self.query_one(f"#{field.name}-error").display = shown and (bool(said) or not field.is_long)
-        button = self.query_one("#proposal", Button)
-        button.display = self._values.proposal is not None
-        if self._values.proposal is not None:
-            button.label = Content(f"{self._values.proposal.proposed} instead of {self._values.proposal.given}")
+        for option in FIELDS:
+            typed = "" if is_choice(option) else self._typed(option.name)
+            shown = belongs(option, kind, shape, typed, on_host=self._on_host)
+            complaint = errors.get(option.name, "")
+            self.query_one(f"#{option.name}-field").display = shown
+            self.query_one(f"#{option.name}-error", Static).update(complaint)
+            self.query_one(f"#{option.name}-error").display = shown and (bool(complaint) or not is_long(option))
+        button, proposal = self.query_one("#proposal", Button), self._values.proposal
+        button.display = proposal is not None
+        if proposal is not None:
+            button.label = Content(f"{proposal.proposed} instead of {proposal.given}")
         self.query_one("#apply", Button).disabled = self._good is None
         if self._asking != self._good:
             self._asking = None  # it was asked about something else
@@ -233,29 +531,22 @@ class EditScreen(ModalScreen[Edited | None]):
             lines = _preview(self._good, asking=self._asking is not None)
             self.query_one("#preview", Static).update("\n".join(lines))
 
-    @property
-    def _chosen_kind(self) -> Kind:
-        return next(kind for kind in KINDS if kind == self._chosen("kind"))
-
     def _chosen(self, name: str) -> str:
         return self.query_one(f"#{name}", ChoiceField).value
 
     def _held(self) -> dict[str, str]:
-        """What is in every field, by name."""
-        return {
-            field.name: self._chosen(field.name) if field.holds == "choice" else self._typed(field.name)
-            for field in FIELDS
-        }
+        """Return what is in every field, by name."""
+        return {o.name: self._chosen(o.name) if is_choice(o) else self._typed(o.name) for o in FIELDS}
 
     def _typed(self, name: str) -> str:
         return self.query_one(f"#{name}", Input).value.strip()
 
 
 def _place(error: str, otherwise: str) -> tuple[str, str]:
-    """The field that an error is about, and what it says."""
-    option, _, said = error.partition(": ")
-    field = FIELD_OF_OPTION.get(option) or FIELD_OF_OPTION.get(option.split(" ")[0])
-    return (field, said) if field and said else (otherwise, error)
+    """Return the field that an error is about, and what it says."""
+    flag, _, complaint = error.partition(": ")
+    option = BY_FLAG.get(flag) or BY_FLAG.get(flag.split(" ")[0])
+    return (option.name, complaint) if option in FIELDS and option is not None and complaint else (otherwise, error)
 
 
 def _preview(good: Edited | HostRequest, *, asking: bool) -> Iterator[str]:
@@ -273,5 +564,5 @@ def _preview(good: Edited | HostRequest, *, asking: bool) -> Iterator[str]:
         what = "the file" if command is None else f"it runs in {command.cwd}, and"
         yield f"{what} decides precision, optimizer and the rest"
     predicted = config.formula.max_batch_size
-    said = predicted.reason if isinstance(predicted, Unknown) else f"the formula's largest batch is {predicted:,}"
-    yield f"{config.device.gpu.title}: {said}"
+    largest = predicted.reason if isinstance(predicted, Unknown) else f"the formula's largest batch is {predicted:,}"
+    yield f"{config.device.gpu.title}: {largest}"

@@ -10,13 +10,11 @@ from typing import Union
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Breakdown, Bucket, Ledger, Unknown, Value
-from gpumem_tui.search.comparison import caveat, compared
+from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.ranges import range_line
 from gpumem_tui.search.report import assumed_line, peak_line
 from gpumem_tui.search.runner import TrialFinished
-from gpumem_tui.search.shortfall import shortfall
-from gpumem_tui.trial.events import TrialDone
+from gpumem_tui.search.words import caveat, compared, range_line, shortfall
 from gpumem_tui.tui.search.state import SearchState
 
 PEAK = "= allocated peak"
@@ -36,8 +34,11 @@ _ROWS: tuple[RowKey, ...] = (
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One line of the table. `error` is the compared prediction − trial in bytes, `error_share` the same relative to
-    the trial."""
+    """One line of the table.
+
+    Attributes:
+        error: the compared prediction − trial, in bytes. `error_share`: the same relative to the trial.
+    """
 
     title: str
     formula: Value
@@ -74,7 +75,7 @@ class LedgerView:
 
 
 def ledger_view(state: SearchState) -> LedgerView:
-    """The table for the trial that is shown, or for the predicted batch size before there is one."""
+    """Return the table for the trial that is shown, or for the predicted batch size before there is one."""
     batch_size, shown = state.shown_batch_size, state.shown
     gpu = state.config.device.gpu
     formula = _formula_column(state.formula.at(batch_size))
@@ -99,7 +100,7 @@ def ledger_view(state: SearchState) -> LedgerView:
 
 
 def _captions(state: SearchState, shown: TrialFinished | None) -> tuple[str, ...]:
-    """What the trial was short of, and that its column ends there, while the traced one is about the whole step."""
+    """Return what the trial was short of, and that its column ends there while the traced one has the whole step."""
     if shown is None or shown.result.outcome == "fit" or not shown.result.device_used_bytes:
         return ()
     by_then = f"{state.config.device.measured_title}: reached by then"
@@ -109,7 +110,7 @@ def _captions(state: SearchState, shown: TrialFinished | None) -> tuple[str, ...
 
 
 def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
-    """Of when the traced column is, a bucket that is empty at that moment counts nothing; and what it leaves out."""
+    """Yield the lines below the table: the range of the traced total, the moment of its peak, what was assumed."""
     if not isinstance(state.traced, Unknown):
         if said := range_line(state.traced.device_used_range(batch_size), state.traced.unknowns(batch_size)):
             yield f"Traced: {said}"
@@ -119,8 +120,8 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
 
 
 def _noted(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
-    """What else is to be known of the figures: the trace's notes and the shown trial's, each once."""
-    of_trace = () if isinstance(state.traced, Unknown) else state.traced.notes
+    """Return what else is to be known of the figures: the trace's notes and the shown trial's, each once."""
+    of_trace = () if isinstance(state.traced, Unknown) else state.traced.done.notes
     return dict.fromkeys((*of_trace, *(shown.result.notes if shown is not None else ())))
 
 
@@ -159,7 +160,7 @@ def _tried_column(gpu: Gpu, result: TrialDone | None) -> Column:
 def _column(
     gpu: Gpu, breakdown: Breakdown | Unknown, allocated_bytes: int, reserved_bytes: int, used_bytes: int
 ) -> Column:
-    """A device's ledger, and the sums between its rows."""
+    """Return a device's ledger, and the sums between its rows."""
     ledger: Ledger[None] = Ledger.of_step(
         breakdown,
         allocated_bytes=allocated_bytes,
@@ -178,7 +179,7 @@ def _error_of(
     """How far the prediction is off, by row. A trial that ended early is nothing to compare with."""
     if result is not None and result.outcome != "fit":
         early = Unknown("the trial ended early: its figures are those reached until then")
-        return lambda key: (early, None)
+        return lambda _key: (early, None)
     return partial(_error, predicted, tried)
 
 

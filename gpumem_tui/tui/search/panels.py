@@ -1,17 +1,320 @@
-"""The panels that are lines of text: header, workload, ledger table and verdict."""
+"""What is trained, where and how: the left panel's lines, their short form, the header, the verdict and the help."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
 from textual.widgets import Static
 
-from gpumem_tui.memory import Unknown, Value
-from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, header_line, percent, signed
+from gpumem_tui.formula.parameters import count_parameters
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.memory import Unknown, Value, format_bytes, format_count
+from gpumem_tui.plan.advice import Advice, advise, obstacle
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
+from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.search.words import found_line, largest_words
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, compact_bytes, header_line, percent, signed
+from gpumem_tui.tui.kit.glyphs import BAR_ORDER, FIT_MARK, OUTCOME_SYMBOLS
+from gpumem_tui.tui.kit.help import bucket_lines, help_entries, help_heading
 from gpumem_tui.tui.kit.lines import assembled
 from gpumem_tui.tui.kit.textual_internals import forget_height
+from gpumem_tui.tui.search.bar import running_title
 from gpumem_tui.tui.search.ledger import LedgerLine, LedgerView, ledger_view
 from gpumem_tui.tui.search.state import SearchState, Stage
-from gpumem_tui.tui.search.verdict import Tone, VerdictView, verdict_view
-from gpumem_tui.tui.search.workload import device_words, strategy_lines, workload_lines, workload_summary
+from gpumem_tui.workload.command import BATCH
+from gpumem_tui.workload.spec import HuggingFaceModel
+
+_PANEL_CHARACTERS = 160
+_LINE_CHARACTERS = 60
+"""How much of a command is shown: in the panel, which has several lines for it, and within a line."""
+
+
+def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
+    """Name and value, a line each; without a name, a sentence across the panel."""
+    shape, recipe, command = config.workload.shape, config.workload.recipe, config.workload.command
+    if config.workload.hugging_face is not None:
+        yield from _hugging_face_lines(config.workload.hugging_face)
+        yield from _recipe_lines(recipe)
+        return
+    if shape is None:
+        yield ("file", short_name(config)) if command is None else ("command", "")
+        if command is not None:
+            yield "", _shortened(command.text, _PANEL_CHARACTERS)
+            if config.device.host:
+                yield "in", _shortened(command.cwd, _PANEL_CHARACTERS)
+        if recipe.gpus > 1:
+            yield "ranks", f"{recipe.gpus:,}"
+        yield "", "It decides model, precision and optimizer itself."
+        return
+    yield "model", shape.name
+    yield "params", f"{count_parameters(shape):,}"
+    if shape.stages:
+        yield "blocks", "-".join(map(str, shape.stages))
+    for name in ("layers", "hidden", "heads", "vocab"):
+        if value := getattr(shape, name):
+            yield name, f"{value:,}"
+    if shape.seq_len:
+        yield "seq len", f"{shape.seq_len:,}"
+    if shape.image_size:
+        yield "image", f"{shape.image_size} px"
+    yield from _recipe_lines(recipe)
+
+
+def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.has_adapters:
+        yield "adapter", recipe.adapter_words
+    if recipe.has_frozen_layers:
+        yield "frozen", recipe.freeze_words
+    yield "precision", recipe.precision
+    yield "optimizer", recipe.optimizer
+    yield "recompute", recipe.recompute
+    yield "attention", recipe.attention
+
+
+def _hugging_face_lines(model: HuggingFaceModel) -> Iterator[tuple[str, str]]:
+    yield "model", model.name
+    yield "type", model.model_type
+    yield "class", model.kind
+    if model.seq_len:
+        yield "seq len", f"{model.seq_len:,}"
+
+
+def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
+    """How it is searched, and the largest batch by each prediction: with the headroom by both, and without by trace."""
+    config = state.config
+    yield "strategy", config.strategy
+    yield "steps", f"{config.steps} a trial"
+    yield "headroom", f"{config.headroom:.0%}"
+    if config.limit_bytes is not None:
+        yield "cap", format_bytes(config.limit_bytes)
+    if config.target_batch is not None:
+        yield "target", f"{config.target_batch:,} a step"
+    if config.workload.shape is not None:
+        yield "formula", _largest(state.formula.max_batch_size)
+    traced, name = state.traced, "traced"
+    if config.headroom and config.workload.shape is not None:
+        yield name, _largest(state.with_headroom)
+        name = "up to OOM"
+    if isinstance(traced, Traced) and (words := largest_words(traced.max_batch_size, traced.may_fit_batch_size)):
+        yield name, f"batch {words}"
+    elif name == "traced":
+        yield name, "–"
+
+
+def workload_summary(config: SearchConfig) -> str:
+    """Return the workload and the strategy in one line."""
+    shape, recipe, model = config.workload.shape, config.workload.recipe, config.workload.hugging_face
+    target = "" if config.target_batch is None else f"target {config.target_batch:,}"
+    if model is not None:
+        size = f"seq {model.seq_len:,}" if model.seq_len else ""
+        return " · ".join(
+            filter(None, (model.name, model.model_type, size, *_recipe_words(recipe), config.strategy, target))
+        )
+    if shape is None:
+        ranks = f"{recipe.gpus:,} ranks" if recipe.gpus > 1 else ""
+        return " · ".join(filter(None, (short_name(config), ranks, config.strategy, target)))
+    size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
+    parts = [
+        shape.name, f"{format_count(count_parameters(shape))} params", size, *_recipe_words(recipe), config.strategy,
+        target,
+    ]  # fmt: skip
+    return " · ".join(part for part in parts if part)
+
+
+def _recipe_words(recipe: Recipe) -> Iterator[str]:
+    yield recipe.adapter_words
+    yield recipe.freeze_words
+    yield recipe.precision
+    yield recipe.optimizer
+    yield "" if recipe.recompute == "none" else f"recompute {recipe.recompute}"
+    yield "" if recipe.attention == "auto" else f"attention {recipe.attention}"
+
+
+def device_words(config: SearchConfig) -> tuple[str, str]:
+    """Return the device's host and name, that it is simulated in capitals, and a cap on it; and why it was taken."""
+    device = config.device
+    cap = f" · cap {format_bytes(config.limit_bytes)}" if config.limit_bytes is not None else ""
+    host = f"{device.host}: " if device.host else ""
+    return f"{host}{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
+
+
+def short_name(config: SearchConfig) -> str:
+    """Return the workload's name within a line: a file's without its folder, of a command the beginning."""
+    workload = config.workload
+    if workload.command is not None:
+        return _shortened(workload.name, _LINE_CHARACTERS)
+    return workload.name if workload.shape is not None else Path(workload.name).name
+
+
+def _shortened(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def _largest(value: int | Unknown) -> str:
+    return "–" if isinstance(value, Unknown) else f"batch {value:,}"
+
+
+Tone = Literal["calm", "busy", "good", "warning", "bad"]
+_AGAIN = "s tries again · e edits the workload"
+
+
+@dataclass(frozen=True)
+class VerdictView:
+    """What to say.
+
+    Attributes:
+        badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.
+        headline: one line. `details`: what may be left out where there is no room.
+        reach: how the wanted global batch is reached; empty if none is wanted.
+        room: which batch leaves the headroom free, too; empty if that is not wanted or not known.
+    """
+
+    badge: str
+    tone: Tone
+    headline: str
+    reach: str = ""
+    room: str = ""
+    details: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
+
+
+def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -> VerdictView:
+    """Return the foot of the screen.
+
+    Args:
+        notice: where the search will run, in the words of whoever opened the screen.
+        short: the bar has no heading, so say here what the running trial does.
+    """
+    if state.cancelling:
+        what = "trial" if state.tracing is None else "command"
+        return VerdictView("CANCELLING", "busy", f"ending the running {what}")
+    if state.paused:
+        runs = state.running is not None or state.tracing is not None
+        where = "after the step that runs" if runs else "before the next trial"
+        return VerdictView("PAUSED", "warning", f"held {where} · p goes on · c cancels")
+    if state.stage is Stage.IDLE:
+        return _idle(state, notice)
+    if state.stage is Stage.PREDICTING:
+        return VerdictView("PREDICTING", "busy", _tracing(state))
+    if state.stage is Stage.RUNNING:
+        if short and state.running is not None:
+            return VerdictView("SEARCHING", "busy", running_title(state.running, state).lower())
+        return _running(state)
+    if state.failure is not None:
+        return VerdictView("FAILED", "bad", state.failure.message, details=(_AGAIN,))
+    assert state.verdict is not None
+    return _ended(state, state.verdict)
+
+
+def command_found(state: SearchState) -> str:
+    """Return the user's command with the largest batch size found, as it is typed; empty without one of them."""
+    workload, verdict = state.config.workload, state.verdict
+    if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.max_batch_size:
+        return ""
+    size = verdict.max_batch_size
+    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.data_parallel)
+    return workload.command.text_at(size, passes)
+
+
+def _tracing(state: SearchState) -> str:
+    workload = state.config.workload
+    if workload.command is None:
+        return f"tracing one training step of {workload.name} without a GPU: some seconds"
+    at = "" if state.tracing is None else f" batch size {state.tracing:,}"
+    return f"tracing{at}: {'the command' if workload.hugging_face is None else workload.name} runs on a simulated GPU"
+
+
+def _idle(state: SearchState, notice: str) -> VerdictView:
+    config = state.config
+    how = "simulated" if config.device.simulated else "run"
+    where = notice or config.device.gpu.title
+    what, traced = f"batch of {short_name(config)}", "The step is traced once"
+    if config.workload.command is not None and config.workload.hugging_face is None:
+        what, traced = BATCH, "The command is run to trace its step"
+    return VerdictView(
+        "READY",
+        "calm",
+        f"s finds the largest {what} that fits · e edits first",
+        details=(
+            f"{traced}, then {how} at growing sizes until one fits and the next does not.",
+            f"On {where}.",
+        ),
+    )
+
+
+def _running(state: SearchState) -> VerdictView:
+    fitting = [trial.result.batch_size for trial in state.trials if trial.result.outcome == "fit"]
+    failing = [trial.result.batch_size for trial in state.trials if trial.result.outcome != "fit"]
+    if not state.trials:
+        of_one = " of one GPU" if state.config.workload.recipe.gpus > 1 else ""
+        predicted = f"predicted largest batch{of_one}: {_predictions(state)}"
+        return VerdictView("SEARCHING", "busy", predicted, details=_gap(state))
+    fits = f"batch {max(fitting):,} fits" if fitting else "none fits yet"
+    fails = f", {min(failing):,} does not" if failing else ""
+    return VerdictView("SEARCHING", "busy", f"{fits}{fails}; predicted: {_predictions(state)}", details=_gap(state))
+
+
+def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
+    message = _sentence(verdict.message)
+    trials = f"{verdict.trials} trial{'' if verdict.trials == 1 else 's'}, {verdict.ooms} out of memory"
+    summary = f"{trials} · predicted: {_predictions(state)}"
+    steps = wanted_accumulation(state.config, verdict.max_batch_size)
+    reach = "" if steps is None else _sentence(accumulation_line(state.config.workload, steps))
+    if verdict.outcome == "nothing_fits":
+        return _nothing_fits(state, message)
+    if verdict.outcome == "found":
+        verified = "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
+        badge = verified if verdict.verified else "NOT VERIFIED"
+        room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
+        tone: Tone = "good" if verdict.verified else "warning"
+        real = ""
+        if state.config.device.simulated and isinstance(state.traced, Traced):
+            real = _sentence(found_line(state.traced, verdict.max_batch_size))
+        return VerdictView(badge, tone, message, reach, room, (summary, *filter(None, (real,)), *_gap(state)))
+    if verdict.outcome == "cancelled":
+        return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
+    return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
+
+
+def _nothing_fits(state: SearchState, message: str) -> VerdictView:
+    """Return the obstacle, and what would help most, by the closed form."""
+    config = state.config
+    if config.workload.shape is None:
+        counted = state.formula.max_batch_size
+        unknown = (f"{counted.reason}: no remedy is known",) if isinstance(counted, Unknown) else ()
+        return VerdictView("NOTHING FITS", "bad", message, details=unknown)
+    return VerdictView("NOTHING FITS", "bad", obstacle(config) or message, advice=advise(config))
+
+
+def _gap(state: SearchState) -> tuple[str, ...]:
+    """Why the predictions differ, where they do and that is known."""
+    said = "" if state.predicted is None else gap_line(state.predicted.prediction)
+    return (_sentence(said),) if said else ()
+
+
+def _sentence(line: str) -> str:
+    return line[:1].upper() + line[1:]
+
+
+def _predictions(state: SearchState) -> str:
+    """Both largest batches with the same headroom, and the traced one up to out of memory."""
+    traced, formula = state.traced, state.formula.max_batch_size
+    whole = ABSENT
+    if isinstance(traced, Traced):
+        whole = largest_words(traced.max_batch_size, traced.may_fit_batch_size) or ABSENT
+    if state.config.workload.shape is None:
+        return f"traced {whole}"
+    by_formula = f"formula {largest_words(formula, formula) or ABSENT}"
+    roomy = state.with_headroom
+    if not state.config.headroom or isinstance(roomy, Unknown):
+        return f"{by_formula}, traced {whole}"
+    return f"with {state.config.headroom:.0%} free {by_formula}, traced {roomy:,}; with none free traced {whole}"
+
 
 _KEY_WIDTH = 10
 _TITLE_WIDTH = 16
@@ -52,7 +355,7 @@ class WorkloadPanel(LinesPanel):
 
 
 class WorkloadLine(LinesPanel):
-    """The same in one line, for narrow terminals."""
+    """The workload and the strategy in one line, for narrow terminals."""
 
     def show(self, state: SearchState) -> None:
         """Render a state."""
@@ -136,7 +439,7 @@ def _style(value: Value, weight: str) -> str:
 
 
 def _advice(view: VerdictView, *, short: bool) -> list[Row]:
-    """What to type and what it buys side by side, in columns but for several changes together."""
+    """Return what to type and what it buys side by side, in columns but for several changes together."""
     width = max((len(one.option) for one in view.advice if len(one.option) <= _OPTION_WIDTH), default=0)
     lines: list[Row] = []
     for one in view.advice:
@@ -147,9 +450,47 @@ def _advice(view: VerdictView, *, short: bool) -> list[Row]:
 
 
 def header_row(state: SearchState, time: str, width: int) -> Row:
-    """The GPU, why it was taken, and the version of torch that runs."""
+    """Return the GPU, why it was taken, and the version of torch that runs."""
     name, reason = device_words(state.config)
     facts = [(reason, MUTED)] if reason else []
     if state.predicted is not None:
         facts.append((f"torch {state.predicted.ready.torch_version}", MUTED))
     return header_line((name, "bold"), facts, [(time, MUTED)], width)
+
+
+def search_help(tried_title: str, *, is_command: bool = False) -> list[Row]:
+    """Return what the columns, the marks and the buckets mean.
+
+    Args:
+        tried_title: what the third column is called here.
+        is_command: a command is searched: there is no closed form of it.
+    """
+    simulated = tried_title == "Simulated"
+    formula = "the textbook's closed form; knows no cache and no context" if not is_command else "none for a command"
+    step = "the command's step" if is_command else "a real step"
+    ran = "the traced step run once more" if simulated else "the step on this GPU"
+    compared = "formula" if simulated and not is_command else "traced"
+    columns = (
+        ("Formula", formula),
+        ("Traced", f"{step} recorded without a GPU, replayed at any size"),
+        (tried_title, f"{ran}, in a process of its own"),
+        ("error", f"{compared} − {tried_title.lower()}, in bytes and of the trial's figure"),
+    )
+    marks = (
+        (FIT_MARK, "a trial that fits, at the memory the device then held"),
+        (OUTCOME_SYMBOLS["oom"], "out of memory, at what it would have needed by trace"),
+        (OUTCOME_SYMBOLS["error"], "a trial that failed for another reason"),
+    )
+    zero = "on a simulated GPU what the command computes, such as its loss, reads 0; "
+    return [
+        help_heading("Columns"),
+        *help_entries(columns),
+        *help_entries([("", f"{zero if is_command else ''}figures without a unit are GiB; – is unknown, never 0")]),
+        [],
+        help_heading("Chart"),
+        *help_entries(marks),
+        [],
+        help_heading("Buckets"),
+        *bucket_lines(BAR_ORDER),
+        [],
+    ]

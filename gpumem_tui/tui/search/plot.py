@@ -57,7 +57,7 @@ class PlotView:
 
 
 def curve_sizes(predicted_size: int | None, tried: Iterable[int] = ()) -> list[int]:
-    """The batch sizes at which the traced line is worked out: evenly to beyond the prediction, and every trial's."""
+    """Return the batch sizes of the traced line: evenly to beyond the prediction, and every trial's."""
     top = int(max(_SMALLEST_RANGE, predicted_size or 0) * _ROOM) + 1
     step = max(1, top // _STEPS)
     return sorted({1, *range(step, top + step, step), *tried})
@@ -73,7 +73,7 @@ def warm(prediction: Prediction, tried: Iterable[int] = ()) -> None:
 
 
 def plot_view(state: SearchState) -> PlotView:
-    """The chart of a state."""
+    """Return the chart of a state."""
     device = state.config.device
     sizes = curve_sizes(state.predicted_size, (trial.result.batch_size for trial in state.trials))
     formula: list[Point] = [(size, gib) for size in sizes if (gib := _formula_gib(state, size)) is not None]
@@ -109,7 +109,7 @@ def plot_view(state: SearchState) -> PlotView:
 
 
 def clipped(line: list[Point], y_max: float) -> tuple[Point, ...]:
-    """The rising line up to where it leaves the chart."""
+    """Return the rising line up to where it leaves the chart."""
     kept: list[Point] = []
     for x, y in line:
         if y <= y_max:
@@ -123,7 +123,7 @@ def clipped(line: list[Point], y_max: float) -> tuple[Point, ...]:
 
 
 def height_at(line: tuple[Point, ...], x: float) -> float | None:
-    """The line's height at `x`; None outside it."""
+    """Return the line's height at `x`; None outside it."""
     for (x0, y0), (x1, y1) in pairwise(line):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
@@ -147,14 +147,14 @@ class BatchPlot(Lines):
             self.show_rows(plot_rows(plot_view(state), self.size.width, self.size.height))
 
     def on_resize(self, event: Resize) -> None:
-        """The same at another size."""
+        """Draw the chart at another size."""
         super().on_resize(event)
         if self._state is not None:
             self.show(self._state)
 
 
 def plot_rows(view: PlotView, width: int, height: int) -> list[Row]:
-    """The legend and the chart in so many cells; the legend alone where there is no room for both."""
+    """Return the legend and the chart in so many cells; the legend alone where there is no room for both."""
     legend = _legend(view, width)
     rows = height - len(legend) - 2
     if rows < _LEAST_ROWS:
@@ -164,7 +164,7 @@ def plot_rows(view: PlotView, width: int, height: int) -> list[Row]:
     plot = Plot(max(8, width - tick_width - 2), rows, lambda x: x / view.x_max, view.y_max)
     plot.line(view.traced, TRACED_COLOUR)
     plot.across(lambda x: height_at(view.formula, x), view.x_max, FORMULA_MARK, f"bold {FORMULA_COLOUR}")
-    plot.across(lambda x: view.capacity, view.x_max, CAPACITY_MARK, CAPACITY_COLOUR)
+    plot.across(lambda _x: view.capacity, view.x_max, CAPACITY_MARK, CAPACITY_COLOUR)
     above = view.capacity + view.y_max / rows  # the line itself is where the largest that fits is
     for points, glyph in ((view.failures, OUTCOME_SYMBOLS["error"]), (view.ooms, OUTCOME_SYMBOLS["oom"])):
         for x, y in points:

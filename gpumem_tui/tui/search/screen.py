@@ -1,45 +1,84 @@
-"""The Search screen: starts, holds and ends a search, and shows its state."""
+"""Runs a search to its end, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import Resize
+from textual.geometry import Size
 from textual.message import Message
 from textual.widgets import Static
 
+from gpumem_tui.errors import EXIT_FAILED, own_error
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.measured import MeasuredRate, rate_of
 from gpumem_tui.remote.searching import RemoteSearch
 from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.control import Control
-from gpumem_tui.search.runner import SearchEvent, TrialFinished, search
-from gpumem_tui.tui.kit.acts import Act, permitted, refused
+from gpumem_tui.search.predicting import CommandOutput, Predicted
+from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import HelpScreen, copy_to_clipboard
+from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
+from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.main_screen import Act, MainScreen, permitted, refused
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
 from gpumem_tui.tui.search import state as states
 from gpumem_tui.tui.search.bar import MemoryBar
-from gpumem_tui.tui.search.driving import drive
-from gpumem_tui.tui.search.form import EditScreen
-from gpumem_tui.tui.search.help import search_help
-from gpumem_tui.tui.search.host_request import Edited
-from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel, WorkloadLine, WorkloadPanel, header_row
-from gpumem_tui.tui.search.plot import BatchPlot
+from gpumem_tui.tui.search.form import Edited, EditScreen
+from gpumem_tui.tui.search.panels import (
+    LedgerTable,
+    ReasonPanel,
+    VerdictPanel,
+    WorkloadLine,
+    WorkloadPanel,
+    command_found,
+    header_row,
+    search_help,
+)
+from gpumem_tui.tui.search.plot import BatchPlot, warm
 from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
-from gpumem_tui.tui.search.verdict import command_found
 
+
+def drive(events: Iterator[SearchEvent], printed: Printed, arrived: Callable[[SearchEvent], object]) -> Failure | None:
+    """Take what a search says as it comes; why it ended without a verdict, if it did.
+
+    Args:
+        printed: takes what the command prints. There may be much of it: the screen looks when it draws.
+        arrived: takes everything else.
+    """
+    prediction: Prediction | None = None
+    try:
+        for event in events:
+            printed.take(event)
+            if isinstance(event, CommandOutput):
+                continue
+            if isinstance(event, Predicted):
+                prediction = event.prediction
+                warm(prediction)
+            elif isinstance(event, TrialStarted) and prediction is not None:
+                warm(prediction, [event.batch_size])
+            arrived(event)
+    except Unusable as error:
+        return Failure(str(error), error.exit_code)
+    except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
+        return Failure(f"the search itself broke off: {own_error(error)}", EXIT_FAILED)
+    return None
+
+
+_HOLD = "Hold the search after the step that runs, or go on"
+_OUTPUT = "What the command prints, or the log of trials"
+_ENLARGE = "The output as large as the screen, or the panels again"
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
 _ENDS_WITHIN_S = 1.0
@@ -63,20 +102,21 @@ class SearchScreen(MainScreen):
     SMALLEST = (60, 16)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-normal"), (160, "-wide")]  # noqa: RUF012  as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-low"), (30, "-mid"), (36, "-tall"), (50, "-high")]  # noqa: RUF012
+    TOPIC = "search"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "start", "start", tooltip="Search the largest batch that fits"),
-        Binding("p", "pause", "pause", tooltip="Hold the search after the step that runs"),
-        Binding("p", "resume", "go on", tooltip="Go on with the search"),
-        Binding("c", "cancel", "cancel", tooltip="End the search; the running trial is killed"),
-        Binding("e", "edit", "edit", tooltip="Change model, GPU, recipe or strategy"),
-        Binding("v", "switch", "plot/table", tooltip="Show the plot or the ledger table"),
-        Binding("o", "log(True)", "output", tooltip="Show what the command prints"),
-        Binding("o", "log(False)", "trials", tooltip="Show the log of trials"),
-        Binding("z", "enlarge(True)", "zoom", tooltip="Give the command's output the whole screen"),
-        Binding("z,escape", "enlarge(False)", "back", key_display="z", tooltip="The other panels again"),
-        Binding("y", "copy", "copy", tooltip="Copy the command with the largest batch size"),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="The keys and what the columns mean"),
-        Binding("q", "app.quit", "quit", tooltip="Leave; a running search is cancelled"),
+        Binding("s", "start", "start", tooltip="Start a search, or start over after its end"),
+        Binding("p", "pause", "pause", tooltip=_HOLD),
+        Binding("p", "resume", "go on", tooltip=_HOLD),
+        Binding("c", "cancel", "cancel", tooltip="Cancel: the running trial is killed, what was found stays"),
+        Binding("e", "edit", "edit", tooltip="Edit the workload, the GPU and the strategy"),
+        Binding("v", "switch", "plot/table", tooltip="Plot or table, where there is room for one"),
+        Binding("o", "log(True)", "output", tooltip=_OUTPUT),
+        Binding("o", "log(False)", "trials", tooltip=_OUTPUT),
+        Binding("z", "enlarge(True)", "zoom", tooltip=_ENLARGE),
+        Binding("z,escape", "enlarge(False)", "back", key_display="z", tooltip=_ENLARGE),
+        Binding("y", "copy", "copy", tooltip="Copy the command with the largest batch size found"),
+        Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
+        Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
     ]
 
     class Arrived(Message):
@@ -87,12 +127,11 @@ class SearchScreen(MainScreen):
             self.origin = control
             self.event = event
 
+    @dataclass
     class Measured(Message):
         """A trial has been timed."""
 
-        def __init__(self, rate: MeasuredRate) -> None:
-            super().__init__()
-            self.rate = rate
+        rate: MeasuredRate
 
     class Broke(Message):
         """The search of `control` ended without a verdict."""
@@ -102,7 +141,7 @@ class SearchScreen(MainScreen):
             self.origin = control
             self.failure = failure
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - three of them stand for what a test plays
         self,
         config: SearchConfig,
         options: WorkloadOptions,
@@ -176,19 +215,22 @@ class SearchScreen(MainScreen):
         if not self.ending:
             self.action_start()
 
-    def on_resize(self, event: Resize) -> None:
-        """A tiny terminal gets one line that says what is needed."""
-        self.fit_terminal(event)
+    def laid_out(self, _size: Size) -> None:
+        """Draw for another size of the terminal."""
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
 
-    def load(self, options: WorkloadOptions, config: SearchConfig) -> bool:
-        """Search something else, as if it had been opened with it; False while a search runs."""
+    def take_over(self, what: object) -> str:
+        """Search something else, as if opened with it, or open the form with another machine in it."""
         if self._state.busy:
-            return False
-        self._take(Edited(options, config))
-        self.action_start()
-        return True
+            return "another search is running: cancel it first"
+        match what:
+            case (WorkloadOptions() as options, SearchConfig() as config):
+                self._take(Edited(options, config))
+                self.action_start()
+            case (str() as host, SshOptions() as ssh):
+                self._open_form(host, ssh)
+        return ""
 
     def _take(self, edited: Edited) -> None:
         if self._there is not None and self._there is not edited.there:
@@ -262,33 +304,30 @@ class SearchScreen(MainScreen):
         self.toggle_class("-plot")
 
     def action_log(self, output: bool) -> None:
-        """The command's output in the place of the trials, or the other way round."""
+        """Show the command's output in the place of the trials, or the other way round."""
         self._shows_output = output
         self._draw()
 
     def action_enlarge(self, large: bool) -> None:
-        """The output in the place of all panels, or the panels again."""
+        """Show the output in the place of all panels, or the panels again."""
         self.set_class(large, "-large")
         self._draw()
 
     def action_copy(self) -> None:
-        """The command with the largest batch size, to the clipboard."""
+        """Copy the command with the largest batch size to the clipboard."""
         copy_to_clipboard(self, command_found(self._state))
 
-    def action_help(self) -> None:
-        """The keys and the columns."""
-        tried_title = self._state.config.device.measured_title
-        self.app.push_screen(HelpScreen(search_help(tried_title, is_command=self._is_command)))
+    def has_key(self, action: str) -> bool:
+        """Return whether an action can be done here: only a command has output."""
+        return self._is_command if action in ("log", "enlarge", "copy") else super().has_key(action)
+
+    def help_lines(self) -> list[Row]:
+        """Return what the columns and the marks of this search mean."""
+        return search_help(self._state.config.device.measured_title, is_command=self._is_command)
 
     def action_edit(self) -> None:
-        """The form."""
+        """Open the form."""
         self._open_form()
-
-    def search_on(self, host: str, ssh: SshOptions) -> bool:
-        """Open the form with another machine in it; False while a search runs."""
-        if not self._state.busy:
-            self._open_form(host, ssh)
-        return not self._state.busy
 
     def _open_form(self, host: str = "", ssh: SshOptions | None = None) -> None:
         def edited(result: Edited | None) -> None:
@@ -299,7 +338,7 @@ class SearchScreen(MainScreen):
         self.app.push_screen(EditScreen(now, self._given, host, ssh), edited)
 
     def on_trial_log_chosen(self, message: TrialLog.Chosen) -> None:
-        """The user looks at another trial."""
+        """Show the trial that the user looks at."""
         self._enter(states.selecting(self._state, message.number))
 
     # The search
@@ -326,7 +365,7 @@ class SearchScreen(MainScreen):
                 self._enter(self._state)
 
     def on_search_screen_broke(self, message: Broke) -> None:
-        """The search is over without a verdict."""
+        """Show why the search ended without a verdict."""
         if message.origin is self._control:
             self._enter(states.failed(self._state, message.failure))
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from gpumem_tui.exit_codes import EXIT_INTERRUPTED
+from gpumem_tui.errors import EXIT_INTERRUPTED
 from gpumem_tui.memory import Unknown
+from gpumem_tui.run.events import Sample
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Formula, Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.trial.events import Sample
 
 
 class Stage(Enum):
@@ -141,7 +141,7 @@ class SearchState:
 
 
 def reduce(state: SearchState, event: SearchEvent) -> SearchState:
-    """The state after an event of the search.
+    """Return the state after an event of the search.
 
     Raises:
         TypeError: not an event of a search.
@@ -166,7 +166,7 @@ def reduce(state: SearchState, event: SearchEvent) -> SearchState:
 
 
 def started(state: SearchState) -> SearchState:
-    """A new search of the same configuration has begun."""
+    """Begin a new search of the same configuration."""
     return SearchState(state.config, Stage.PREDICTING)
 
 
@@ -176,22 +176,22 @@ def ended(state: SearchState) -> SearchState:
 
 
 def held(state: SearchState, *, paused: bool) -> SearchState:
-    """The user holds the search, or lets it go on."""
+    """Hold the search as the user wants, or let it go on."""
     return replace(state, paused=paused)
 
 
 def cancelling(state: SearchState) -> SearchState:
-    """The user ended the search; its last event is still to come."""
+    """Note that the user ended the search; its last event is still to come."""
     return replace(state, cancelling=True)
 
 
 def failed(state: SearchState, failure: Failure) -> SearchState:
-    """The search ended without a verdict."""
+    """End the search without a verdict."""
     return replace(ended(state), stage=Stage.FAILED, failure=failure)
 
 
 def selecting(state: SearchState, number: int) -> SearchState:
-    """The user looks at trial `number`; looking at the followed one means to go on following."""
+    """Show trial `number`; to choose the followed one means to go on following."""
     followed = state.followed
     follows = followed is not None and followed.number == number
     return replace(state, selected=None if follows else number)

@@ -11,10 +11,9 @@ from textual.message import Message
 from textual.widgets import DataTable
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.search.comparison import compared, peak_error
 from gpumem_tui.search.report import OUTCOME_WORDS
 from gpumem_tui.search.runner import TrialFinished
-from gpumem_tui.search.shortfall import shortfall
+from gpumem_tui.search.words import compared, peak_error, shortfall
 from gpumem_tui.tui.kit.figures import ABSENT, percent, signed
 from gpumem_tui.tui.kit.glyphs import OUTCOME_SYMBOLS
 from gpumem_tui.tui.search.state import SearchState
@@ -45,22 +44,22 @@ _COLUMNS = (
 )
 _SAID = "  what it said"
 _SAID_NEEDS = 110
+_CHOOSE = "Look at another trial of the log"
 
 
 class TrialLog(DataTable[Text]):
     """Follows the search until the user moves the cursor; `TrialLog.Chosen` says which trial to show."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "cursor_up", "trials", key_display="↑↓"),
-        Binding("down", "cursor_down", "next trial", show=False),
+        Binding("up", "cursor_up", "trials", key_display="↑↓", tooltip=_CHOOSE),
+        Binding("down", "cursor_down", "next trial", show=False, key_display="↑↓", tooltip=_CHOOSE),
     ]
 
+    @dataclass
     class Chosen(Message):
         """The user moved the cursor to trial `number`."""
 
-        def __init__(self, number: int) -> None:
-            super().__init__()
-            self.number = number
+        number: int
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", cell_padding=0)
@@ -92,7 +91,7 @@ class TrialLog(DataTable[Text]):
             self.refresh_bindings()
 
     def on_resize(self) -> None:
-        """The width decides which columns there are."""
+        """Choose the columns that there is room for."""
         if self._state is not None:
             self.show(self._state)
 
@@ -118,7 +117,7 @@ class TrialLog(DataTable[Text]):
         return super().check_action(action, parameters)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """The cursor was moved by hand."""
+        """Report the trial that the cursor was moved to by hand."""
         event.stop()
         if event.row_key is not None and event.row_key.value is not None:  # no row: Textual types that otherwise
             self.post_message(self.Chosen(int(event.row_key.value)))
@@ -131,7 +130,7 @@ def _fitting(width: int) -> tuple[_Column, ...]:
 
 
 def _texts(state: SearchState, trial: TrialFinished) -> dict[str, str]:
-    """The cells of a trial by column title."""
+    """Return the cells of a trial by column title."""
     result = trial.result
     error = peak_error(state.config, state.formula, state.traced, result)
     share = None if isinstance(error, Unknown) else error / result.peak_allocated_bytes
@@ -156,5 +155,5 @@ def _cell(text: str, column: _Column) -> Text:
 
 
 def _figure(size_bytes: int) -> str:
-    """A trial that died before it reported has no figures; none ever takes 0 bytes."""
+    """Return a figure; a dash for a trial that died before it reported, as none ever takes 0 bytes."""
     return format_bytes(size_bytes) if size_bytes else ABSENT

@@ -1,4 +1,4 @@
-"""The catalog's networks in plain torch, one file a family, true to the implementations that people train."""
+"""The catalog's networks in plain torch, true to the implementations that people train."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Callable
 
 from torch import nn
 
-from gpumem_tui.catalog.families import Family
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import Family, LackingFamily, ModelShape
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.workload.models.bert import Bert
-from gpumem_tui.workload.models.gpt2 import Gpt2
+from gpumem_tui.workload.models.encoders import Bert, Gpt2, Vit
+from gpumem_tui.workload.models.layers import check_recompute
 from gpumem_tui.workload.models.llama import Llama
-from gpumem_tui.workload.models.mlp import Mlp
-from gpumem_tui.workload.models.recompute import check_recompute
-from gpumem_tui.workload.models.resnet import ResNet
-from gpumem_tui.workload.models.vit import Vit
+from gpumem_tui.workload.models.plain import Mlp, ResNet
 
-_FAMILIES: dict[Family, Callable[[ModelShape, Recipe], nn.Module]] = {
+NETWORKS: dict[Family, Callable[[ModelShape, Recipe], nn.Module]] = {
     "gpt2": Gpt2,
     "llama": Llama,
     "moe": Llama,
@@ -29,10 +25,13 @@ _FAMILIES: dict[Family, Callable[[ModelShape, Recipe], nn.Module]] = {
 
 
 def build_model(shape: ModelShape, recipe: Recipe) -> nn.Module:
-    """The network of `shape`, in training mode, on torch's default device and in its default dtype.
+    """Build the network of `shape`, in training mode, on torch's default device and in its default dtype.
 
     Raises:
         WorkloadError: the recipe's recompute does not exist for this family.
+        LackingFamily: there is no network of this family.
     """
     check_recompute(shape, recipe)
-    return _FAMILIES[shape.family](shape, recipe)
+    if shape.family not in NETWORKS:
+        raise LackingFamily(shape.family, "network", "workload/models/__init__.py")
+    return NETWORKS[shape.family](shape, recipe)

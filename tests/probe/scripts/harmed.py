@@ -28,7 +28,7 @@ def harm(step):
     if HARM == "disk full" and step == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     if HARM == "exceptions" and probe is not None and step == 10:
-        probe.Finder.trained = lambda self: 1 / 0
+        probe.Finder.trained = lambda _: 1 / 0
     if HARM == "files":
         if step == 10:
             read = "import sys, time; print(open(sys.argv[1], 'rb').read(8), flush=True); time.sleep(60)"

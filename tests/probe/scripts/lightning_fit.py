@@ -14,7 +14,7 @@ class Autoencoder(L.LightningModule):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16))
 
-    def training_step(self, batch, index):
+    def training_step(self, batch, _index):
         return (self.layers(batch[0]) - batch[0]).pow(2).mean()
 
     def configure_optimizers(self):

@@ -17,7 +17,7 @@ class GAN(L.LightningModule):
         self.generator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
         self.discriminator = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
 
-    def training_step(self, batch, index):
+    def training_step(self, batch, _index):
         first, second = self.optimizers()
         self.toggle_optimizer(first)
         loss = F.softplus(-self.discriminator(self.generator(torch.randn(4, 8)))).mean()

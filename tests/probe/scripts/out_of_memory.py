@@ -11,7 +11,7 @@ MESSAGE = (
 )
 
 
-def forward(x):
+def forward(_x):
     raise torch.OutOfMemoryError(MESSAGE)
 
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 
-def show(kind: object, error: BaseException, trace: object) -> None:
+def show(_kind: object, error: BaseException, _trace: object) -> None:
     print(f"own report: {error}", file=sys.stderr)
 
 

@@ -1,0 +1,24 @@
+"""`manual`: how everything works, a topic at a time."""
+
+from __future__ import annotations
+
+import click
+
+from gpumem_tui.manual import TOPICS, index, text
+from gpumem_tui.report.output import is_terminal
+
+
+@click.command(short_help="How everything works, a topic at a time.")
+@click.argument("topic", type=click.Choice(TOPICS), required=False, metavar="[TOPIC]")
+def manual(topic: str | None) -> int:
+    """How everything works, a topic at a time: on the screen, or as text when piped.
+
+    Without TOPIC the topics are listed.
+    """
+    if is_terminal():
+        from gpumem_tui.tui.kit.manual import ManualApp
+
+        ManualApp(topic or "").run()
+    else:
+        click.echo(text(topic) if topic else index(), nl=False)
+    return 0

@@ -1,0 +1,117 @@
+"""What commands that train take: click's options made from the table of options, the command after ``--``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpumem_tui.cli.types import Decorator, Finite, Typed, Whole
+from gpumem_tui.options.table import DEVICE, WORKLOAD, OptionRow
+from gpumem_tui.options.typed import rows_from, size_from
+
+if TYPE_CHECKING:
+    from gpumem_tui.options.configuration import Options
+    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.search.config import SearchConfig
+
+_COMMAND = "gpumem_tui.command"
+_SIZE = Typed("size", size_from)
+_ROWS = Typed("rows", rows_from)
+
+
+def as_click(option: OptionRow) -> Decorator:
+    """Return an option of the table as click takes it."""
+    words = (option.flag, option.name)
+    if option.holds == "flag":
+        return click.option(*words, is_flag=True, help=option.help)
+    return click.option(
+        *words,
+        type=_type_of(option),
+        default=None if option.holds == "rows" else option.default,
+        multiple=option.holds == "rows",
+        show_default=option.tells_default,
+        metavar=option.metavar,
+        callback=(lambda _, __, word: dict(option.aliases).get(word, word)) if option.aliases else None,
+        help=option.help,
+    )
+
+
+def _type_of(option: OptionRow) -> click.ParamType[Any]:
+    match option.holds:
+        case "choice":
+            return click.Choice((*option.choices, *dict(option.aliases)))
+        case "count":
+            return Whole(int(option.low), None if option.high is None else int(option.high))
+        case "number":
+            return Finite(option.low, option.high, max_open=option.high_open)
+        case "size":
+            return _SIZE
+        case "rows":
+            return _ROWS
+        case _:
+            return click.STRING
+
+
+def from_table(options: Iterable[OptionRow]) -> list[Decorator]:
+    """Return options of the table as click takes them."""
+    return [as_click(option) for option in options]
+
+
+WORKLOAD_OPTIONS = from_table(WORKLOAD)
+DEVICE_OPTIONS = from_table(DEVICE)
+
+
+# The command after --
+
+
+class TakesCommand(click.Command):
+    """A gpumem-tui command that takes a user's training command after its options and ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the words after ``--`` aside, then parse the others."""
+        if "--" in args:
+            split = args.index("--")
+            args, ctx.meta[_COMMAND] = args[:split], tuple(args[split + 1 :])
+            if not ctx.meta[_COMMAND] or not ctx.meta[_COMMAND][0]:
+                raise click.UsageError("--: no command follows; write it as `-- python train.py --batch-size {batch}`")
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the usage, with the command at its end."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def trained_command() -> tuple[str, ...]:
+    """Return the user's training command of this invocation; empty if none was given."""
+    context = click.get_current_context(silent=True)
+    words: tuple[str, ...] = () if context is None else context.meta.get(_COMMAND, ())
+    return words
+
+
+def asked(values: Mapping[str, object], **set_values: object) -> Options:
+    """Return what was typed, with the user's training command if there is one.
+
+    Args:
+        values: by name of each option of the table; those that are left out take their defaults.
+        set_values: options that the command itself sets.
+    """
+    from gpumem_tui.options.configuration import asked_by
+
+    return asked_by({"command": trained_command(), **values, **set_values})
+
+
+def configured(values: Mapping[str, object], **set_values: object) -> tuple[WorkloadOptions, SearchConfig]:
+    """Return what is trained as it was typed, and what is searched by that.
+
+    Args:
+        values, set_values: as of `asked`.
+
+    Raises:
+        OptionError: the options are wrong, or do not go together.
+    """
+    from gpumem_tui.options.configuration import configure
+
+    options = asked(values, **set_values)
+    return options.trained, configure(options)

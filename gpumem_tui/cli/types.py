@@ -1,0 +1,69 @@
+"""Types of values that commands take, and groups of options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Any], Any]
+T = TypeVar("T")
+
+
+class Whole(click.IntRange):
+    """A whole number of a range."""
+
+    name = "integer"
+
+
+class Finite(click.FloatRange):
+    """A number of a range; not a number is in none."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, if it is one."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Typed(click.ParamType[T]):
+    """A value that a function reads from a text.
+
+    Args:
+        name: what click calls it.
+        read: raises a `ValueError` of one line where the text is none.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """Return what a text stands for; a default is one already."""
+        if not isinstance(value, str):
+            typed: T = value
+            return typed
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+AT_LEAST_ONE = Whole(min=1)
+
+
+def with_options(*groups: Iterable[Decorator]) -> Callable[[Command], Command]:
+    """Return a decorator that gives a command groups of options, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate

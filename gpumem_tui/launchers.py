@@ -1,0 +1,189 @@
+"""Programs that start a training once for every rank: their names, how they are told how many, and what ranks read.
+
+One table for whoever asks: a command's ranks before it runs (`processes`), a process its own place (`ranks_here`), the
+monitor which processes only start others (`NAMES`). Standard library only, and Python 3.9: a user's process imports it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankVariables:
+    """Environment variables by which a launcher tells a process its place; `local_size` is empty where it has none."""
+
+    rank: str
+    local_rank: str
+    world_size: str
+    local_size: str
+
+
+TORCHRUN = RankVariables("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""torch.distributed.elastic, "Environment Variables"; accelerate and DeepSpeed set the same."""
+
+OPEN_MPI = RankVariables(
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+)
+"""Open MPI's documentation, "Environment variables defined by Open MPI"."""
+
+PMI = RankVariables("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS")
+"""MPICH's and Intel MPI's process manager Hydra (src/pm/hydra/proxy/pmip_cb.c)."""
+
+HOROVOD = RankVariables("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
+"""horovod/runner/gloo_run.py."""
+
+SLURM = RankVariables("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "")
+"""srun(1), "OUTPUT ENVIRONMENT VARIABLES"."""
+
+IN_ORDER = (TORCHRUN, OPEN_MPI, PMI, HOROVOD, SLURM)
+"""Whose variables count where several are set: one launcher starts another, the innermost is the first of these."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One launcher.
+
+    Attributes:
+        names: how it is called on a command line: programs' and modules' names.
+        counts: ways of saying how many processes it starts, the first that a line uses counts; each the options whose
+            product that is, and of each option its spellings without dashes, ``-`` for ``_``.
+        variables: what its processes read, the likeliest first.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[tuple[tuple[str, ...], ...], ...]
+    variables: tuple[RankVariables, ...]
+
+
+LAUNCHERS = (
+    Launcher(
+        ("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+        ((("nproc-per-node",), ("nnodes",)),),
+        (TORCHRUN,),
+    ),
+    Launcher(
+        ("accelerate", "accelerate-launch", "accelerate.commands.accelerate_cli", "accelerate.commands.launch"),
+        ((("num-processes",),),),
+        (TORCHRUN,),
+    ),
+    Launcher(
+        ("deepspeed", "deepspeed.launcher.launch", "deepspeed.launcher.runner"),
+        ((("num-gpus",), ("num-nodes",)),),
+        (TORCHRUN,),
+    ),
+    Launcher(("horovodrun",), ((("np", "num-proc"),),), (HOROVOD, OPEN_MPI)),
+    Launcher(
+        ("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra"),
+        ((("n", "np", "c"),),),
+        (OPEN_MPI, PMI),
+    ),
+    Launcher(("srun",), ((("n", "ntasks"),), (("N", "nodes"), ("ntasks-per-node",))), (SLURM,)),
+)
+NAMES = frozenset(name for launcher in LAUNCHERS for name in launcher.names)
+"""By these names a command line starts a launcher."""
+
+_BY_NAME = {name: launcher for launcher in LAUNCHERS for name in launcher.names}
+_PROGRAM = re.compile(r"(?:lib)?(?:python|pypy)[\d.]*t?|.*\.(?:py|sh)")
+"""What a launcher starts: its own options end there."""
+
+
+def processes(words: Sequence[str]) -> int:
+    """Return how many training processes a command line's launcher starts in all, as far as the line says; else 1."""
+    for index, word in enumerate(words):
+        launcher = _BY_NAME.get(os.path.basename(word))
+        if launcher is not None:
+            return _started(launcher, _own_options(words[index + 1 :]))
+    return 1
+
+
+def _own_options(words: Sequence[str]) -> Sequence[str]:
+    end = next((index for index, word in enumerate(words) if _PROGRAM.fullmatch(os.path.basename(word))), len(words))
+    return words[:end]
+
+
+def _started(launcher: Launcher, words: Sequence[str]) -> int:
+    for options in launcher.counts:
+        counts = [_count(words, spellings) for spellings in options]
+        if any(count is not None for count in counts):
+            return math.prod(count or 1 for count in counts)
+    return 1
+
+
+def _count(words: Sequence[str], spellings: Sequence[str]) -> int | None:
+    """Return the number that an option is given; 1 where it is none, as ``gpu`` and ``auto``; None without the option.
+
+    Of a range of nodes, the fewest.
+    """
+    for index, word in enumerate(words):
+        if not word.startswith("-"):
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        attached = re.fullmatch(r"([A-Za-z])(\d+)", name)  # as in -n4
+        if attached is not None and not word.startswith("--"):
+            name, equals, value = attached[1], "=", attached[2]
+        if name.replace("_", "-") in spellings:
+            given = value if equals else words[index + 1] if index + 1 < len(words) else ""
+            least = re.split(r"[:-]", given)[0]
+            return max(1, int(least)) if least.isdecimal() else 1
+    return None
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """The place of a process among the ranks of its job; None for what no variable says."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    local_size: int | None = None
+
+
+def ranks_here(environment: Mapping[str, str]) -> RankPlace:
+    """Return the place that a launcher's variables give this process."""
+
+    def number(name: str) -> int | None:
+        text = environment.get(name, "")
+        return int(text) if text.isdecimal() else None
+
+    for names in IN_ORDER:
+        place = RankPlace(
+            number(names.rank), number(names.local_rank), number(names.world_size), number(names.local_size)
+        )
+        if place != RankPlace():
+            return place
+    return RankPlace()
+
+
+# A Python in a command line
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
+_TAKES_VALUE = "WX"
+_IGNORES_SITE = {"I": "isolated mode", "E": "PYTHONPATH is ignored", "S": "no site module"}
+
+
+def bypass(command: Sequence[str]) -> str:
+    """Return the option of a Python in the command by which it ignores PYTHONPATH or sitecustomize, with the reason.
+
+    Empty if there is none.
+    """
+    words = iter(command)
+    if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
+        return ""
+    for word in words:  # what follows the interpreter's name
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            return ""
+        for letter in word[1:]:
+            if letter in _IGNORES_SITE:
+                return f"`python -{letter}` ({_IGNORES_SITE[letter]})"
+            if letter in "cm":
+                return ""
+            if letter in _TAKES_VALUE:
+                if word.endswith(letter):
+                    next(words, None)
+                break
+    return ""

@@ -1,0 +1,32 @@
+"""The manual: one Markdown file a topic, read where the work is: `gpumem-tui manual TOPIC`, and `?` on each screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TOPICS = (
+    "commands",
+    "search",
+    "plan",
+    "monitor",
+    "recordings",
+    "hosts",
+    "browser",
+    "watch",
+    "snapshots",
+    "ledger",
+    "accuracy",
+)
+"""Every topic, in the order in which the index lists them."""
+
+
+def text(topic: str) -> str:
+    """Return the Markdown of a topic, one of `TOPICS`."""
+    return Path(__file__).with_name(f"{topic}.md").read_text(encoding="utf-8")
+
+
+def index() -> str:
+    """Return the list of topics as Markdown: each topic's name, and its title from the first line of its file."""
+    titles = {topic: text(topic).partition("\n")[0].removeprefix("# ") for topic in TOPICS}
+    lines = [f"- **{topic}**: {title}" for topic, title in titles.items()]
+    return "\n".join(["# The manual", "", "`gpumem-tui manual TOPIC` opens one of these:", "", *lines, ""])

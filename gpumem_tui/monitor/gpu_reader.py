@@ -1,0 +1,417 @@
+"""Reading one GPU again and again, and what travels of it: what is read at which pace, what happens when it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor.backend import Fault, GpuBackend, GpuHandle, Identity, InstanceHandle, ListedProcess, NoSuchGpu
+from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
+from gpumem_tui.monitor.readings import NOT_IN_MIG, NOT_READ_YET, READINGS, Pace, Reading, Telemetry
+from gpumem_tui.monitor.snapshot import (
+    NOT_LOOKED_UP_YET,
+    DeviceState,
+    GpuProcess,
+    GpuReading,
+    HostProcess,
+    HostReading,
+    Instance,
+    Memory,
+    ProcessKind,
+)
+from gpumem_tui.monitor.threads import Worker
+
+_NOT_SUPPORTED = Unknown("not supported")
+_STUCK_AFTER_S = 0.8
+"""A GPU whose reading takes longer is stale."""
+
+Hosts = Mapping[int, Reading[HostProcess]]
+"""The processes behind the pids, or why they are not known."""
+
+
+@dataclass(frozen=True)
+class InstanceRead:
+    """What one MIG instance holds now."""
+
+    instance: InstanceHandle
+    memory: Reading[Memory]
+    processes: Reading[tuple[ListedProcess, ...]]
+
+
+@dataclass
+class RawReadings:
+    """What was read of one GPU, each value the newest there is. The reader's thread writes, others only read.
+
+    Attributes:
+        identity: None while the GPU never answered.
+        lost: why nothing can be read; empty while it can.
+        read_at: when memory and processes were last read (`time.monotonic`); None before.
+        process_percents: share of the compute units by pid; a process that is not in it did nothing.
+        telemetry: every entry of the table.
+        mig: whether it is divided now.
+        instances: its parts, empty without.
+    """
+
+    identity: Identity | None = None
+    lost: str = ""
+    read_at: float | None = None
+    memory: Reading[Memory] = NOT_READ_YET
+    compute_processes: Reading[tuple[ListedProcess, ...]] = NOT_READ_YET
+    graphics_processes: Reading[tuple[ListedProcess, ...]] = NOT_READ_YET
+    process_percents: Reading[Mapping[int, int]] = NOT_READ_YET
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    mig: bool = False
+    instances: tuple[InstanceRead, ...] = ()
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Return the pid of every process on it."""
+        lists = [self.compute_processes, self.graphics_processes, *(each.processes for each in self.instances)]
+        return frozenset(process.pid for listed in lists if not isinstance(listed, Unknown) for process in listed)
+
+
+class GpuReader:
+    """Reads whichever GPU the driver has at one index, in a thread of its own, and says how that GPU is.
+
+    Args:
+        index: the driver's.
+        backend: for that thread.
+        slow_every: in how many passes the slow values are read once.
+        tell: called when the values that are read each time are there, and after each pass.
+
+    Attributes:
+        absent: the driver has no GPU at this index any more.
+    """
+
+    def __init__(self, index: int, backend: GpuBackend, slow_every: int, tell: Callable[[], None]) -> None:
+        self.index = index
+        self.backend = backend
+        self.raw = RawReadings()
+        self.absent = False
+        self.worker = Worker(f"gpu-{index}", self._read, tell)
+        self._slow_every = slow_every
+        self._tell = tell
+        self._gpu: GpuHandle | None = None
+        self._stale_handle = False
+        self._pass = 0
+        self._in_mig = False
+        self._instances: tuple[InstanceHandle, ...] = ()
+
+    # ---- for other threads
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether what is read each time has been read since it was last asked for."""
+        asked_at, read_at = self.worker.asked_at, self.raw.read_at
+        return asked_at is None or (read_at is not None and read_at >= asked_at)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return whether a call has not returned for long."""
+        return self.worker.busy_s() >= _STUCK_AFTER_S
+
+    def state_and_reason(self) -> tuple[DeviceState, str]:
+        """Return whether the GPU answers, is stale or lost, and why."""
+        if self.raw.lost:
+            return DeviceState.LOST, self.raw.lost
+        if self.is_stuck:
+            call = self.backend.in_progress()
+            return DeviceState.STALE, not_returned(*call) if call else f"reading it takes {self.worker.busy_s():.0f} s"
+        if self.worker.error:
+            return DeviceState.STALE, self.worker.error
+        return (DeviceState.OK, "") if self.raw.read_at is not None else (DeviceState.STALE, NOT_READ_YET.reason)
+
+    def look_again(self) -> None:
+        """Have the next pass find out which GPU has this index now."""
+        self._stale_handle = True
+
+    # ---- in its thread
+
+    def _read(self) -> None:
+        """Make one pass. Faults become unknown values, or a lost GPU."""
+        self.backend.begin_pass()
+        try:
+            gpu = self._gpu
+            if gpu is None or self._stale_handle:
+                gpu = self._take_handle()
+            self._read_fast(gpu)
+            self._tell()
+            self._read_slow(gpu)
+            self._pass += 1
+        except Fault as fault:
+            self.absent = isinstance(fault, NoSuchGpu)
+            self.raw.lost = fault.reason
+            self._gpu = None
+
+    def _take_handle(self) -> GpuHandle:
+        self._stale_handle = False
+        gpu = self.backend.gpu(self.index)
+        if self.raw.identity is None or self.raw.identity.uuid != gpu.identity.uuid:
+            self.raw = RawReadings(lost=self.raw.lost)
+        self.raw.identity = gpu.identity
+        self._gpu, self._pass = gpu, 0
+        self._read_mig(gpu)
+        return gpu
+
+    def _read_fast(self, gpu: GpuHandle) -> None:
+        self._read_each_time(gpu)
+        self.raw.instances = tuple(map(_read_instance, self._instances))
+        self.backend.check_answers()
+        self.raw.lost = ""
+        self.raw.read_at = monotonic()
+
+    def _read_each_time(self, gpu: GpuHandle) -> None:
+        self.raw.memory = gpu.memory()
+        if not self._in_mig:
+            self.raw.compute_processes = gpu.compute_processes()
+        self._read_at(Pace.EACH_TIME, gpu)
+
+    def _read_slow(self, gpu: GpuHandle) -> None:
+        slow_pass, rest = divmod(self._pass, self._slow_every)
+        if rest and not self._instances_vanished():
+            return
+        self._read_mig(gpu)
+        if not self._in_mig:
+            self.raw.graphics_processes = gpu.graphics_processes()
+        for pace in (Pace.SLOW, Pace.RARE, Pace.SLOWER):
+            if slow_pass % pace.value == 0:
+                self._read_at(pace, gpu)
+        if not self._in_mig:
+            self.raw.process_percents = gpu.process_percents()
+
+    def _read_at(self, pace: Pace, gpu: GpuHandle) -> None:
+        names = _NAMES[pace, self._in_mig]
+        found = vars(gpu.read(names))
+        read = {name: _NOT_SUPPORTED if found[name] is NOT_READ_YET else found[name] for name in names}
+        self.raw.telemetry = replace(self.raw.telemetry, **read)
+
+    def _read_mig(self, gpu: GpuHandle) -> None:
+        was_in_mig, self._in_mig = self._in_mig, gpu.divided() is True
+        instances = gpu.instances() if self._in_mig else ()
+        if instances != self._instances:
+            self._instances = instances
+            self.raw.instances = tuple(map(_read_instance, instances))
+        if self._in_mig:
+            self.raw.telemetry = replace(self.raw.telemetry, **_NONE_IN_MIG)
+        elif was_in_mig:
+            self._read_each_time(gpu)  # what was not read meanwhile, before it is said to be of now
+        self.raw.mig = self._in_mig
+
+    def _instances_vanished(self) -> bool:
+        """Return whether a known instance does not answer: MIG was switched off, or the GPU was divided again."""
+        return any(isinstance(read.memory, Unknown) for read in self.raw.instances)
+
+
+def _names(pace: Pace, *, in_mig: bool) -> tuple[str, ...]:
+    due = ((name, entry) for name, entry in READINGS.items() if entry.pace is pace)
+    return tuple(name for name, entry in due if entry.in_mig or not in_mig)
+
+
+_NAMES = {(pace, in_mig): _names(pace, in_mig=in_mig) for pace in Pace for in_mig in (False, True)}
+"""What is asked for at each pace, of a whole GPU and of one that MIG divides."""
+_NONE_IN_MIG = {name: NOT_IN_MIG for name, entry in READINGS.items() if not entry.in_mig}
+
+
+def _read_instance(instance: InstanceHandle) -> InstanceRead:
+    return InstanceRead(instance, instance.memory(), instance.compute_processes())
+
+
+def not_returned(function: str, seconds: float) -> str:
+    """Return the reason to show for a call that hangs."""
+    return f"{function} has not returned for {seconds:.0f} s"
+
+
+def have_moved(readers: Iterable[GpuReader]) -> bool:
+    """Return whether one GPU answers at two indices: some are still read by handles from before a renumbering."""
+    uuids = [each.raw.identity.uuid for each in readers if each.raw.identity and not each.raw.lost]
+    return len(set(uuids)) < len(uuids)
+
+
+# ---- what travels: processes merged, ledgers made, losses spelled out
+
+
+@dataclass(frozen=True)
+class _Seen:
+    index: int
+    identity: Identity
+    at: float
+
+
+class Roster:
+    """Remembers GPUs by UUID, so that one that vanishes stays listed as lost."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def readings(
+        self, readers: Iterable[GpuReader], hosts: Hosts, host: HostReading, *, runs: bool
+    ) -> tuple[GpuReading, ...]:
+        """Return every GPU, by index; one that the driver no longer lists keeps its index, after who has it now.
+
+        Args:
+            runs: whether the driver does.
+        """
+        now = monotonic()
+        by_uuid: dict[str, GpuReading] = {}
+        for each in readers:
+            reading = self._reading(each, hosts, host, now, runs=runs)
+            by_uuid.setdefault(reading.uuid, reading)
+        found = list(by_uuid.values())
+        found += [
+            _lost_reading(seen.index, seen.identity, "the driver no longer lists it", now - seen.at)
+            for uuid, seen in self._seen.items()
+            if uuid not in by_uuid
+        ]
+        return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.state is DeviceState.LOST)))
+
+    def _reading(self, reader: GpuReader, hosts: Hosts, host: HostReading, now: float, *, runs: bool) -> GpuReading:
+        raw = reader.raw
+        state, reason = reader.state_and_reason() if runs else (DeviceState.LOST, "the driver does not run")
+        identity = self._identity(reader.index, raw, state)
+        age_s = 0.0 if raw.read_at is None else now - raw.read_at
+        if state is DeviceState.LOST:
+            return _lost_reading(reader.index, identity, reason, age_s)
+        unified = identity is not None and identity.integrated and isinstance(raw.memory, Unknown)
+        memory = _host_memory(host) if unified else raw.memory
+        instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
+        processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
+        reading = GpuReading(
+            **vars(raw.telemetry),
+            index=reader.index,
+            uuid=f"unknown-{reader.index}",
+            name="unknown GPU",
+            state=state,
+            state_reason=reason,
+            age_s=age_s,
+            memory=memory,
+            ledger=device_ledger(memory, processes, holders=_holders(identity, unified=unified)),
+            processes=processes,
+            compute_capability=NOT_READ_YET,
+            unified=unified,
+            mig=raw.mig,
+            instances=instances,
+        )
+        return _identified(reading, identity)
+
+    def _identity(self, index: int, raw: RawReadings, state: DeviceState) -> Identity | None:
+        """Return whose readings these are; None of a GPU that never answered, or that answers at another index now."""
+        identity = raw.identity
+        if identity is None:
+            return None
+        seen = self._seen.get(identity.uuid)
+        if state is DeviceState.LOST and seen is not None and seen.index != index:
+            return None
+        self._seen[identity.uuid] = _Seen(index, identity, monotonic() if raw.read_at is None else raw.read_at)
+        return identity
+
+
+def _lost_reading(index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
+    """Make the reading of a GPU that does not answer: nothing of it is known but its name."""
+    unknown: Any = Unknown(reason)
+    reading = GpuReading(
+        **dict.fromkeys(READINGS, unknown),
+        index=index,
+        uuid=f"unknown-{index}",
+        name="unknown GPU",
+        state=DeviceState.LOST,
+        state_reason=reason,
+        age_s=age_s,
+        memory=unknown,
+        ledger=unknown,
+        processes=unknown,
+        compute_capability=NOT_READ_YET,
+    )
+    return _identified(reading, identity)
+
+
+def _identified(reading: GpuReading, identity: Identity | None) -> GpuReading:
+    if identity is None:
+        return reading
+    return replace(
+        reading,
+        uuid=identity.uuid,
+        name=identity.name,
+        bus_id=identity.bus_id,
+        compute_capability=identity.compute_capability,
+    )
+
+
+def _host_memory(host: HostReading) -> Reading[Memory]:
+    total, used = host.memory_total_bytes, host.memory_used_bytes
+    if isinstance(total, Unknown):
+        return total
+    if isinstance(used, Unknown):
+        return used
+    return Memory(total, Unknown("part of the host's memory"), used, total - used)
+
+
+def _holders(identity: Identity | None, *, unified: bool) -> str:
+    if unified:
+        return "what runs on the CPU, in the same memory"
+    if identity is not None and identity.holds_virtual_machines:
+        return "virtual machines on this host"
+    return HOLDERS
+
+
+def _processes(raw: RawReadings, hosts: Hosts) -> Reading[tuple[GpuProcess, ...]]:
+    if isinstance(raw.compute_processes, Unknown):
+        return raw.compute_processes
+    drawing = () if isinstance(raw.graphics_processes, Unknown) else raw.graphics_processes
+    compute = {process.pid: process for process in raw.compute_processes}
+    graphics = {process.pid: process for process in drawing}
+    percents = raw.process_percents
+    return tuple(
+        GpuProcess(
+            pid=pid,
+            kind=_kind(pid in compute, pid in graphics),
+            used_bytes=_larger([lists[pid] for lists in (compute, graphics) if pid in lists]),
+            sm_percent=percents if isinstance(percents, Unknown) else percents.get(pid, 0),
+            host=hosts.get(pid, NOT_LOOKED_UP_YET),
+        )
+        for pid in compute | graphics
+    )
+
+
+def _kind(computes: bool, draws: bool) -> ProcessKind:
+    if computes and draws:
+        return ProcessKind.BOTH
+    return ProcessKind.COMPUTE if computes else ProcessKind.GRAPHICS
+
+
+def _larger(entries: list[ListedProcess]) -> Value:
+    """Return the larger of the entries of one process: either list has its whole memory."""
+    known = [entry.used_bytes for entry in entries if isinstance(entry.used_bytes, int)]
+    return max(known) if known else entries[0].used_bytes
+
+
+def _instance(read: InstanceRead, hosts: Hosts) -> Instance:
+    instance, listed = read.instance, read.processes
+    processes: Reading[tuple[GpuProcess, ...]]
+    if isinstance(listed, Unknown):
+        processes = listed
+    else:
+        processes = tuple(
+            GpuProcess(
+                each.pid,
+                ProcessKind.COMPUTE,
+                each.used_bytes,
+                NOT_IN_MIG,
+                hosts.get(each.pid, NOT_LOOKED_UP_YET),
+                instance.uuid,
+            )
+            for each in listed
+        )
+    ledger = device_ledger(read.memory, processes)
+    return Instance(instance.index, instance.uuid, instance.name, read.memory, processes, ledger)
+
+
+def _of_instances(instances: Sequence[Instance]) -> Reading[tuple[GpuProcess, ...]]:
+    found: list[GpuProcess] = []
+    for instance in instances:
+        if isinstance(instance.processes, Unknown):
+            return instance.processes
+        found += instance.processes
+    return tuple(found)

@@ -1,0 +1,134 @@
+"""Values and jobs that threads hand to each other: the newest of what one makes, and calls that may never return."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Generic, TypeVar
+
+from gpumem_tui.errors import own_error
+from gpumem_tui.monitor.snapshot import Snapshot
+
+T = TypeVar("T")
+
+
+class LatestValue(Generic[T]):
+    """The newest value that a thread made, kept until the next one comes; each is another object.
+
+    Attributes:
+        value: the newest; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._subscribers: tuple[Callable[[], None], ...] = ()
+
+    def put(self, value: T) -> None:
+        """Replace the value, wake the threads that wait, and call the subscribers."""
+        with self._changed:
+            self.value = value
+            self._changed.notify_all()
+        for tell in self._subscribers:
+            tell()
+
+    def end(self) -> None:
+        """Wake all threads that wait, as no value follows any more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        for tell in self._subscribers:
+            tell()
+
+    def wait(self, after: T | None, timeout_s: float) -> T | None:
+        """Return the first value that is not `after`; None if there is none in time, or none ever again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self.value is not after, timeout_s)
+            return None if self.value is after else self.value
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Call `tell` after each new value and at the end, in the thread that made the value and waits meanwhile."""
+        self._subscribers = (*self._subscribers, tell)
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Stop calling `tell`; a call that is under way goes on."""
+        self._subscribers = tuple(each for each in self._subscribers if each is not tell)
+
+
+class LatestSnapshot:
+    """The part of `snapshot.Source` that hands the newest snapshot to other threads: a base class for sources."""
+
+    def __init__(self) -> None:
+        self._newest: LatestValue[Snapshot] = LatestValue()
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest snapshot, None before the first."""
+        return self._newest.value
+
+    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """Return the first snapshot that is not `after`; None if there is none in time, or none ever again."""
+        return self._newest.wait(after, timeout_s)
+
+    def subscribe(self, tell: Callable[[], None]) -> None:
+        """Call `tell` after each new snapshot and at the end, from another thread; it must not wait."""
+        self._newest.subscribe(tell)
+
+
+class Worker:
+    """A daemon thread that does one job each time it is asked: a job that hangs blocks nothing, not even the exit.
+
+    Args:
+        name: the thread's.
+        job: what to do.
+        tell: called after each job.
+
+    Attributes:
+        asked_at: when the job that runs was asked for (`time.monotonic`); None while there is none.
+        error: one line on the unexpected error that ended the last job; empty if it ended well.
+    """
+
+    def __init__(self, name: str, job: Callable[[], None], tell: Callable[[], None]) -> None:
+        self.asked_at: float | None = None
+        self.error = ""
+        self._job = job
+        self._tell = tell
+        self._asked = threading.Event()
+        self._ended = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def ask(self) -> None:
+        """Begin the job, unless the last one still runs."""
+        if self.asked_at is None:
+            self.asked_at = monotonic()
+            self._asked.set()
+
+    def busy_s(self) -> float:
+        """Return for how many seconds the job has been running; 0 while there is none."""
+        asked_at = self.asked_at
+        return 0.0 if asked_at is None else monotonic() - asked_at
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no job runs."""
+        return self.asked_at is None
+
+    def end(self) -> None:
+        """Do no more jobs. Returns at once."""
+        self._ended = True
+        self._asked.set()
+
+    def _run(self) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            if self._ended:
+                return
+            try:
+                self._job()
+                self.error = ""
+            except Exception as error:  # noqa: BLE001  named on the screen; the next job may go well
+                self.error = own_error(error)
+            self.asked_at = None
+            self._tell()

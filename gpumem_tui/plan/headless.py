@@ -1,0 +1,207 @@
+"""A plan without a screen: traced as far as the time reaches, then as text, Markdown or JSON on stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.formula.techniques import Technique
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.answers import TracedAnswer, traced_answer
+from gpumem_tui.plan.command import CommandPlan, CommandRuns, WhatIf
+from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
+from gpumem_tui.plan.goals import AT_ONE_SIZE, TRACE_LIMIT_S, Quantity
+from gpumem_tui.plan.limits import Limit, limit
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
+from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key
+from gpumem_tui.report.output import Printer, complain, interrupts
+from gpumem_tui.run.children import ChildDied
+from gpumem_tui.run.control import Cancelled, Control, Unusable
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.headless import CommandLog
+from gpumem_tui.search.predicting import predict
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.finder import BatchFinder
+
+_AT_ONCE = 3
+
+
+# A model's plan
+
+
+def show_plan(plan: Plan, traced: Traced | Unknown, solver: Solver, device: Device, *, as_json: bool) -> int:
+    """Print the plan of a model.
+
+    Args:
+        solver: traces what would help.
+        device: where it would run.
+    """
+    Printer(as_json=as_json).show(
+        body=lambda: plan_json(plan, traced, device, solver.answer),
+        lines=lambda: plan_markdown(plan, traced, solver.answer).splitlines(),
+    )
+    return 0
+
+
+def show_limit(plan: Plan, found: Limit, *, as_json: bool, markdown: bool) -> int:
+    """Print what a plan was solved for, and return the exit code."""
+    Printer(as_json=as_json).show(
+        body=lambda: limit_json(plan, found),
+        lines=lambda: limit_markdown(plan, found).splitlines() if markdown else limit_lines(plan, found),
+    )
+    return EXIT_NOTHING_FITS if found.value is None else 0
+
+
+def too_long(limit_s: float) -> Unknown:
+    """Return why there is no trace where it took longer."""
+    return Unknown(f"not traced within {limit_s:g} s; --trace-limit allows more" if limit_s else "not traced")
+
+
+@dataclass
+class Solver:
+    """Traces plans for the numbers that they are solved for, and plans that are recommended.
+
+    Attributes:
+        limit_s: seconds for all traces together; the closed form answers where they are over.
+        say: called with a line before traces are made.
+        ends: when they are over, of `time.monotonic`; None for `limit_s` from the first trace on.
+    """
+
+    options: TraceOptions
+    limit_s: float = TRACE_LIMIT_S
+    say: Callable[[str], None] = lambda _: None
+    ends: float | None = None
+    _found: dict[tuple[TraceKey, int], Traced | Unknown] = field(default_factory=dict)
+
+    def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:
+        """Solve a plan for a number, as far as traces tell within the time limit.
+
+        Args:
+            passes: of an optimizer step, where the GPUs are asked for; None for as many as it takes.
+        """
+        every_batch = quantity not in AT_ONE_SIZE
+
+        def known(one: Plan) -> Traced | Unknown | None:
+            key = trace_key(one)
+            if isinstance(key, Unknown):
+                return key
+            return self._found.get((key, 0 if every_batch else one.batch_size))
+
+        while (found := limit(quantity, plan, known, passes)).wanted:
+            self._trace(found.wanted, every_batch=every_batch)
+        return found
+
+    def answer(self, plan: Plan) -> TracedAnswer | Unknown:
+        """Return what a trace says of a plan, if there is time for one; else why there is none."""
+        key = trace_key(plan)
+        if isinstance(key, Unknown):
+            return key
+        if (key, 0) not in self._found:
+            self._trace((plan,), every_batch=True)
+        traced = self._found[key, 0]
+        return traced if isinstance(traced, Unknown) else traced_answer(plan, traced)
+
+    def _trace(self, plans: tuple[Plan, ...], *, every_batch: bool) -> None:
+        lengths = " and ".join(f"{one.shape.seq_len:,}" for one in plans if one.shape.seq_len)
+        at = f" at sequence length {lengths}" if lengths else ""
+        self.say(f"tracing {plans[0].shape.name}{at} without a GPU")
+        if self.ends is None:
+            self.ends = time.monotonic() + self.limit_s
+        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+            traced = list(pool.map(lambda one: self._traced(one, every_batch=every_batch), plans))
+        for plan, found in zip(plans, traced, strict=True):
+            key = trace_key(plan)
+            assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
+            self._found[key, 0 if every_batch else plan.batch_size] = found
+
+    def _traced(self, plan: Plan, *, every_batch: bool) -> Traced | Unknown:
+        assert self.ends is not None
+        left_s = self.ends - time.monotonic()
+        if left_s <= 0:
+            return too_long(self.limit_s)
+        control = Control()
+        config = self.options.config(plan)
+        try:
+            with control.within(left_s):
+                found = predict(config, control, plan.batch_size, "" if every_batch else ONE_SIZE).prediction.traced
+        except Cancelled:
+            return too_long(self.limit_s)
+        except (Unusable, ChildDied) as error:
+            return Unknown(str(error))
+        # What it finds for one question spares work on the next.
+        return found if isinstance(found, Unknown) else replace(found, finder=BatchFinder(found.trace, found.settings))
+
+
+# A command's plan
+
+
+def show_command_plan(
+    config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, *, as_json: bool, quiet: bool
+) -> int:
+    """Run the command, print its plan, and return the exit code.
+
+    Ctrl-C ends the runs; what is known by then is printed all the same.
+
+    Args:
+        wanted: the changes to try, empty for all that can be made; None for none.
+        quiet: do not show what the command prints.
+    """
+    control = Control()
+    try:
+        with interrupts(control.cancel):
+            plan, interrupted = _planned(config, batch_size, wanted, control, quiet=quiet)
+    except Cancelled:
+        return EXIT_INTERRUPTED
+    except Unusable as error:
+        return complain(str(error), error.exit_code)
+    except ChildDied as error:
+        return complain(f"tracing failed: {error}", EXIT_FAILED)
+    Printer(as_json=as_json).show(
+        body=lambda: command_plan_json(plan), lines=lambda: command_plan_markdown(plan).splitlines()
+    )
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _planned(
+    config: SearchConfig, batch_size: int, wanted: Sequence[str] | None, control: Control, *, quiet: bool
+) -> tuple[CommandPlan, bool]:
+    """Return the plan with its what-ifs, and whether it was interrupted before they all had run."""
+    runs = CommandRuns(config, batch_size, tuple(wanted or ()))
+    predicted, changes, refused = runs.trace(control, CommandLog(config, quiet=quiet).show)
+    plan = CommandPlan(config, batch_size, predicted)
+    if wanted is None:
+        return plan, False
+    tried: list[WhatIf] = []
+    try:
+        for found in _tried(plan, runs, changes, control, quiet=quiet):
+            tried.append(found)
+    except Cancelled:
+        if not quiet:
+            print(" interrupted", file=sys.stderr)
+    left = [WhatIf(change, Unknown("not run: the plan was interrupted")) for change in changes[len(tried) :]]
+    return replace(plan, what_ifs=(*tried, *left, *refused)), bool(left)
+
+
+def _tried(
+    plan: CommandPlan, runs: CommandRuns, changes: Sequence[Technique], control: Control, *, quiet: bool
+) -> Iterator[WhatIf]:
+    """Run every change with a line each on stderr. What the command prints is not shown again."""
+    for number, change in enumerate(changes, 1):
+        if not quiet:
+            print(f"what-if {number} of {len(changes)}: {change.name} …", end="", file=sys.stderr, flush=True)
+        found = runs.trace_change(change, plan.base, control, lambda _: None)
+        if not quiet:
+            print(f" {_outcome(plan, found)}", file=sys.stderr, flush=True)
+        yield found
+
+
+def _outcome(plan: CommandPlan, found: WhatIf) -> str:
+    if isinstance(found.traced, Unknown):
+        return found.traced.reason
+    return format_bytes(found.traced.at(plan.batch_size).peak_allocated_bytes)

@@ -1,0 +1,484 @@
+"""A plan for a person: in lines that reports and screens share, and as Markdown.
+
+A model's plan and a command's have the same parts; a command has no closed form, so what only that knows is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpumem_tui.formula.techniques import COST_ORDER
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Unknown, format_bytes, format_range
+from gpumem_tui.plan.answers import (
+    Answer,
+    LargestOnGpu,
+    TracedAnswer,
+    answer,
+    cache_words,
+    differing_phase,
+    lacking,
+    largest_by_gpu,
+    traced_answer,
+)
+from gpumem_tui.plan.command import (
+    CommandAnswer,
+    CommandPlan,
+    batch_note,
+    exactness,
+    on_every_gpu,
+    ranks_line,
+)
+from gpumem_tui.plan.curves import Curve, CurveSeries
+from gpumem_tui.plan.export import all_curves, command_line
+from gpumem_tui.plan.goals import Quantity
+from gpumem_tui.plan.judgement import Judgement, judgements
+from gpumem_tui.plan.limits import Limit
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import Known, recommended, untraced
+from gpumem_tui.plan.techniques import Combination, Techniques, techniques
+from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
+from gpumem_tui.search import report
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.words import FIT_ANSWERS, largest_words, range_line, room_words, up_to
+from gpumem_tui.workload.spec import WorkloadSpec
+
+_CURVE_POINTS = 12
+"""Points of a line that are printed; the JSON has all."""
+_PLACES = 12
+
+# Lines that reports and screens share
+
+NAMES: dict[Quantity, str] = {
+    "batch-size": "largest micro-batch",
+    "seq-len": "longest sequence",
+    "gpus": "fewest GPUs",
+    "accumulation": "fewest passes of a step",
+}
+_UNITS: dict[Quantity, tuple[str, str]] = {
+    "batch-size": ("sample", "samples"),
+    "seq-len": ("token", "tokens"),
+    "gpus": ("GPU", "GPUs"),
+    "accumulation": ("pass", "passes"),
+}
+
+
+def capitalized(text: str) -> str:
+    """Return a text as a line begins with it."""
+    return text[:1].upper() + text[1:]
+
+
+def value_words(found: Limit) -> str:
+    """Say what was solved for, and how it is known.
+
+    >>> value_words(Limit("seq-len", 8192, 8064, "verified", None, 8320))
+    '8,192 tokens, verified: it was traced and fits, 8,320 was traced and does not'
+    >>> value_words(Limit("gpus", 8, 8, "formula", None))
+    '≈8 GPUs, by formula: an estimate'
+    """
+    if found.value is None:
+        return "none"
+    one, many = _UNITS[found.quantity]
+    words = f"{found.value:,} {one if found.value == 1 else many}"
+    if found.how == "formula":
+        return f"≈{words}, by formula: an estimate"
+    if found.how == "traced":
+        return f"{words}, by trace"
+    beyond = "" if found.beyond is None else f", {found.beyond:,} was traced and does not"
+    return f"{words}, verified: it was traced and fits{beyond}"
+
+
+def limit_lines(plan: Plan, found: Limit) -> list[str]:
+    """Return what was solved for, what it is of, and how to open it, a line each."""
+    lines = [f"{NAMES[found.quantity]}: {value_words(found)}", *(f"  {line}" for line in _limit_notes(plan, found))]
+    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+        lines.append(f"  {command}")
+    return lines
+
+
+def _limit_notes(plan: Plan, found: Limit) -> Iterator[str]:
+    if found.note:
+        yield found.note
+    if found.how != "formula":
+        yield f"formula: {'none' if found.formula is None else f'≈{found.formula:,}'}"
+    yield report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
+    yield given_words(found.quantity, plan)
+
+
+def given_words(quantity: Quantity, plan: Plan) -> str:
+    """Return the numbers that were given, all but the one that was solved for, and the GPU."""
+    count = "" if quantity == "gpus" or plan.recipe.gpus == 1 else f"{plan.recipe.gpus:,} × "
+    given = [f"{count}{plan.gpu.title}, {100 * plan.headroom:g} % of it left free"]
+    if quantity not in ("batch-size", "accumulation"):
+        given.insert(0, f"micro-batch {plan.batch_size:,}")
+    if plan.target_batch is not None:
+        given.append(f"target batch {plan.target_batch:,}")
+    return ", ".join(given)
+
+
+def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
+    """Say whether the command fits, and how large a batch would."""
+    gpu, largest = found.plan.gpu, found.full_batch_size
+    room = room_words(found.fit, found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
+    most = ""
+    if isinstance(largest, int):
+        most = f"; the largest that fits is {largest:,}{up_to(largest, found.may_fit_batch_size)}"
+    where = f" on {gpu.title}" if with_gpu else ""
+    return f"{found.plan.size} {found.fit}{where}, {room}{most}"
+
+
+# Markdown
+
+
+def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
+    """Return the whole plan of a model.
+
+    Args:
+        traced: of this plan, made on any GPU of its architecture; or why there is none.
+        known: what traces say of plans that may be recommended.
+    """
+    now = answer(plan)
+    by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
+    layers = report.layers_line(traced) if isinstance(traced, Traced) else ""
+    command = command_line(plan)
+    return document(
+        (
+            f"# Plan: {plan.shape.name} on {plan.gpu.title}",
+            _workload(plan),
+            "## Memory of one GPU",
+            _compared_ledger(now, by_trace),
+            bullets([*_verdict(now, by_trace), *map(sentence, filter(None, (layers, *lacking(plan))))]),
+            "## What would help",
+            *_combinations(plan, by_trace, known),
+            _techniques(techniques(plan)),
+            "## Every GPU",
+            _largest_on_gpus(on_gpus, plan),
+            "## Curves",
+            *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
+            "## Batch size",
+            *(_judgement(judgement) for judgement in judgements(plan)),
+            "## This plan again",
+            shell(command) if isinstance(command, str) else f"There is no command for it: {command.reason}.",
+        )
+    )
+
+
+def command_plan_markdown(plan: CommandPlan) -> str:
+    """Return the whole plan of a command."""
+    found = CommandAnswer.of(plan)
+    where = report.device_line(plan.config.device, plan.config.limit_bytes)
+    note = batch_note(plan)
+    return document(
+        (
+            f"# Plan: {report.workload_line(plan.config.workload, plan.base.done.parameters)}",
+            f"On {where}; torch {plan.predicted.ready.torch_version}, "
+            f"profile {plan.base.ready.profile}, traced in {plan.base.done.seconds:.0f} s",
+            f"## Memory at {plan.size}",
+            _ledger(found),
+            bullets(_command_verdict(found)),
+            "## What would help",
+            *_tried(found),
+            "## Batch sizes",
+            _batches(found),
+            *([sentence(note)] if note else []),
+            "## What holds the peak",
+            _places(found),
+            "## GPUs",
+            _on_gpus(plan),
+            "## Ranks",
+            sentence(ranks_line(plan)),
+        )
+    )
+
+
+def limit_markdown(plan: Plan, found: Limit) -> str:
+    """Return what a plan was solved for, under a heading."""
+    parts = [
+        f"# {capitalized(NAMES[found.quantity])}: {plan.shape.name} on {plan.gpu.title}",
+        f"**{value_words(found)}**",
+        bullets(_limit_notes(plan, found)),
+    ]
+    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+        parts.append(shell(command))
+    return document(parts)
+
+
+def _workload(plan: Plan) -> str:
+    line = report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
+    extras = f" · {', '.join(sorted(plan.extras))} (formula only)" if plan.extras else ""
+    target = f", target batch {plan.target_batch:,}" if plan.target_batch is not None else ""
+    return (
+        f"{line}{extras}\n\n"
+        f"Batch {plan.batch_size:,} on each of {plan.recipe.gpus} × {plan.gpu.title} "
+        f"({format_bytes(plan.gpu.total_bytes)}), headroom {100 * plan.headroom:g} %{target}"
+    )
+
+
+# The ledger and the verdict
+
+
+def _bucket_rows(*breakdowns: Breakdown | None) -> list[tuple[str, ...]]:
+    return [
+        (bucket.title, *(format_bytes(one[bucket] if one else None) for one in breakdowns))
+        for bucket in ALLOCATED_BUCKETS
+    ]
+
+
+def _compared_ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
+    known = traced if isinstance(traced, TracedAnswer) else None
+    unknown = format_bytes(None)
+    rows = [
+        *_bucket_rows(now.breakdown, known.breakdown if known else None),
+        ("= allocated", format_bytes(now.peak_bytes), format_bytes(known.peak_allocated_bytes if known else None)),
+        ("reserved", unknown, format_bytes(known.peak_reserved_bytes if known else None)),
+        ("device used", unknown, format_bytes(known.device_used_bytes if known else None)),
+        (
+            f"largest batch, {100 * now.plan.headroom:g} % left free",
+            f"{now.max_batch_size:,}",
+            _largest(known) if known else unknown,
+        ),
+    ]
+    return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
+
+
+def _ledger(found: CommandAnswer) -> str:
+    rows = [
+        *_bucket_rows(found.breakdown),
+        ("= allocated", format_bytes(found.peak_allocated_bytes)),
+        ("reserved", format_bytes(found.peak_reserved_bytes)),
+        ("CUDA context", format_bytes(found.context_bytes)),
+        ("device used", format_bytes(found.device_used_bytes)),
+        ("– at least and at most", format_range(found.device_used_range)),
+    ]
+    return table(("bucket", "traced"), rows)
+
+
+def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
+    if now.fits:
+        yield f"By formula it fits, with {format_bytes(now.spare_bytes)} of {format_bytes(now.usable_bytes)} to spare."
+    else:
+        yield f"By formula it does not fit: {format_bytes(-now.spare_bytes)} are missing."
+    if now.obstacle is not None and not (isinstance(traced, TracedAnswer) and traced.fits):
+        yield sentence(now.obstacle)
+    if isinstance(traced, Unknown):
+        yield f"No trace: {traced.reason}."
+    else:
+        room = room_words(traced.fit, traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
+        yield f"By trace ({traced.profile}) it {traced.fit}: {room}."
+        if between := range_line(traced.device_used_range, traced.unknowns):
+            yield sentence(between)
+        if traced.fit == "fits" and not traced.keeps_headroom:
+            yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
+        if traced.frees_cache:
+            yield f"{cache_words(traced)}."
+        if (phase := differing_phase(now, traced)) is not None:
+            yield (
+                f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
+                f"{now.prediction.moment.value}."
+            )
+    steps = now.accumulation
+    passes = "1 pass a step makes" if steps.steps == 1 else f"{steps.steps} passes a step make"
+    tokens = f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else ""
+    rounded = "" if steps.exact else f"; {steps.target_batch:,} is not a multiple of a pass"
+    yield f"{passes} a global batch of {steps.global_batch_size:,}{tokens}{rounded}."
+
+
+def _command_verdict(found: CommandAnswer) -> Iterator[str]:
+    plan, traced = found.plan, found.traced
+    yield f"{verdict_line(found)}."
+    if between := range_line(found.device_used_range, found.unknowns):
+        yield sentence(between)
+    yield f"{report.peak_line(traced, plan.batch_size)}."
+    yield from report.assumed_lines(traced)
+    yield from traced.done.notes
+    if plan.config.target_batch is not None and plan.accumulation is not None:
+        yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."
+
+
+# What would help
+
+
+def _combinations(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Iterator[str]:
+    """Yield the cheapest combinations, by trace as far as `known` tells, else by formula."""
+    if isinstance(now, TracedAnswer) and now.fits:
+        yield "By trace it fits as it is: nothing is needed."
+        return
+    best = recommended(plan, now, known)
+    if best.formula_only is not None:
+        yield _combination("By formula, the cheapest combination that fits", best.formula_only)
+    found, what = best.combination, "combination that fits" if best.formula_only is None else "that a trace can confirm"
+    if isinstance(found, Unknown):
+        yield f"No combination: {found.reason}."
+        return
+    if isinstance(best.traced, TracedAnswer):
+        yield _combination(f"By trace, the cheapest {what}", found, best.traced)
+    else:
+        untraced_words = "" if found.formula_only else ", not traced"
+        yield _combination(f"By formula{untraced_words}, the cheapest {what}", found)
+        if isinstance(now, TracedAnswer) and not found.formula_only:
+            yield f"There is no trace of it: {best.traced.reason}."
+    yield f"Cheapest means: {COST_ORDER}."
+
+
+def _combination(heading: str, found: Combination, traced: TracedAnswer | None = None) -> str:
+    names = [change.name for change in found.changes]
+    if found.smaller_passes:
+        names.append(f"{found.accumulation.steps} passes of {found.plan.batch_size}")
+    what = " + ".join(names) if names else "none needed, it fits as it is"
+    command = command_line(found.plan)
+    peak, largest = f"≈{format_bytes(found.peak_bytes)}", f"≈{found.max_batch_size:,}"
+    if traced is not None:
+        peak, largest = format_bytes(traced.peak_allocated_bytes), _largest(traced)
+    only = ", by formula only" if found.formula_only else ""
+    line = f"{heading}: **{what}**. Peak {peak} at batch {found.plan.batch_size}, largest batch {largest}{only}."
+    return f"{line}\n\n{shell(command)}" if isinstance(command, str) else line
+
+
+def _techniques(judged: Techniques) -> str:
+    rows = [
+        (
+            technique.name,
+            f"`{technique.option}`",
+            format_bytes(technique.saved_bytes),
+            "yes" if technique.fits else "no",
+            f"{technique.max_batch_size:,}",
+            f"{technique.cost} ({technique.source}){'; formula only' if technique.formula_only else ''}",
+        )
+        for technique in judged.helping
+    ]
+    found = table(("technique", "option", "saves ≈", "fits ≈", "largest batch a GPU ≈", "cost"), rows)
+    return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+
+
+def _tried(found: CommandAnswer) -> Iterator[str]:
+    tried, others = found.techniques()
+    rows = [
+        (
+            row.change.name,
+            format_bytes(row.saved_bytes),
+            format_bytes(row.peak_bytes),
+            "yes" if row.fits else "no",
+            f"{row.largest:,}" if isinstance(row.largest, int) else "–",
+            f"{row.change.cost} ({row.change.source})",
+            row.by,
+            row.change.how,
+        )
+        for row in tried
+    ]
+    columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
+    yield table(columns, rows) if rows else "Nothing was tried."
+    if others:
+        yield bullets(f"{entry.name}: {entry.reason}" for entry in others)
+
+
+# Other batch sizes and GPUs, places and curves
+
+
+def _batches(found: CommandAnswer) -> str:
+    rows = [
+        (
+            _size(found.plan, row.plan.batch_size),
+            format_bytes(row.peak_allocated_bytes),
+            format_bytes(row.peak_reserved_bytes),
+            format_bytes(row.device_used_bytes),
+            FIT_ANSWERS[row.fit],
+        )
+        for row in found.batches()
+    ]
+    return table(("batch", "peak", "reserved", "device used", "fits"), rows)
+
+
+def _size(plan: CommandPlan, batch_size: int) -> str:
+    if not plan.says_batch:
+        return "its own"
+    return f"{batch_size:,}{' (here)' if batch_size == plan.batch_size else ''}"
+
+
+def _places(found: CommandAnswer) -> str:
+    rows = [
+        (place.bucket.title, place.module or "–", place.source or "–", format_bytes(place.size_bytes))
+        for place in found.places()[:_PLACES]
+    ]
+    return table(("bucket", "module", "source", "size"), rows)
+
+
+def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
+    rows = [
+        (
+            f"`{row.gpu.name}`",
+            f"{row.traced:,}" if isinstance(row.traced, int) else format_bytes(None),
+            f"{row.formula:,}",
+            row.traced.reason if isinstance(row.traced, Unknown) else "; ".join(row.lacks),
+        )
+        for row in found
+    ]
+    return table(("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note"), rows)
+
+
+def _on_gpus(plan: CommandPlan) -> str:
+    rows = [
+        (
+            there.plan.gpu.title,
+            format_bytes(there.plan.gpu.total_bytes),
+            FIT_ANSWERS[there.fit],
+            format_bytes(there.spare_bytes),
+            largest_words(there.full_batch_size, there.may_fit_batch_size) or "–",
+            exactness(there.plan),
+        )
+        for there in on_every_gpu(plan)
+    ]
+    return table(("GPU", "memory", "fits", "free", "largest batch", "kernels"), rows)
+
+
+def _curve(curve: Curve) -> str:
+    """Return a table with a column a line, at points of the first; a line without a point there leaves a cell empty."""
+    columns = [dict(series.points) for series in curve.series]
+    xs = [x for x, _ in curve.series[0].points]
+    rows = [
+        (_label(curve, index), *(_number(points[xs[index]]) if xs[index] in points else "" for points in columns))
+        for index in _shown(curve)
+    ]
+    named = bool(curve.series[0].names)
+    heading = (curve.x_label if not named else f"{curve.x_label}: which", *(series.name for series in curve.series))
+    return f"### {curve.title}\n\n{curve.y_label}; {curve.note}\n\n{table(heading, rows)}"
+
+
+def _shown(curve: Curve) -> Sequence[int]:
+    """Return evenly chosen points with the plan's own and the last; where phases are marked, the fullest of each."""
+    points = curve.series[0].points
+    if curve.marks:
+        ends = [mark.x for mark in curve.marks[1:]] + [points[-1][0] + 1]
+        spans = [(mark.x, end) for mark, end in zip(curve.marks, ends, strict=True)]
+        inside = [[i for i, (x, _) in enumerate(points) if start <= x < end] for start, end in spans]
+        return [max(found, key=lambda i: sum(s.points[i][1] for s in curve.series)) for found in inside if found]
+    step = max(1, -(-len(points) // _CURVE_POINTS))
+    here = [index for index, (x, _) in enumerate(points) if x == curve.x_here]
+    return sorted({*range(0, len(points), step), *here, len(points) - 1})
+
+
+def _label(curve: Curve, index: int) -> str:
+    series: CurveSeries = curve.series[0]
+    x = series.points[index][0]
+    if curve.marks:
+        return next((mark.label for mark in reversed(curve.marks) if mark.x <= x), "before")
+    here = " (here)" if x == curve.x_here else ""
+    return f"{_number(x)}{f': {series.names[index]}' if series.names else ''}{here}"
+
+
+def _judgement(judgement: Judgement) -> str:
+    heading = f"### {judgement.title}{' (warning)' if judgement.warning else ''}"
+    parts = [heading, f"{judgement.text} Source: {judgement.source}."]
+    if judgement.table is not None:
+        parts.append(table(judgement.table.columns, judgement.table.rows))
+    return "\n\n".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:,.2f}"
+
+
+def _largest(traced: TracedAnswer) -> str:
+    largest = traced.max_batch_size
+    if isinstance(largest, Unknown):
+        return f"unknown: {largest.reason}"
+    return f"{largest:,} ({largest_words(traced.full_batch_size, traced.may_fit_batch_size)} on the whole GPU)"

@@ -1,0 +1,1 @@
+"""Recordings of the GPUs of one machine or of several: written, read, searched and played."""

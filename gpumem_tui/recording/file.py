@@ -1,0 +1,267 @@
+"""The file of a recording: pictures as plain data (`codec`), and what changed from one to the next.
+
+It is gzip: `zcat` shows JSON lines. The first line is the header; then comes, in each gzip member, one whole picture
+and up to 59 patches to it (`codec.difference`). Every line is flushed when it is written, so a recorder that is killed
+loses nothing. Each member has its checksum, and each picture one of its own, by which those before a damage are known:
+what is damaged is not played. A member can be read without those before it, which is how a moment is sought.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import BinaryIO
+
+from gpumem_tui import __version__
+from gpumem_tui.recording.codec import CodecError, Plain, difference, patched
+
+HEADER_KEY = "gpumem_tui_recording"
+_CHECKSUM = b',"crc":'
+"""Before the last value of a line: the CRC-32 of what is before it. Recordings of older programs lack it."""
+_MEMBER_LINES = 60
+_GZIP = 16 + zlib.MAX_WBITS
+_CHUNK_BYTES = 1 << 16
+_LARGEST_MEMBER_BYTES = 1 << 30
+
+
+class RecordingError(Exception):
+    """The file cannot be recorded to, or is no recording that can be played; one line that names it."""
+
+
+class RecordingEnds(Exception):
+    """The rest of the file cannot be played; `reason` in a few words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RecordingWriter:
+    """Appends pictures to a new file.
+
+    Args:
+        header: what stands in the first line besides the program.
+
+    Raises:
+        RecordingError: the file exists already or cannot be made.
+    """
+
+    def __init__(self, path: Path, version: int, **header: Plain) -> None:
+        try:
+            self._file = path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise RecordingError(f"{path} exists already; a recording overwrites nothing, give another name") from error
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be written: {error.strerror}") from error
+        self._path = path
+        self._packer: zlib._Compress | None = None
+        self._last: Plain = None
+        self._lines = 0
+        try:
+            self._append(_json({HEADER_KEY: version, "program": __version__, **header}))
+            self._end_member()
+        except RecordingError:
+            path.unlink(missing_ok=True)  # nothing is in it
+            raise
+
+    def add(self, picture: Plain, **beside: Plain) -> None:
+        """Append one picture.
+
+        Args:
+            beside: what else stands in its line.
+
+        Raises:
+            RecordingError: the disk is full or gone; what was written before can still be played.
+        """
+        changes = {"full": picture} if self._packer is None else {"patch": difference(self._last, picture)}
+        text = _json({**changes, **beside})[:-1]
+        self._append(b"%b%b%d}" % (text, _CHECKSUM, zlib.crc32(text)))
+        self._last = picture
+        if self._lines == _MEMBER_LINES:
+            self._end_member()
+
+    def close(self) -> None:
+        """Complete the file.
+
+        Raises:
+            RecordingError: as `add`.
+        """
+        if not self._file.closed:
+            if self._packer is not None:
+                self._end_member()
+            self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        if self._packer is None:
+            self._packer = zlib.compressobj(wbits=_GZIP)
+        try:
+            self._write(self._packer.compress(line + b"\n") + self._packer.flush(zlib.Z_SYNC_FLUSH))
+        except KeyboardInterrupt:  # what is packed may not be written: more after it could not be read
+            self._file.close()
+            raise
+        self._lines += 1
+
+    def _end_member(self) -> None:
+        assert self._packer is not None
+        self._write(self._packer.flush())
+        self._packer = None
+        self._lines = 0
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._file.close()
+            raise RecordingError(f"recording to {self._path} stopped: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Member:
+    """A part of the file that can be read by itself.
+
+    Attributes:
+        offset: where it begins; `end` where the next one does.
+        lines: as JSON; those that were written whole.
+    """
+
+    offset: int
+    end: int
+    lines: tuple[bytes, ...]
+
+
+class RecordingFile:
+    """A file to read from, as often and from wherever it is wanted.
+
+    Attributes:
+        header: its first line.
+
+    Raises:
+        RecordingError: it cannot be read, or is no recording.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        first: Member | None = None
+        header: Plain = None
+        try:
+            first = next(self.members(0), None)
+            if first is not None and first.lines:
+                header = parsed(first.lines[0])
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be read: {error.strerror}") from error
+        except (zlib.error, CodecError, RecordingEnds):
+            pass  # said below
+        if first is None or not isinstance(header, dict) or HEADER_KEY not in header:
+            raise RecordingError(f"{path} is no recording; `gpumem-tui monitor --record FILE` makes one")
+        self.header: dict[str, Plain] = header
+        self._begins = first.end
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how large it is now."""
+        return self.path.stat().st_size
+
+    def parts(self, offset: int = 0) -> Iterator[Member]:
+        """Yield the members of pictures from one on.
+
+        Raises:
+            RecordingEnds: the file is damaged there, or cut off: after what was written whole.
+        """
+        try:
+            yield from self.members(max(offset, self._begins))
+        except OSError as error:
+            raise RecordingEnds(error.strerror or "cannot be read") from error
+        except (zlib.error, CodecError) as error:
+            raise RecordingEnds("damaged") from error
+
+    def pictures(self, offset: int = 0) -> Iterator[Plain]:
+        """Yield every picture from a member on.
+
+        Raises:
+            RecordingEnds: as `parts`.
+        """
+        for member in self.parts(offset):
+            picture: Plain = None
+            try:
+                for line in member.lines:
+                    body = parsed(line)
+                    picture = body["full"] if "full" in body else patched(picture, body["patch"])
+                    float(picture["time_s"])  # by which it is sought
+                    yield picture
+            except (CodecError, KeyError, TypeError, ValueError) as error:
+                raise RecordingEnds("damaged") from error
+
+    def members(self, offset: int) -> Iterator[Member]:
+        """Yield the lines of each gzip member from one on, once its checksum is right.
+
+        Raises:
+            RecordingEnds: the last one has no end, or is damaged; after those of its lines that are whole.
+        """
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            data = b""
+            while data or (data := file.read(_CHUNK_BYTES)):
+                unpacker = zlib.decompressobj(wbits=_GZIP)
+                text, begins = bytearray(), file.tell() - len(data)
+                while data and not unpacker.eof:
+                    try:
+                        text += unpacker.decompress(data)
+                    except zlib.error as error:
+                        file.seek(begins)
+                        yield Member(begins, begins, _whole(_before_damage(file)))
+                        raise RecordingEnds("damaged") from error
+                    data = unpacker.unused_data or (b"" if unpacker.eof else file.read(_CHUNK_BYTES))
+                    if len(text) > _LARGEST_MEMBER_BYTES:
+                        raise CodecError("far too large")
+                lines = tuple(bytes(text).split(b"\n")[:-1])
+                whole = lines if unpacker.eof else _whole(lines, older=True)
+                yield Member(begins, file.tell() - len(data), whole)
+                if not unpacker.eof:
+                    raise RecordingEnds("cut off" if whole == lines else "damaged")
+
+
+def _json(body: Plain) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _before_damage(file: BinaryIO) -> tuple[bytes, ...]:
+    """Return the lines of a damaged member, up to where its data makes no sense."""
+    unpacker, text = zlib.decompressobj(wbits=_GZIP), bytearray()
+    with suppress(zlib.error):
+        while (byte := file.read(1)) and len(text) <= _LARGEST_MEMBER_BYTES:
+            text += unpacker.decompress(byte)
+    return tuple(bytes(text).split(b"\n")[:-1])
+
+
+def _whole(lines: tuple[bytes, ...], *, older: bool = False) -> tuple[bytes, ...]:
+    """Return the lines before the first with a wrong checksum; `older`: those of older programs have none."""
+
+    def is_whole(line: bytes) -> bool:
+        before, checksum, after = line.rpartition(_CHECKSUM)
+        return after == b"%d}" % zlib.crc32(before) if checksum else older
+
+    return tuple(takewhile(is_whole, lines))
+
+
+def when(time_s: float) -> str:
+    """Return a moment as a recording's messages write it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+
+
+def parsed(line: bytes) -> Plain:
+    """Return a line's JSON.
+
+    Raises:
+        CodecError: it is none.
+    """
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise CodecError(f"no JSON: {error}") from error

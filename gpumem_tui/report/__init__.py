@@ -1,0 +1,1 @@
+"""What every report is made of: text tables, Markdown, JSON, and the one way to print them."""

@@ -1,0 +1,142 @@
+"""How a command prints: results on stdout as lines or as JSON, progress and complaints on stderr.
+
+Standard library alone, but for JSON: every command imports this as it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+
+from gpumem_tui.errors import EXIT_INTERRUPTED
+
+_HEADER_EVERY = 30
+
+
+class Progress:
+    """One line on stderr that the next one overwrites; nothing where stderr is no terminal, or with `quiet`."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._is_shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self._last = ""
+
+    def say(self, line: str) -> None:
+        """Show what is under way; an empty line clears it."""
+        if self._is_shown and line != self._last:
+            over = "\r\x1b[K" if self._last else ""
+            print(f"{over}{line}", end="", file=sys.stderr, flush=True)
+            self._last = line
+
+    def clear(self) -> None:
+        """Show that nothing is under way any more."""
+        self.say("")
+
+
+class Printer:
+    """Results of a command on stdout, each written at once; what is under way on stderr.
+
+    A report is a pair: the JSON object of a result, and its lines. Both are given as functions, and only the one that
+    is wanted is called.
+
+    Args:
+        as_json: print objects, a line each.
+        quiet: show nothing of what is under way.
+
+    Attributes:
+        progress: what is under way.
+    """
+
+    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
+        self._as_json = as_json
+        self._rows = 0
+        self.progress = Progress(quiet=quiet)
+
+    def show(
+        self,
+        *,
+        body: Callable[[], object] | None = None,
+        lines: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        """Print a result: `body` as JSON, or `lines`. The one that is left out prints nothing."""
+        self.progress.clear()
+        if self._as_json and body is not None:
+            from gpumem_tui.report.objects import encoded
+
+            print(encoded(body()), flush=True)
+        elif not self._as_json and lines is not None:
+            for line in lines():
+                print(line, flush=True)
+
+    def show_row(self, *, body: Callable[[], object], header: str, line: Callable[[], str]) -> None:
+        """Print a result that is a row of an endless table: the header is repeated every 30 rows."""
+        header_is_due = self._rows % _HEADER_EVERY == 0
+        self._rows += 1
+        self.show(body=body, lines=lambda: [*[header] * header_is_due, line()])
+
+    def begin_table(self) -> None:
+        """Have the next row come under a header."""
+        self._rows = 0
+
+
+def note(line: str) -> None:
+    """Print a line of its own on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def complain(message: str, code: int) -> int:
+    """Print one line on stderr, marked as ours, and return the exit code."""
+    print(f"gpumem-tui: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def is_terminal() -> bool:
+    """Return whether there is a terminal to draw on.
+
+    Textual draws on stderr and reads stdin; all three must be the terminal, and one that can be drawn on.
+    """
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # None where whoever started the program closed them
+    return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
+
+
+def columns() -> int:
+    """Return the width of the terminal, or COLUMNS where that is set; a pipe or a file has room for everything."""
+    from shutil import get_terminal_size
+
+    return get_terminal_size((sys.maxsize, 24)).columns
+
+
+def written(write: Callable[[], None]) -> int:
+    """Write to stdout and return the exit code: ctrl+c and a reader that leaves are ordinary ends."""
+    try:
+        write()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        drop_output()
+    return 0
+
+
+def drop_output() -> None:
+    """Drop what stdout still holds, which is not wanted, or has no place; else it would be written at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def replace_unencodable() -> None:
+    """Have a character that an output's encoding lacks become a question mark, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None where whoever started the program closed it
+            stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def interrupts(cancel: Callable[[], object]) -> Iterator[None]:
+    """Have ctrl+c call `cancel`, and not end the program, for as long as the context lasts."""
+    before = signal.signal(signal.SIGINT, lambda *_: cancel())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,325 @@
+"""Changes made to a training program from outside, before it uses torch: what a technique would do to its memory.
+
+Each change is what its user would write into the script; nothing is changed that the program does not do through torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.records import BF16_SINCE
+from gpumem_tui.run.events import PROPOSE
+from gpumem_tui.run.replacements import (
+    CHUNKED_FROM,
+    REPLACEMENTS,
+    chunked_cross_entropy,
+    construct_with,
+    replace_optimizers,
+    title_of,
+    torch_optimizers,
+    why_not_chunked,
+)
+from gpumem_tui.step.phases import in_backward, mark_backward
+
+_CHECKPOINT = checkpointing.checkpoint
+_OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "no-foreach": ("foreach", {"foreach": False, "fused": None}),
+    "fused": ("fused", {"fused": True, "foreach": None}),
+}
+"""Of how an optimizer steps: the option that a class must have, and what its optimizers are made with."""
+
+_SHARDED_BY = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
+
+
+class Changes:
+    """One change, or the question which could be made.
+
+    Args:
+        wanted: a key of `KEYS`, or `PROPOSE`.
+        gpu: what the program believes to train on.
+    """
+
+    def __init__(self, wanted: str, gpu: Gpu) -> None:
+        self._wanted = wanted
+        self._dtype = torch.bfloat16 if gpu.compute_capability >= BF16_SINCE else torch.float16
+        self._made = 0
+        self._seen = _Observed()
+        self._autocast: Any = None
+
+    def start(self) -> None:
+        """Make the change from now on, or watch what the program does by itself."""
+        self._seen.start(self._enter_root, self._leave_root)
+        wanted = self._wanted
+        if wanted == PROPOSE:
+            self._seen.watch()
+        elif wanted in REPLACEMENTS:
+            replace_optimizers(wanted, self._count)
+        elif wanted in _OPTIONS:
+            self._give_options(*_OPTIONS[wanted])
+        elif wanted == "set-to-none":
+            self._zero_grad_to_none()
+        elif wanted == "chunked-loss":
+            chunked_cross_entropy(self._count)
+        elif wanted == "autocast":
+            self._end_autocast_with_backward()
+
+    def found(self) -> tuple[tuple[str, str], ...]:
+        """Return by change why it cannot be made, or was not; empty where it can be, or was."""
+        if self._wanted != PROPOSE:
+            return ((self._wanted, "" if self._made else "the command never came to what it changes"),)
+        return tuple((key, why_not(self._seen)) for key, why_not in _WHY_NOT.items())
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether ranks hold parts: of parameters (FSDP, tensor parallel) or of optimizer state (ZeRO)."""
+        modules = [module for root in self._seen.roots for module in root.modules()]
+        named = {type(thing).__name__ for thing in (*modules, *self._seen.optimizers)}
+        parts = any(hasattr(parameter, "placements") for root in self._seen.roots for parameter in root.parameters())
+        return parts or not named.isdisjoint(_SHARDED_BY)
+
+    def _count(self) -> None:
+        self._made += 1
+
+    # Around the calls of models
+
+    def _enter_root(self, root: nn.Module, *, is_first: bool) -> None:
+        if self._wanted == "checkpointing" and is_first:
+            self._made += checkpoint_blocks(root)
+        if self._wanted == "autocast" and self._autocast is None:
+            self._made += 1
+            self._autocast = torch.autocast("cuda", dtype=self._dtype)
+            self._autocast.__enter__()
+
+    def _leave_root(self) -> None:
+        """End autocast where gradients are off: no backward follows, which would end it."""
+        if not torch.is_grad_enabled():
+            self._leave_autocast()
+
+    def _leave_autocast(self) -> None:
+        if self._autocast is not None:
+            self._autocast.__exit__(None, None, None)
+            self._autocast = None
+
+    def _end_autocast_with_backward(self) -> None:
+        """End autocast as backward begins: the loss belongs in it (PyTorch's "Automatic Mixed Precision")."""
+        mark_backward(self._leave_autocast)
+
+    # In torch's own functions
+
+    def _give_options(self, needed: str, options: Mapping[str, Any]) -> None:
+        for kind in torch_optimizers():
+            names = inspect.signature(kind).parameters
+            if needed in names:
+                known = {name: value for name, value in options.items() if name in names}
+                construct_with(kind, known, self._count)
+
+    def _zero_grad_to_none(self) -> None:
+        for owner in (torch.optim.Optimizer, nn.Module):
+            self._zero_to_none(owner)
+
+    def _zero_to_none(self, owner: Any) -> None:
+        zero_grad = owner.zero_grad
+
+        @functools.wraps(zero_grad)
+        def changed(zeroed: Any, set_to_none: bool = True) -> Any:
+            self._made += not set_to_none
+            return zero_grad(zeroed, set_to_none=True)
+
+        owner.zero_grad = changed
+
+
+def checkpoint_blocks(root: nn.Module) -> int:
+    """Checkpoint a model's repeated blocks, by its own switch where it has one; how many, or 1 for a switch."""
+    for module in root.modules():
+        if getattr(module, "supports_gradient_checkpointing", False):  # transformers: its blocks fill a cache, too
+            own: Any = module
+            own.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return 1
+    found = list(repeated_blocks(root))
+    for block in found:
+        _checkpointed(block)
+    return len(found)
+
+
+def _checkpointed(block: nn.Module) -> None:
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return _CHECKPOINT(functools.partial(forward, **kwargs), *args, use_reentrant=False)
+
+    block.forward = kept
+
+
+def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
+    """Modules made of others, of which a list or sequence has two or more of one class: the outermost.
+
+    A sequence of blocks within one of these (a stage) is gone into instead.
+    """
+    inside: set[int] = set()
+    for container in root.modules():
+        if id(container) in inside or not isinstance(container, (nn.ModuleList, nn.Sequential)):
+            continue
+        for block in _alike(container):
+            if not any(isinstance(part, nn.Sequential) and _alike(part) for part in block.modules()):
+                inside.update(map(id, block.modules()))
+                yield block
+
+
+def _alike(container: nn.Module) -> list[nn.Module]:
+    children = list(container.children())
+    classes = Counter(map(type, children))
+    return [child for child in children if classes[type(child)] > 1 and next(child.children(), None) is not None]
+
+
+class _Observed:
+    """What the program does by itself."""
+
+    def __init__(self) -> None:
+        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.checkpoints = False
+        self.uses_autocast = False
+        self.zeroes = False
+        self.losses: dict[str, None] = {}
+        self._depth = 0
+
+    def start(self, enter: Callable[..., None], leave: Callable[[], None]) -> None:
+        """Follow models that no other one calls, and optimizers."""
+
+        def entered(module: nn.Module, *_: Any) -> None:
+            self._depth += 1
+            if self._depth == 1 and not in_backward():
+                is_first = module not in self.roots
+                self.roots.add(module)
+                enter(module, is_first=is_first)
+
+        def left(*_: Any) -> None:
+            self._depth -= 1
+            if not self._depth and not in_backward():
+                leave()
+
+        register_module_forward_pre_hook(entered)
+        register_module_forward_hook(left, always_call=True)
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self.optimizers.add(optimizer))
+
+    def watch(self) -> None:
+        """Notice what the program calls."""
+        self._notice(checkpointing, "checkpoint", lambda *_, **__: setattr(self, "checkpoints", True))
+        self._notice(torch.autocast, "__enter__", self._see_autocast)
+        self._notice(nn.functional, "cross_entropy", self._see_loss)
+        for owner in (torch.optim.Optimizer, nn.Module):
+            self._notice(owner, "zero_grad", self._see_zero_grad)
+
+    def _notice(self, owner: Any, name: str, see: Callable[..., None]) -> None:
+        before = getattr(owner, name)
+
+        @functools.wraps(before)
+        def noticed(*args: Any, **kwargs: Any) -> Any:
+            see(*args, **kwargs)
+            return before(*args, **kwargs)
+
+        setattr(owner, name, noticed)
+
+    def _see_autocast(self, context: Any) -> None:
+        self.uses_autocast |= context._enabled
+
+    def _see_zero_grad(self, _: Any, set_to_none: bool = True) -> None:
+        self.zeroes |= not set_to_none
+
+    def _see_loss(self, logits: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+        self.losses[why_not_chunked(logits, target, *args, **kwargs)] = None
+
+    @property
+    def torchs(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that stepped and are of torch's own classes, not of classes made from them."""
+        return [optimizer for optimizer in self.optimizers if type(optimizer) in torch_optimizers()]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return their groups of parameters."""
+        return [group for optimizer in self.torchs for group in optimizer.param_groups]
+
+
+# Why a change cannot be made; empty where it can
+
+
+def _no_checkpoint(seen: _Observed) -> str:
+    if seen.checkpoints:
+        return "the command checkpoints already"
+    if any(next(repeated_blocks(root), None) is not None for root in seen.roots):
+        return ""
+    return "no repeated blocks: no list or sequence has two modules of one class"
+
+
+def _no_replacement(key: str, seen: _Observed) -> str:
+    if not seen.torchs:
+        return _foreign(seen)
+    if all(REPLACEMENTS[key].is_like(optimizer) for optimizer in seen.torchs):
+        return f"the command's optimizer is {title_of(seen.torchs[0])}"
+    return ""
+
+
+def _foreign(seen: _Observed) -> str:
+    names = sorted({f"{type(one).__module__.partition('.')[0]}'s {type(one).__name__}" for one in seen.optimizers})
+    return f"the command's optimizer is not torch's: {', '.join(names) or 'none stepped'}"
+
+
+def _no_options(option: str, seen: _Observed) -> str:
+    if not seen.torchs:
+        return _foreign(seen)
+    named = type(seen.torchs[0]).__name__
+    if all(group.get("fused") for group in seen.groups()):
+        return f"{named} is fused already"
+    if option == "foreach":
+        looped = all(group.get("foreach") is False for group in seen.groups())
+        return f"{named} is not foreach already" if looped else ""
+    fusable = any("fused" in inspect.signature(type(optimizer)).parameters for optimizer in seen.torchs)
+    return "" if fusable else f"torch has no fused {named}"
+
+
+def _no_set_to_none(seen: _Observed) -> str:
+    return "" if seen.zeroes else "the command sets gradients to None already, as torch does by default"
+
+
+def _no_autocast(seen: _Observed) -> str:
+    if seen.uses_autocast:
+        return "the command uses autocast already"
+    kinds: Counter[torch.dtype] = Counter()
+    for root in seen.roots:
+        for parameter in root.parameters():
+            kinds[parameter.dtype] += parameter.numel()
+    most = max(kinds, key=lambda dtype: kinds[dtype], default=torch.float32)
+    return "" if most is torch.float32 else f"its weights are {str(most).removeprefix('torch.')} already"
+
+
+def _no_chunks(seen: _Observed) -> str:
+    if not seen.losses:
+        return f"no cross-entropy of torch over {CHUNKED_FROM:,} classes or more"
+    return "" if "" in seen.losses else next(reversed(seen.losses))
+
+
+_WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
+    "checkpointing": _no_checkpoint,
+    **{key: functools.partial(_no_replacement, key) for key in REPLACEMENTS},
+    "autocast": _no_autocast,
+    "chunked-loss": _no_chunks,
+    "set-to-none": _no_set_to_none,
+    "no-foreach": functools.partial(_no_options, "foreach"),
+    "fused": functools.partial(_no_options, "fused"),
+}
+KEYS = tuple(_WHY_NOT)
+"""Every change by name."""

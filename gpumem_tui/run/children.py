@@ -1,0 +1,584 @@
+"""Whoever owns a process that runs a step: starts it, hears its events, holds it, ends it and all that it started.
+
+Two ways to start one: an interpreter that has torch imported forks a child (`ForkedChild`), or a user's command runs
+under a supervisor, and those of its processes that import torch report by themselves (`CommandChild`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import pty
+import re
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from gpumem_tui.launchers import bypass
+from gpumem_tui.run import interpreters
+from gpumem_tui.run.events import (
+    ChildEvent,
+    Ended,
+    EventError,
+    Failed,
+    Joined,
+    Output,
+    Ready,
+    Request,
+    TraceDone,
+    TrialDone,
+    TrialRequest,
+    decode_event,
+    encode,
+)
+from gpumem_tui.run.session import REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
+from gpumem_tui.text import OutputLines, shortened
+
+_HERE = Path(__file__).parent
+_POLL_S = 0.1
+_LONGEST_LAST_LINE = 200
+_EXIT_S = 5.0
+"""A command that has made its steps, or failed, has so long to end by itself."""
+
+_ANSWER_S = 2.0
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
+
+SWITCHED_OFF: Mapping[str, str] = {
+    "WANDB_MODE": "disabled",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "",
+}
+"""What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
+
+_IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
+
+SIDE_EFFECTS = (
+    "the command runs as it is until its steps are made: what it writes until then is written; "
+    "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are switched off"
+)
+
+
+class ChildDied(Exception):
+    """The child ended, or was ended, without finishing its work; one line says how."""
+
+
+class CannotStart(Exception):
+    """There is no such interpreter, it cannot be run, or the system has no room for another process; one line."""
+
+
+def _cannot_start(error: OSError, python: str = "") -> CannotStart:
+    """Say why no process starts: the interpreter, or e.g. too many open files or a full folder for temporary ones."""
+    if python and error.filename == python:
+        return CannotStart(
+            f"--python {python}: cannot be run ({error.strerror}); give the path of a Python that has torch"
+        )
+    where = "" if error.filename is None else f" ({error.filename})"
+    return CannotStart(f"no process can be started: {error.strerror}{where}")
+
+
+def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Open a pipe whose ends are closed with whom they belong to. Returns what is read from and what is written to."""
+    read_fd, write_fd = os.pipe()
+    reader.callback(os.close, read_fd)
+    writer.callback(os.close, write_fd)
+    return read_fd, write_fd
+
+
+class _Lines:
+    """One stream of events, whose lines arrive in pieces."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+
+    def events(self, chunk: bytes) -> Iterator[ChildEvent]:
+        """Yield the events whose lines end with these bytes."""
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._rest, lines[0]))
+            self._rest = []
+        self._rest.append(rest)
+        for line in lines:
+            try:
+                yield decode_event(line)
+            except EventError as error:
+                raise ChildDied(f"the trial process sent garbage: {error}") from error
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Return whether the last line has not ended."""
+        return any(self._rest)
+
+
+class Child(ABC):
+    """What runs for one request, from its start until `end`."""
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+        """Ends it and frees what is open here, the last first. Its lifeline is closed with this process, too."""
+
+        self._over_at = math.inf
+        """When the last moment is for it to say anything."""
+
+    def events(
+        self, wait: Callable[[], None], timeout_s: float, held: Callable[[], bool] = lambda: False
+    ) -> Iterator[ChildEvent]:
+        """Yield every event until its outcome is known and it has ended.
+
+        Args:
+            wait: called several times a second; may raise to stop waiting.
+            timeout_s: without progress for this long, it hangs.
+            held: whether silence is expected now, because the user paused it.
+
+        Raises:
+            ChildDied: it hung, crashed, was killed, or spoke nonsense.
+        """
+        heard, progress = time.monotonic(), self._progress()
+        code: int | None = None
+        with selectors.DefaultSelector() as selector:
+            self._listen(selector)
+            while True:
+                wait()
+                ready = selector.select(_POLL_S if code is None else 0)
+                for key, _ in ready:
+                    yield from key.data(selector, key.fileobj)
+                if time.monotonic() > self._over_at or (code is not None and not ready):
+                    break  # in the second case what it started may live on, and hold its pipe open
+                code = self._exit_code()
+                if held() or self._progress() != progress:
+                    heard, progress = time.monotonic(), self._progress()
+                elif self._over_at == math.inf and time.monotonic() - heard > timeout_s:
+                    self._give_up(timeout_s)
+                    break
+        yield from self._conclusion(code, wait, timeout_s)
+
+    def pause(self) -> None:
+        """Stop after the step that is running."""
+        self._tell(b"pause\n")
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._tell(b"resume\n")
+
+    def end(self) -> None:
+        """Kill it and everything it started, if it still runs, and free what it held here."""
+        self._held.close()
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Return the id of the process that leads its group."""
+
+    @abstractmethod
+    def _listen(self, selector: selectors.BaseSelector) -> None:
+        """Register what it speaks through, each with a function that reads from there and yields events."""
+
+    @abstractmethod
+    def _progress(self) -> int:
+        """Return a number that changes while it does not hang."""
+
+    @abstractmethod
+    def _exit_code(self) -> int | None:
+        """Return how it ended; None while it runs."""
+
+    @abstractmethod
+    def _give_up(self, timeout_s: float) -> None:
+        """Say that it hangs, by an exception or as its outcome."""
+
+    @abstractmethod
+    def _conclusion(self, code: int | None, wait: Callable[[], None], timeout_s: float) -> Iterator[ChildEvent]:
+        """Yield what is left to report after its last word."""
+
+    @abstractmethod
+    def _tell(self, line: bytes) -> None:
+        """Send a line to it. That it is gone is no error."""
+
+
+class ForkedChild(Child):
+    """A fresh process that does one request, forked by an interpreter that has torch imported.
+
+    Args:
+        request: what to do.
+        python: the interpreter; the user's training environment may be another than the viewer's.
+        gpu_uuid: the only GPU the child may see; None hides all of them.
+
+    Raises:
+        CannotStart: `python` is not a program that runs here, or no process can be started at all.
+    """
+
+    def __init__(self, request: Request, python: str, gpu_uuid: str | None) -> None:
+        super().__init__()
+        simulated = not isinstance(request, TrialRequest) or request.simulated
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
+        with ExitStack() as ours, ExitStack() as theirs:  # of a child that cannot be started, nothing stays open
+            try:
+                commands_fd, self._commands_fd = _open_pipe(theirs, ours)
+                self._events_fd, events_fd = _open_pipe(ours, theirs)
+                lifeline_fd, _ = _open_pipe(theirs, ours)
+                self._server = interpreters.fork(
+                    python, (commands_fd, events_fd, lifeline_fd), environment, simulated=simulated
+                )
+            except OSError as error:
+                raise _cannot_start(error, python) from error
+            ours.callback(interpreters.give_back, self._server)
+            self._held = ours.pop_all()
+        self._lines = _Lines()
+        self._chunks = 0
+        self._tell(encode(request))
+
+    @property
+    def pid(self) -> int:
+        """Return the child's process id; until torch is imported, the interpreter's."""
+        return self._server.pid
+
+    def _listen(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._events_fd, selectors.EVENT_READ, self._read)
+
+    def _read(self, _selector: selectors.BaseSelector, events_fd: int) -> Iterator[ChildEvent]:
+        chunk = os.read(events_fd, 1 << 20)
+        self._chunks += 1
+        if chunk:
+            yield from self._lines.events(chunk)
+        else:
+            self._over_at = 0.0
+
+    def _progress(self) -> int:
+        return self._chunks
+
+    def _exit_code(self) -> int | None:
+        return self._server.code()
+
+    def _give_up(self, timeout_s: float) -> None:
+        raise ChildDied(f"no sign of life for {timeout_s:.0f} s: the trial hangs")
+
+    def _conclusion(self, code: int | None, wait: Callable[[], None], timeout_s: float) -> Iterator[ChildEvent]:
+        """Wait until it has ended: user code that closes every file can silence it and run on."""
+        deadline = time.monotonic() + timeout_s
+        while (code := self._server.code(_POLL_S)) is None:
+            wait()
+            if time.monotonic() > deadline:
+                raise ChildDied(f"closed its pipe and ran on for {timeout_s:.0f} s: the trial hangs")
+        if code != 0 or self._lines.is_cut_off:
+            raise ChildDied(self._how_it_ended(code))
+        yield from ()
+
+    def _how_it_ended(self, code: int) -> str:
+        """Say how the child died, with the last line it printed."""
+        printed = self._server.last_line()
+        last = f": {shortened(printed, _LONGEST_LAST_LINE)}" if printed else ""
+        if code >= 0:
+            return f"exited with code {code}{last}"
+        name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"
+        hint = " (host memory full?)" if -code == signal.SIGKILL else ""
+        return f"killed by {name}{hint}{last}"
+
+    def _tell(self, line: bytes) -> None:
+        with suppress(BrokenPipeError):  # the child is gone; `events` says how
+            os.write(self._commands_fd, line)
+
+
+@dataclass
+class _Member:
+    """One process of a command."""
+
+    pid: int = 0
+    ranks: int = 1
+    steps: int = -1
+    lines: _Lines = field(default_factory=_Lines)
+
+    def take(self, event: ChildEvent) -> None:
+        if isinstance(event, Joined):
+            self.pid, self.ranks = event.pid, event.ranks
+        else:
+            self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
+
+
+class CommandChild(Child):
+    """A user's command that runs for one request.
+
+    Args:
+        request: what to do; its workload is a command.
+        words: the command for the request's batch size.
+        gpu_uuids: the only GPUs the command may see; empty hides all of them.
+
+    Raises:
+        CannotStart: a Python in the command ignores what follows it, or no process can be started at all.
+    """
+
+    def __init__(self, request: Request, words: tuple[str, ...], gpu_uuids: tuple[str, ...]) -> None:
+        super().__init__()
+        command = request.workload.command
+        assert command is not None
+        bypassed = bypass(words)
+        if bypassed:
+            raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
+        with ExitStack() as ours, ExitStack() as theirs:  # of a command that cannot be started, nothing stays open
+            try:
+                self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
+                ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                stdin_fd = _open_input(words, ours)
+                (self._directory / REQUEST_FILE).write_bytes(encode(request))
+                self._listener = ours.enter_context(socket.socket(socket.AF_UNIX))
+                self._listener.bind(str(self._directory / SOCKET_FILE))
+                self._listener.listen(128)
+                self._listener.setblocking(False)
+                lifeline = ours.enter_context(ExitStack())
+                lifeline_fd, _ = _open_pipe(theirs, lifeline)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_HERE / "supervise.py"), str(lifeline_fd), *words],
+                    stdin=stdin_fd,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(lifeline_fd,),
+                    env=self._environment(gpu_uuids),
+                    cwd=command.cwd,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise _cannot_start(error) from error
+            ours.callback(self._reap, lifeline)
+            self._held = ours.pop_all()
+        self._simulated = not isinstance(request, TrialRequest) or request.simulated
+        self._name = Path(words[0]).name
+        self._cwd = command.cwd
+        self._output = OutputLines()
+        self._members: dict[socket.socket, _Member] = {}
+        self._outcomes: list[TrialDone | TraceDone] = []
+        self._failure: Failed | None = None
+        self._is_ready = False
+        self._paused = False
+
+    @property
+    def pid(self) -> int:
+        """Return the supervisor's process id."""
+        return self._process.pid
+
+    def _environment(self, gpu_uuids: tuple[str, ...]) -> dict[str, str]:
+        path = [str(_HERE / "site"), os.environ.get("PYTHONPATH", "")]
+        return {
+            **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
+            **{name: value for name, value in SWITCHED_OFF.items() if value},
+            "GPUMEM_TUI_TRIAL": str(self._directory),
+            "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
+            "PYTHONUNBUFFERED": "1",
+            **{name: os.environ.get(name, value) for name, value in _IN_ORDER.items()},
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
+        }
+
+    # What it says
+
+    def _listen(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        assert self._process.stdout is not None
+        selector.register(self._process.stdout.fileno(), selectors.EVENT_READ, self._read_output)
+
+    def _read_output(self, selector: selectors.BaseSelector, stdout_fd: int) -> Iterator[ChildEvent]:
+        chunk = os.read(stdout_fd, 1 << 16)
+        if not chunk:
+            selector.unregister(stdout_fd)
+        yield from map(Output, self._output.split(chunk))
+
+    def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> Iterator[ChildEvent]:
+        connection, _ = listener.accept()
+        self._members[connection] = _Member()
+        selector.register(connection, selectors.EVENT_READ, self._read)
+        if self._paused:
+            _send(connection, b"pause\n")
+        yield from ()
+
+    def _read(self, selector: selectors.BaseSelector, connection: socket.socket) -> Iterator[ChildEvent]:
+        member = self._members[connection]
+        try:
+            chunk = connection.recv(1 << 20)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            selector.unregister(connection)
+            connection.close()
+            return
+        for event in member.lines.events(chunk):
+            member.take(event)
+            if self._is_for_the_viewer(event):
+                yield event
+
+    def _is_for_the_viewer(self, event: ChildEvent) -> bool:
+        """Take in how a rank fares. True for what is passed on: the first to be ready, and progress."""
+        match event:
+            case Ready():
+                was_ready, self._is_ready = self._is_ready, True
+                return not was_ready
+            case TrialDone() | TraceDone():
+                self._outcomes.append(event)
+            case Failed():
+                self._failure = self._failure or event
+            case Joined() | Ended():
+                pass
+            case _:
+                return True
+        if self._over_at == math.inf and self._is_concluded():
+            self._over_at = time.monotonic() + _EXIT_S
+        return False
+
+    def _is_concluded(self) -> bool:
+        """Return whether all ranks have reported, or one that it does not fit."""
+        if self._failure or any(isinstance(one, TrialDone) and one.outcome == "oom" for one in self._outcomes):
+            return True
+        ranks = 1 if self._simulated else max((member.ranks for member in self._members.values()), default=1)
+        return len(self._outcomes) >= ranks
+
+    def _progress(self) -> int:
+        return max((member.steps for member in self._members.values()), default=-1)
+
+    def _exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def _give_up(self, timeout_s: float) -> None:
+        """Say that no step was made in time, and at which source line it is, as far as it answers."""
+        place = self._place()
+        at = f"; it is at {place}" if place else ""
+        steps = max(self._progress(), 0)
+        which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
+        self._failure = Failed("workload", f"{which} within {timeout_s:g} s{at}; --timeout waits longer")
+
+    def _place(self) -> str:
+        """Ask for ``file:line`` in the user's code that a Python process is at, of one that has torch if any has."""
+        files = {int(path.name.removeprefix(STACK_FILE)): path for path in self._directory.glob(f"{STACK_FILE}*")}
+        for pid in files:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, STACK_SIGNAL)
+        ranked = sorted(files, key=lambda pid: (pid in {member.pid for member in self._members.values()}, pid))
+        until = time.monotonic() + _ANSWER_S
+        while time.monotonic() < until:
+            for pid in reversed(ranked):
+                stack = _FRAME.findall(files[pid].read_text(errors="replace"))
+                frames = [(path, line) for path, line in stack if not _INSTALLED.search(path)] or stack
+                if frames:
+                    path, line = frames[0]
+                    return f"{os.path.relpath(path, self._cwd)}:{line}"
+            time.sleep(_POLL_S)
+        return ""
+
+    def _conclusion(self, code: int | None, _wait: Callable[[], None], _timeout_s: float) -> Iterator[ChildEvent]:
+        """Yield its last output and the outcome of the rank that decides: out of memory first, else the fullest."""
+        yield from map(Output, self._output.rest())
+        worst = max(self._outcomes, key=_how_full, default=None)
+        yield worst or self._failure or self._without_outcome(code)
+
+    def _without_outcome(self, code: int | None) -> Failed:
+        """Say how the command ended that has reported no outcome."""
+        last = f": {self._output.last}" if self._output.last else ""
+        if code == _NOT_FOUND and not self._members:
+            return Failed("workload", f"{self._output.last or f'{self._name}: not found'}; check the command")
+        if code == _NOT_RUNNABLE and not self._members:
+            return Failed("workload", f"{self._output.last}; check the command")
+        how = f"exit code {code}" if code is not None and code < 128 else f"killed by signal {(code or 128) - 128}"
+        if code == 137:
+            how += ", perhaps as host memory was full"
+        if not self._members:
+            return Failed("workload", f"the command ended ({how}) without importing torch{last}")
+        return Failed("workload", f"the command ended ({how}) before its first optimizer step{last}")
+
+    # What it is told
+
+    def pause(self) -> None:
+        """Stop after the step that is running; processes that come later, too."""
+        self._paused = True
+        super().pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._paused = False
+        super().resume()
+
+    def _tell(self, line: bytes) -> None:
+        for connection in list(self._members):
+            _send(connection, line)
+
+    def _reap(self, lifeline: ExitStack) -> None:
+        """Have the supervisor end all that the command started, and wait for it."""
+        lifeline.close()
+        try:
+            self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for connection in self._members:
+            connection.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _send(connection: socket.socket, line: bytes) -> None:
+    with suppress(OSError):
+        connection.sendall(line)
+
+
+def _how_full(outcome: TrialDone | TraceDone) -> tuple[bool, int]:
+    if isinstance(outcome, TrialDone):
+        return outcome.outcome == "oom", outcome.device_used_bytes
+    return False, 0
+
+
+# A command's standard input
+
+_READS_A_PROGRAM = ("-", "/dev/stdin")
+"""Words by which an interpreter or a shell takes its program from standard input, as ``python - <<EOF`` does."""
+
+_ENDS_OF_INPUT = b"\x04" * 256
+"""What a terminal reads as the end of its input, once for each (termios(3), VEOF)."""
+
+
+def _open_input(words: Sequence[str], held: ExitStack) -> int:
+    """Open the standard input of one run of a command, to be closed with `held`.
+
+    Scripts ask it for the terminal's size (``stty size``), so it is one; a question that they ask there finds the end
+    of the input. A program that was piped in is given to every run anew.
+    """
+    piped = _piped() if set(words) & set(_READS_A_PROGRAM) else None
+    if piped is not None:
+        program = os.memfd_create("stdin")
+        held.callback(os.close, program)
+        os.write(program, piped)
+        os.lseek(program, 0, os.SEEK_SET)
+        return program
+    try:
+        keyboard, terminal = pty.openpty()
+    except OSError:  # there are none left, or none at all, as in some containers
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        held.callback(os.close, nothing)
+        return nothing
+    held.callback(os.close, terminal)
+    held.callback(os.close, keyboard)
+    columns, lines = shutil.get_terminal_size()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    os.write(keyboard, _ENDS_OF_INPUT)
+    return terminal
+
+
+@cache
+def _piped() -> bytes | None:
+    """Read all that was piped into this program; None if a terminal or nothing is there."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return None
+    return sys.stdin.buffer.read()

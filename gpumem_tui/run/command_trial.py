@@ -1,0 +1,337 @@
+"""A trial of a command, within the process that trains: simulate a GPU or use the real one, and follow the program."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpumem_tui.importing import after_import
+from gpumem_tui.launchers import ranks_here
+from gpumem_tui.run.cuda_recorder import (
+    CudaRecorder,
+    cap_reserved,
+    context_bytes_on,
+    history_of,
+    measured,
+    sampled,
+)
+from gpumem_tui.run.events import (
+    ChildEvent,
+    Failed,
+    Outcome,
+    Ready,
+    Request,
+    TraceDone,
+    TraceRequest,
+    TrialDone,
+    TrialRequest,
+    decode_request,
+)
+from gpumem_tui.run.program import Program
+from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
+from gpumem_tui.simulator.allocator.timeline import growth_line
+
+if TYPE_CHECKING:
+    from gpumem_tui.run.changes import Changes
+    from gpumem_tui.run.session import Reporter
+    from gpumem_tui.simulator.allocator.timeline import Timeline
+    from gpumem_tui.step.run import MemorySample
+
+
+def take_part(reporter: Reporter) -> None:
+    """Make this process, which has just imported torch, part of the trial that `reporter` belongs to."""
+    request = decode_request(reporter.request())
+    if request.simulated and (reason := too_old(torch.__version__)):
+        reporter.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
+        os._exit(1)
+    profile = profile_for(torch.__version__, request.gpu)
+    reporter.report(Ready.of(torch.__version__, profile))
+    if request.simulated:
+        _Simulated(reporter, request, profile).start()
+    elif torch.cuda.is_available():
+        assert isinstance(request, TrialRequest)
+        _Real(reporter, request, profile).start()
+    else:
+        reporter.conclude(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))
+        os._exit(1)
+
+
+class _Trial:
+    """What both kinds share: following the program, and saying how it went."""
+
+    def __init__(self, reporter: Reporter, request: Request, profile: Profile) -> None:
+        self.reporter = reporter
+        self.request = request
+        self.profile = profile
+        self.started = time.perf_counter()
+        self.program: Program
+        self.notes: list[str] = []
+
+    def follow(self, recorder: Any, memory: Any) -> None:
+        """Follow the program from now on."""
+        self.program = Program(
+            recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
+        )
+        self.program.start()
+        self.reporter.steps = lambda: self.program.steps
+        self.reporter.on_end = self._ended_early
+
+    def sampled(self, sample: MemorySample) -> None:
+        """Report the memory as a phase begins."""
+        if not self.reporter.is_concluded:
+            self.reporter.report(sampled(sample))
+
+    def done(self) -> None:
+        """Report, as all steps were made, and end the program as its own exit would."""
+        self.reporter.conclude(self.outcome())
+        self.reporter.has_all_steps = True
+        self.program.stop()
+        raise SystemExit(0)
+
+    def _ended_early(self) -> None:
+        """Report a program that ends by itself: fewer steps than wanted are better than none."""
+        if self.program.steps and not self.reporter.is_concluded:
+            made, wanted = self.program.steps, self.request.steps
+            self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
+            self.reporter.conclude(self.outcome())
+
+    def outcome(self) -> ChildEvent:
+        """Return the result of a run that fits."""
+        raise AssertionError("said by the two kinds")
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Return what else is to be known of the result, a line each."""
+        return (*self.program.notes(), *self.notes)
+
+    def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
+        """Return a trial's outcome, with the figures up to now."""
+        return replace(
+            measured(outcome, recorded, self.program.peaks(), self.profile.context_bytes),
+            batch_size=self.request.batch_size or 0,
+            seconds=time.perf_counter() - self.started,
+            steps=self.program.steps,
+            step_seconds=tuple(self.program.step_seconds),
+            alloc_retries=self.program.memory.memory_stats().get("num_alloc_retries", 0),
+            detail=detail,
+            notes=self.all_notes(),
+        )
+
+
+class _Simulated(_Trial):
+    """On a GPU that is not there, as rank 0 of however many there are."""
+
+    def start(self) -> None:
+        from gpumem_tui.run.libraries import answer_nvml, follow_libraries
+        from gpumem_tui.simulator.cuda.presented import presented_as_cuda
+        from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
+        from gpumem_tui.simulator.device.shapes import AssumedRows
+        from gpumem_tui.simulator.fast.repeats import Repeats
+        from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
+
+        leave_compiler_unloaded(torch)
+        limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
+        self.rows = AssumedRows(self.request.workload.assumed_rows)
+        self.gpu = SimulatedGpu(
+            self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
+            on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
+            assumed_rows=self.rows,
+        )  # fmt: skip
+        gpus = self.request.workload.recipe.gpus
+        stack = ExitStack()
+        stack.enter_context(simulate(self.gpu))
+        stack.enter_context(presented_as_cuda(self.gpu, _local_gpus(gpus)))
+        atexit.register(_quietly(stack.close))
+        ranks = _ranks(gpus)
+        _follow_launchers(ranks)
+        self.follow(self.gpu, torch.cuda)
+        if ranks > gpus:
+            self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
+        stack.enter_context(Repeats(self.gpu, self.program.called).watching())
+        atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
+        follow_libraries(self.program)
+        answer_nvml(backend, self.profile.context_bytes)
+        self.changes: Changes | None = None
+        if isinstance(self.request, TraceRequest) and self.request.change:
+            from gpumem_tui.run.changes import Changes
+
+            self.changes = Changes(self.request.change, self.request.gpu)
+            self.changes.start()
+
+    def all_notes(self) -> tuple[str, ...]:
+        newer = newer_than_checked(torch.__version__)
+        return (*((newer,) if newer else ()), *super().all_notes(), *self.rows.used, *self.gpu.notes)
+
+    def outcome(self) -> ChildEvent:
+        from gpumem_tui.simulator.allocator.replay import AffineTrace
+        from gpumem_tui.simulator.device.scratch import assumption
+
+        self.program.name_what_lives()
+        gc.disable()  # the program is over, and a trace is a million objects without a cycle
+        timeline = self.gpu.finish()
+        if not self.program.peaks()[0]:
+            return Failed("workload", self.program.empty())
+        if isinstance(self.request, TrialRequest):
+            return self.trial_done("fit", (timeline, ""))
+        assumed: Counter[str] = self.gpu.mode.assumed
+        reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
+        seconds = time.perf_counter() - self.started
+        size = self.request.batch_size or 0
+        notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
+        done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
+        done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
+        if self.changes is None:
+            return done
+        return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
+
+    def _out_of_memory(self, message: str) -> None:
+        """Report that this batch does not fit: nothing the program does about it changes that."""
+        self.program.name_what_lives()
+        self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
+
+    def _failed_in_backward(self, error: Exception) -> None:
+        from gpumem_tui.run.errors import described
+        from gpumem_tui.text import flush_output
+
+        self.reporter.failed(described(error))
+        flush_output()
+        os._exit(1)
+
+
+class _Real(_Trial):
+    """On the GPU itself, under a cap, with the allocator's own history."""
+
+    def start(self) -> None:
+        self.recorder: CudaRecorder | None = None
+        cuda: Any = torch.cuda
+        cuda._lazy_call(self._initialized)
+
+    def _initialized(self) -> None:
+        """Begin once CUDA has been initialized, by the program: launchers and data loaders never do."""
+        assert isinstance(self.request, TrialRequest)
+        device = torch.device("cuda", (ranks_here(os.environ).local_rank or 0) % torch.cuda.device_count())
+        cap_reserved(device, self.request.limit_bytes)
+        self.recorder = CudaRecorder(device)
+        self.follow(self.recorder, torch.cuda)
+        internals: Any = torch._C
+        internals._cuda_attach_out_of_memory_observer(self._out_of_memory)
+
+    def outcome(self) -> ChildEvent:
+        self.program.name_what_lives()
+        if not self.program.peaks()[0]:
+            return Failed("workload", self.program.empty())
+        assert isinstance(self.request, TrialRequest)
+        done = self.trial_done("fit", self._recorded(failed=False))
+        context_bytes = context_bytes_on(None, self.request.others_bytes)
+        return replace(done, device_used_bytes=done.peak_reserved_bytes + context_bytes)
+
+    def _recorded(self, *, failed: bool) -> tuple[Timeline | None, str]:
+        assert self.recorder is not None
+        return history_of(self.recorder, failed=failed)
+
+    def _out_of_memory(self, _device: int, requested: int, _device_total: int, device_free: int) -> None:
+        from gpumem_tui.simulator.device.gpu import requested_text
+
+        said = f"CUDA out of memory. Tried to allocate {requested_text(requested)}; {requested_text(device_free)} free"
+        self.reporter.conclude(self.trial_done("oom", self._recorded(failed=True), said))
+
+
+# Several ranks on a simulated GPU: this process is rank 0, and the others are never started
+
+_MOST_LOCAL = 8
+"""GPUs of one machine, where more are asked for than a launcher's line says."""
+
+
+_LOCAL_GPUS = "GPUMEM_TUI_LOCAL_GPUS"
+"""Tells processes that a program starts how many GPUs their machine has, where no launcher's variable does."""
+
+
+def _ranks(gpus: int) -> int:
+    """Return how many ranks there are: as many GPUs as asked for, else as a launcher's variables say."""
+    return gpus if gpus > 1 else ranks_here(os.environ).world_size or 1
+
+
+def _local_gpus(gpus: int) -> int:
+    """Return how many GPUs this process counts on its machine."""
+    counted = ranks_here(os.environ).local_size or int(os.environ.get(_LOCAL_GPUS) or 0)
+    return counted or min(_ranks(gpus), _MOST_LOCAL)
+
+
+def _follow_launchers(world: int) -> None:
+    """Keep launchers from starting ranks beside the first, and end those that are started all the same.
+
+    This process is rank 0. A launcher (`torchrun`, `accelerate launch`) becomes the one program that it would have
+    started many times.
+    """
+    from gpumem_tui.simulator.cuda.world import answer_alone
+    from gpumem_tui.simulator.torch_internals import original
+    from gpumem_tui.simulator.torch_internals import replace as replace_in_torch
+
+    place = ranks_here(os.environ)
+    if place.rank or (place.rank is None and place.local_rank):
+        os._exit(0)
+    if world > 1:
+        _be_rank_0(world, min(world, _local_gpus(world)))
+
+    def become(config: Any, entrypoint: Any, arguments: list[Any], **_: Any) -> Any:
+        size = world if world > 1 else config.min_nodes * config.nproc_per_node
+        _be_rank_0(size, min(size, config.nproc_per_node))
+        if isinstance(entrypoint, str):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execvp(entrypoint, [entrypoint, *map(str, arguments)])  # noqa: S606 - the user's own command
+        return {0: entrypoint(*arguments)}
+
+    def launcher(module: Any) -> None:
+        replace_in_torch(module, "launch_agent", become)
+
+    def spawner(module: Any) -> None:
+        start = original(module, "start_processes")
+
+        def start_one(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
+            if nprocs > 1:
+                os.environ.setdefault(_LOCAL_GPUS, str(nprocs))
+            return start(fn, args, min(nprocs, 1), *others, **more)
+
+        replace_in_torch(module, "start_processes", start_one)
+
+    after_import("torch.distributed.launcher.api", launcher)
+    after_import("torch.multiprocessing.spawn", spawner)
+    for package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
+        after_import(f"{package}.strategies.launchers.subprocess_script", _start_no_child)
+    if torch.distributed.is_available():
+        answer_alone()
+
+
+def _start_no_child(module: Any) -> None:
+    """Lightning's launcher starts this script again for every further rank."""
+    module._SubprocessScriptLauncher._call_children_scripts = lambda _launcher: None
+
+
+def _be_rank_0(world: int, local: int) -> None:
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", GROUP_RANK="0", ROLE_RANK="0", WORLD_SIZE=str(world), ROLE_WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(local), GROUP_WORLD_SIZE=str(max(1, world // local)), TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
+    )  # fmt: skip
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+
+
+def _quietly(call: Callable[[], None]) -> Callable[[], None]:
+    """Ignore errors while the interpreter shuts down."""
+
+    def called() -> None:
+        with suppress(Exception):
+            call()
+
+    return called

@@ -1,0 +1,72 @@
+"""Errors of a user's program in one line: what, and where in the user's own files. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import traceback
+
+from gpumem_tui.errors import in_one_line, named
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+_MOST_CHARACTERS = 300
+_OF_CUDA = re.compile(r"_cuda\b|^(amp_C|apex_C|flash_attn\w*|xformers)$|lib(cuda|cudart|cublas\w*|nvrtc)\.so")
+"""Modules that are compiled for CUDA, and the libraries that loading them looks for."""
+
+
+def is_users(path: str) -> bool:
+    """Return whether a file is the user's own: not Python's, no installed library's and not ours."""
+    return not path.startswith(("<", _PACKAGE, *_INSTALLED)) and not path.startswith(os.path.dirname(sys.executable))
+
+
+def place(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame that is the user's, else of the innermost; empty without frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    found = ([frame for frame in frames if is_users(frame.filename)] or frames)[-1]
+    return f"{os.path.relpath(found.filename)}:{found.lineno}"
+
+
+def described(error: BaseException) -> str:
+    """Say what went wrong, where, and what to do about it where that is plain, in one line."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{os.path.relpath(error.filename)}:{error.lineno}: syntax error: {error.msg}"
+    if getattr(error, "says_where", False):  # one of ours
+        return str(error)
+    words = _words(error)
+    said = f"{named(error)}: {words}" if words else named(error)
+    where = place(error)
+    at = f"{where}: " if where else ""
+    if isinstance(error, EOFError):
+        return f"{at}the command asks for input, which cannot be answered here: give it as an option ({said})"
+    if isinstance(error, ImportError):
+        return f"{at}{said}{_why_not_imported(error)}"
+    return f"{at}{said}"
+
+
+def _words(error: BaseException) -> str:
+    """Return an error's text in one line that can be read at a glance."""
+    words = in_one_line(error)
+    return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
+
+
+def _why_not_imported(error: ImportError) -> str:
+    """Say what lies behind a failed import, and what to do about it."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    because = "" if root is error else f" ({type(root).__name__}: {_words(root)})"
+    name = root.name if isinstance(root, ModuleNotFoundError) else None
+    if _OF_CUDA.search(name or str(root)):
+        return (
+            f"{because}; it is compiled for CUDA, and without a GPU only what PyTorch computes itself can be followed: "
+            "choose PyTorch's own implementation (such as sdpa for attention), or run on a real GPU"
+        )
+    return f"{because}; install it for {sys.executable}" if name else because

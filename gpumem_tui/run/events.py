@@ -1,0 +1,320 @@
+"""Messages between whoever wants a step run and the process that runs it: one JSON object a line, typed and versioned.
+
+Plain dataclasses rather than msgspec structs, because the child may run in a user's own interpreter that has torch and
+nothing of ours; the viewer's side decodes every line into them with msgspec, which validates it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from gpumem_tui.catalog.shapes import Gpu, GpuSpeed
+from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.simulator.allocator.profile import Profile
+from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.text import cleaned
+from gpumem_tui.workload.spec import WorkloadSpec
+
+SCHEMA = 1
+Outcome = Literal["fit", "oom", "error"]
+
+PROPOSE = "propose"
+"""As a `TraceRequest`'s change: make none, and say which could be made."""
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """Run the step at one batch size and say whether it fits.
+
+    Attributes:
+        gpu: the device, as catalogued or as the driver describes it. `simulated`: be it, rather than use it.
+        limit_bytes: cap on reserved bytes; None for the whole device. `steps`: full training steps to run.
+        others_bytes: what other processes held on the device when it was chosen.
+    """
+
+    workload: WorkloadSpec
+    gpu: Gpu
+    simulated: bool
+    batch_size: int
+    steps: int
+    limit_bytes: int | None = None
+    others_bytes: int = 0
+    action: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Trace the step on the simulated GPU at three batch sizes and find the affine form through them.
+
+    Attributes:
+        batch_size: where there is no such form, trace at this size alone; None: say that there is none.
+        not_affine: why there is no such form, where that is known from an earlier trace: do not look for it again.
+        change: of a command: the change to make to it, by name (see `changes`), or `PROPOSE`; empty for
+            neither.
+    """
+
+    simulated: ClassVar[bool] = True
+
+    workload: WorkloadSpec
+    gpu: Gpu
+    steps: int
+    batch_size: int | None = None
+    not_affine: str = ""
+    change: str = ""
+    action: Literal["trace"] = "trace"
+
+
+Request = TrialRequest | TraceRequest
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The child runs and has imported torch. `profile` and what follows are the simulator's (see `Profile`).
+
+    Attributes:
+        context_range: None where `context_bytes` is exact.
+    """
+
+    torch_version: str
+    profile: str
+    context_bytes: int
+    context_source: str
+    context_range: Range | None = None
+    event: Literal["ready"] = "ready"
+
+    @classmethod
+    def of(cls, torch_version: str, profile: Profile) -> Ready:
+        """Return the event of a torch of this version, with what the simulator assumes of it."""
+        return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A process of a command has imported torch: its place among the ranks, and the script it runs."""
+
+    pid: int
+    rank: int
+    ranks: int
+    script: str
+    event: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command's process ended by itself, after so many optimizer steps, with nothing to report."""
+
+    steps: int
+    event: Literal["ended"] = "ended"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A line that a command printed."""
+
+    text: str
+    event: Literal["output"] = "output"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then."""
+
+    step: int
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    buckets: dict[str, int]
+    event: Literal["sample"] = "sample"
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """The outcome of one trial.
+
+    Attributes:
+        buckets: the composition at the peak; they sum to `peak_allocated_bytes`. None where it could not be had, and
+            `buckets_unknown` says why.
+        detail: the out-of-memory message or the error, in one line; empty for a fit.
+        notes: what else is to be known of the result, a line each.
+        growing: that memory grows from step to step, and where; empty if it does not.
+        device_used_bytes: what the whole device held at the peak for this process: context and reserved.
+        step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_used_bytes: int
+    buckets: dict[str, int] | None
+    buckets_unknown: str
+    seconds: float
+    steps: int
+    step_seconds: tuple[float, ...] = ()
+    alloc_retries: int = 0
+    detail: str = ""
+    notes: tuple[str, ...] = ()
+    growing: str = ""
+    event: Literal["trial"] = "trial"
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """Return `buckets`, typed."""
+        return None if self.buckets is None else Breakdown.from_json(self.buckets)
+
+
+@dataclass(frozen=True)
+class TraceDone:
+    """A trace at every batch size, or at one.
+
+    Attributes:
+        assumed: the operators whose kernels' scratch is not known and counted as none: (operator, times, why).
+        only_at: the one batch size that was traced where memory is no straight line in the batch size, and `not_affine`
+            says why it is none; 0: the trace answers for every size.
+        notes: what else is to be known of the result, a line each.
+        changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
+        is_sharded: whether each rank of a command holds a part.
+        parameters: of a command, the values in the parameters of its models, a shared one once; 0 where it is none.
+        rows_asked_for: of a command, the largest part into which it cuts its batch (see `DeviceMode`); 0
+            for none.
+        traced_layers: the depths of the networks that were traced instead of a deeper one (see `DeepTracer`);
+            empty where it was traced itself.
+    """
+
+    trace: AffineTrace
+    seconds: float
+    assumed: tuple[tuple[str, int, str], ...] = ()
+    only_at: int = 0
+    not_affine: str = ""
+    notes: tuple[str, ...] = ()
+    changes: tuple[tuple[str, str], ...] = ()
+    is_sharded: bool = False
+    parameters: int = 0
+    rows_asked_for: int = 0
+    traced_layers: tuple[int, ...] = ()
+    event: Literal["trace"] = "trace"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The child could not do what was asked.
+
+    Attributes:
+        kind: ``workload``: the user's file or options are wrong; ``python``: that interpreter is none;
+            ``torch``: no usable torch in it; ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
+        detail: one clear line.
+        peaks: of a step whose memory is no straight line in the batch size, (batch size, highest allocated bytes) at
+            two sizes; empty otherwise.
+    """
+
+    kind: Literal["workload", "python", "torch", "trace", "device"]
+    detail: str
+    peaks: tuple[tuple[int, int], ...] = ()
+    event: Literal["failed"] = "failed"
+
+
+ChildEvent = Ready | Joined | Ended | Output | Sample | TrialDone | TraceDone | Failed
+_BY_NAME: dict[str, type[ChildEvent]] = {
+    "ready": Ready,
+    "joined": Joined,
+    "ended": Ended,
+    "output": Output,
+    "sample": Sample,
+    "trial": TrialDone,
+    "trace": TraceDone,
+    "failed": Failed,
+}
+
+
+class EventError(ValueError):
+    """A line that is not an event of this schema's version."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The part of a line that says how to read the rest."""
+
+    event: str
+    schema: int | None = None
+
+
+def encode(message: Request | ChildEvent) -> bytes:
+    """Return a message as one JSON line."""
+    body = {"schema": SCHEMA, **_fields(message)}
+    return json.dumps(body, separators=(",", ":"), default=_fields).encode() + b"\n"
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def decode_request(line: bytes) -> Request:
+    """Read the viewer's request in the child (standard library only; both are this same program).
+
+    Raises:
+        EventError: the two are of different versions.
+    """
+    values: dict[str, Any] = json.loads(line)
+    if values.pop("schema") != SCHEMA:
+        raise EventError("the parent speaks another version")
+    kind = TrialRequest if values["action"] == "trial" else TraceRequest
+    gpu = values.pop("gpu")
+    gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
+    gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
+    return kind(workload=WorkloadSpec.from_wire(values.pop("workload")), gpu=Gpu(**gpu), **values)
+
+
+def printable(line: bytes) -> bytes:
+    """Return a line of JSON in which no text has what is not printable.
+
+    Raises:
+        msgspec.MsgspecError: it is no JSON.
+    """
+    if b"\\" not in line:  # behind it JSON has what is not printable
+        return line
+    import msgspec
+
+    return msgspec.json.encode(cleaned(msgspec.json.decode(line)))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Exclude what is made within from garbage collection.
+
+    A trace is a million tuples without a cycle, and going through them again and again takes longer than replaying
+    them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def decode_event(line: bytes) -> ChildEvent:
+    """Read and validate a child's line on the viewer's side.
+
+    Raises:
+        EventError: not JSON, another schema version, an unknown event, or a field of the wrong type.
+    """
+    import msgspec
+
+    try:
+        line = printable(line)
+        head = msgspec.json.decode(line, type=_Head)
+        if head.schema != SCHEMA:
+            raise EventError(f"event of schema {head.schema!r}, expected {SCHEMA}")
+        kind = _BY_NAME[head.event]
+        with uncollected() if kind is TraceDone else nullcontext():
+            return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise EventError(f"not an event: {error}") from error

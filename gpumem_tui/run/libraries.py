@@ -1,0 +1,353 @@
+"""What libraries ask of a GPU that is simulated: compilation, kernels and graphs of their own, checkpoints, NVML."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules._functions import SyncBatchNorm
+from torch.optim import optimizer as optimizers
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from gpumem_tui.importing import after_import
+from gpumem_tui.run.errors import is_users
+from gpumem_tui.simulator.allocator.profile import WARP_SIZE
+from gpumem_tui.simulator.device.gpu import Backend, backend
+from gpumem_tui.simulator.fast.uncompiled import stay_eager
+from gpumem_tui.simulator.torch_internals import original, replace
+
+if TYPE_CHECKING:
+    from gpumem_tui.run.program import Program
+
+
+_SHARED_BYTES = {(7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (12, 0): 101376}
+_SHARED_BYTES_FROM_HOPPER = 232448
+_REGISTERS = 65536
+"""What a block of threads may have of shared memory, by compute capability, and a multiprocessor's 32-bit registers
+(CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+
+def follow_libraries(program: Program) -> None:
+    """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
+    stay_eager(program.note)
+    write_no_checkpoint(program)
+    follow_graphs(program.note)
+    after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
+    _compile_nothing(program)
+    _iterate_in_full(program)
+    after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
+    after_import(
+        "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
+    )
+
+
+def _iterate_in_full(program: Program) -> None:
+    """LBFGS iterates within a step until nothing changes, and losses without values never do."""
+    optimizer: Any = torch.optim.LBFGS
+    step = original(optimizer, "step")
+
+    @functools.wraps(step)
+    def full_step(self: Any, closure: Any) -> Any:
+        program.note("LBFGS: all iterations of a step are made; its history grows with steps, up to history_size pairs")
+        for group in self.param_groups:
+            group["tolerance_change"] = group["tolerance_grad"] = -1.0
+        return step(self, closure)
+
+    replace(optimizer, "step", full_step)
+
+
+def _launch_nothing(program: Program, *kinds: Any) -> None:
+    """Make launches do nothing: a kernel's results are allocated before it is launched."""
+
+    def run(*_: Any, **__: Any) -> None:
+        program.note("Triton kernels are not run: what they allocate is, before they are launched")
+
+    for kind in kinds:
+        kind.run = run
+
+
+class _KernelLeftOut:
+    """A CUDA kernel that a program compiles while it runs: what it writes is allocated before, as with Triton's."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self._program.note("CUDA kernels that the program compiles are not run: what they write is allocated before")
+
+    def set_shared_memory_config(self, size_bytes: int) -> None:
+        """Ignore memory of the multiprocessors, which is no part of the device's."""
+
+
+def _compile_nothing(program: Program) -> None:
+    if hasattr(torch.cuda, "_compile_kernel"):
+        replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
+
+
+class _TritonDriver:
+    """Triton's driver of the simulated GPU: what launchers ask it before they choose a kernel's shape.
+
+    Args:
+        device: answers as `torch.cuda` does.
+    """
+
+    def __init__(self, device: Backend) -> None:
+        self._device = device
+        self.utils = SimpleNamespace(get_device_properties=self._properties)
+        self.get_current_device: Callable[[], int] = device.current_device
+        self.get_device_capability = device.get_device_capability
+
+    def get_current_stream(self, _device: object = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        compiler: Any = import_module("triton.backends.compiler")
+        major, minor = self._device.get_device_capability()
+        return compiler.GPUTarget("cuda", 10 * major + minor, WARP_SIZE)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Return no cache: there is nothing to measure."""
+        return torch.empty(0)
+
+    def _properties(self, _device: object = None) -> dict[str, int]:
+        properties = self._device.get_device_properties()
+        capability = self._device.get_device_capability()
+        shared = _SHARED_BYTES.get(capability) or _SHARED_BYTES_FROM_HOPPER
+        return {
+            "multiprocessor_count": properties.multi_processor_count,
+            "max_shared_mem": shared,
+            "max_num_regs": _REGISTERS,
+            "warpSize": properties.warp_size,
+        }
+
+
+# CUDA graphs: what is captured runs once, then; a replay repeats the optimizer steps in it
+
+_POOL = (0, 1)
+_SYNC_BATCH_NORM = SyncBatchNorm.forward.__code__
+
+
+class CapturedGraph:
+    """`torch.cuda.CUDAGraph`; what is allocated then comes from the pool of the stream it is captured on."""
+
+    _capturing: CapturedGraph | None = None
+
+    def __init__(self, keep_graph: bool = False) -> None:  # noqa: ARG002 - as torch's is called
+        self._stepped: list[Optimizer] = []
+        self._watch: Any = None
+
+    @classmethod
+    def is_capturing(cls) -> bool:
+        """Return whether a graph is being captured.
+
+        `SyncBatchNorm` is told so: if not, it looks by values for ranks without samples, to leave these out.
+        """
+        return cls._capturing is not None or sys._getframe(1).f_code is _SYNC_BATCH_NORM
+
+    def capture_begin(self, *_: object, **__: object) -> None:
+        """Note from here on which optimizers step."""
+        self._stepped.clear()
+        CapturedGraph._capturing = self
+        self._watch = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.append(optimizer))
+
+    def capture_end(self) -> None:
+        """End the capture."""
+        CapturedGraph._capturing = None
+        self._watch.remove()
+
+    def replay(self) -> None:
+        """Note that the captured optimizers have stepped once more."""
+        for optimizer in self._stepped:
+            for hook in list(optimizers._global_optimizer_post_hooks.values()):
+                hook(optimizer, (), {})
+
+    def pool(self) -> tuple[int, int]:
+        """Return the id of the pool of memory."""
+        return _POOL
+
+    def _do_nothing(self, *_: object) -> None:
+        """Answer what changes no memory."""
+
+    instantiate = reset = enable_debug_mode = debug_dump = _do_nothing
+
+
+def follow_graphs(note: Callable[[str], None]) -> None:
+    """Give programs graphs that can be captured without CUDA, and `note` what that means."""
+
+    class NotedGraph(CapturedGraph):
+        def __init__(self, keep_graph: bool = False) -> None:
+            super().__init__(keep_graph)
+            note("CUDA graphs: traced once, as they are captured, without the memory that a graph keeps for itself")
+
+    cuda: Any = torch.cuda
+    for module in (cuda, cuda.graphs):
+        replace(module, "CUDAGraph", NotedGraph)
+        replace(module, "graph_pool_handle", lambda: _POOL)
+        replace(module, "is_current_stream_capturing", CapturedGraph.is_capturing)
+
+
+# Checkpoints are not written, as nothing was trained; a program's own data is
+
+
+def write_no_checkpoint(program: Program) -> None:
+    """Have whatever would write tensors without data write nothing, and note where it was asked to."""
+
+    def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if not is_without_data(*args, **kwargs):
+                return write(*args, **kwargs)
+            program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
+            return None
+
+        return checked
+
+    def replace(owner: Any, name: str, is_without_data: Callable[..., bool]) -> None:
+        if hasattr(owner, name):
+            setattr(owner, name, instead(getattr(owner, name), is_without_data))
+
+    def replace_later(module: str, owner: str, name: str, is_without_data: Callable[..., bool]) -> None:
+        after_import(module, lambda imported: replace(getattr(imported, owner), name, is_without_data))
+
+    replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
+
+    def safetensors(module: Any) -> None:
+        replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors))
+        replace(module, "save_model", lambda model, *_, **__: _is_without_data(model))
+
+    after_import("safetensors.torch", safetensors)
+    for name, owner in (
+        ("transformers.modeling_utils", "PreTrainedModel"),
+        ("peft.peft_model", "PeftModel"),
+        ("diffusers.models.modeling_utils", "ModelMixin"),
+    ):
+        replace_later(name, owner, "save_pretrained", lambda model, *_, **__: _is_without_data(model))
+
+    def distributed(module: Any) -> None:
+        for name in ("save", "async_save", "save_state_dict"):
+            replace(module, name, _always)
+
+    after_import("torch.distributed.checkpoint.state_dict_saver", distributed)
+    replace_later("transformers.trainer", "Trainer", "_save_checkpoint", _always)
+    replace_later("accelerate.accelerator", "Accelerator", "save_state", _always)
+
+
+def _always(*_: object, **__: object) -> bool:
+    """Answer for a training's whole state, which has the model's tensors in it."""
+    return True
+
+
+def _is_in_memory(f: Any) -> bool:
+    """Return whether what is written stays in this process, as in pickling a tensor."""
+    return isinstance(f, io.IOBase) and not isinstance(f, (io.FileIO, io.BufferedWriter, io.BufferedRandom))
+
+
+def _is_without_data(model: nn.Module) -> bool:
+    return any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+class _Found(Exception):
+    """A tensor without data is part of an object."""
+
+
+class _Search(pickle.Pickler):
+    """Goes through an object as pickling does, which is how it would be saved."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FakeTensor):
+            raise _Found
+        return (int, ()) if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage)) else NotImplemented
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _holds_no_data(obj: object) -> bool:
+    """Return whether tensors without data are part of an object."""
+    sink: Any = _Nowhere()
+    try:
+        _Search(sink, protocol=5, buffer_callback=lambda _: False).dump(obj)
+    except _Found:
+        return True
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):  # said again, by whoever saves it
+        return False
+    return False
+
+
+def _calling_place() -> str:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "by a library"
+
+
+# What NVML's Python binding (`pynvml`) answers
+
+_DRIVER, _CUDA_DRIVER = "570.86.10", 12080
+"""The driver in the installer ``cuda_12.8.0_570.86.10_linux.run``, and CUDA's version as NVML writes it."""
+
+
+def answer_nvml(device: Backend, context_bytes: int) -> None:
+    """Have NVML's binding answer for the simulated GPU, once the program has imported it.
+
+    Args:
+        device: answers as `torch.cuda`.
+        context_bytes: what a process holds beside its allocator.
+    """
+
+    def memory(*_: object, **__: object) -> SimpleNamespace:
+        total = device.get_device_properties().total_memory
+        used = device.memory_reserved() + context_bytes
+        return SimpleNamespace(total=total, used=used, free=total - used, reserved=0)
+
+    def always(answer: object) -> Callable[..., object]:
+        return lambda *_, **__: answer
+
+    answers: dict[str, Callable[..., object]] = {
+        "nvmlInit": always(None),
+        "nvmlInitWithFlags": always(None),
+        "nvmlShutdown": always(None),
+        "nvmlSystemGetDriverVersion": always(_DRIVER),
+        "nvmlSystemGetCudaDriverVersion": always(_CUDA_DRIVER),
+        "nvmlSystemGetCudaDriverVersion_v2": always(_CUDA_DRIVER),
+        "nvmlDeviceGetCount": device.device_count,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByUUID": always(0),
+        "nvmlDeviceGetIndex": lambda handle: handle,
+        "nvmlDeviceGetName": lambda _: device.get_device_name(),
+        "nvmlDeviceGetUUID": lambda _: f"GPU-{device.get_device_properties().uuid}",
+        "nvmlDeviceGetCudaComputeCapability": lambda _: device.get_device_capability(),
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=0, memory=0),
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [],
+        "nvmlDeviceGetTemperature": always(0),
+        "nvmlDeviceGetPowerUsage": always(0),
+    }
+
+    def answer(module: Any) -> None:
+        for name, function in answers.items():
+            setattr(module, name, function)
+
+    after_import("pynvml", answer)

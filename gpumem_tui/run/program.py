@@ -1,0 +1,336 @@
+"""Follows a training program that knows nothing of it: its phases, its steps, its models and optimizers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.step import Phase
+from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
+from gpumem_tui.step.run import MemorySample, Recorder
+from gpumem_tui.step.walking import (
+    gradients_of,
+    holding_memory,
+    instances_of,
+    outermost,
+    parameters_of,
+    state_of,
+    tensors_in,
+)
+
+_BETWEEN_SAMPLES_S = 0.05
+
+
+class Program:
+    """A program that trains in this process.
+
+    A step is one of the first optimizer that steps, or an update that a program without any makes. The phases are told
+    by hooks: forward begins when a module is called by no other, backward with `torch.autograd.backward`, the
+    optimizer phase with any optimizer's `step`.
+
+    Args:
+        memory: the device module, as `torch.cuda`.
+        steps: after so many steps `done` is called, within the last one's hook.
+        report: called with the memory as phases begin, a few times a second.
+        wait: called at the end of each step; may hold the program up.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        memory: Any,
+        steps: int,
+        report: Callable[[MemorySample], None],
+        done: Callable[[], None],
+        wait: Callable[[], None],
+    ) -> None:
+        self.memory = memory
+        self.steps = 0
+        self.step_seconds: list[float] = []
+        self._recorder = recorder
+        self._wanted = steps
+        self._report = report
+        self._done = done
+        self._wait = wait
+        self._pid = os.getpid()
+        self._phase = Phase.BUILD
+        self._depth = 0
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._first: int | None = None
+        self._round: set[int] = set()
+        self._missing: set[int] = set()
+        self._by_hand = UpdatesByHand()
+        self._trained: set[int] = set()
+        self._storages: dict[Bucket, dict[int, int]] = {}
+        """By bucket what is known by name: the bytes of each storage."""
+
+        self._notes: dict[str, None] = {}
+        self._next_sample = 0.0
+        self._peaks = (0, 0)
+        self._hooks: PhaseHooks | None = None
+        self._step_began = time.perf_counter()
+
+    # The program's hooks
+
+    def start(self) -> None:
+        """Follow the program from now on."""
+        self._recorder.mark(0, Phase.BUILD)
+        self._hooks = PhaseHooks()
+        self._hooks.callback(register_module_forward_pre_hook(self._enter_module).remove)
+        self._hooks.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
+        self._hooks.on_optimizer(self._enter_optimizer, self._leave_optimizer)
+        mark_backward(self._enter_backward, self._leave_backward)
+        reset = self.memory.reset_peak_memory_stats
+
+        def kept_reset(*args: Any, **kwargs: Any) -> Any:
+            self._peaks = self.peaks()
+            return reset(*args, **kwargs)
+
+        self.memory.reset_peak_memory_stats = kept_reset
+
+    def stop(self) -> None:
+        """Follow it no longer."""
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
+
+    @property
+    def _is_followed(self) -> bool:
+        return self._hooks is not None and os.getpid() == self._pid
+
+    def _enter_module(self, module: nn.Module, *_: Any) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self.called(module)
+
+    def called(self, module: nn.Module) -> None:
+        """Note that a module is called by no other one: forward begins."""
+        if not self._is_followed or in_backward():
+            return
+        self._count_update()
+        if module not in self._roots:
+            self._roots.add(module)
+            self._recorder.name_modules(module)
+            self._tag_module(module)
+        if self._phase is not Phase.FORWARD:
+            self._enter(Phase.FORWARD)
+
+    def _leave_module(self, *_: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._is_followed:
+            return
+        if id(optimizer) == self._first and self.steps >= self._wanted:
+            self._finish()
+        for module in self._roots:
+            self._tag_module(module)
+        parameters = parameters_of(optimizer)
+        self._trained.update(map(id, parameters))
+        self._tag(Bucket.PARAMETERS, parameters)
+        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
+        if not in_backward():
+            self._enter(Phase.OPTIMIZER)
+
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._is_followed:
+            return
+        self._tag(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
+        if self._first is None:
+            self._first = id(optimizer)
+        if id(optimizer) == self._first:
+            self.steps += 1
+            self._time_step()
+            self._missing, self._round = self._round, set()
+        else:
+            self._round.add(id(optimizer))
+            self._missing.discard(id(optimizer))
+        if self.steps >= self._wanted and not self._missing:
+            self._finish()
+        elif not in_backward():
+            self._begin_next()
+
+    def _enter_backward(self) -> None:
+        if self._is_followed:
+            self._count_update()
+            self._enter(Phase.BACKWARD)
+
+    def _leave_backward(self) -> None:
+        if self._is_followed and self._first is None:
+            self._remember_for_updates()
+
+    def _remember_for_updates(self) -> None:
+        """Note the end of a backward while no optimizer of torch's has stepped so far."""
+        parameters = [parameter for module in self._roots for parameter in module.parameters()]
+        self._by_hand.after_backward(parameters)
+        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
+        if self._by_hand.is_certain:
+            self._enter(Phase.OPTIMIZER)
+
+    def _count_update(self) -> None:
+        """Count the step that a program without an optimizer has made since its last backward."""
+        if self._first is not None or not self._by_hand.has_stepped():
+            return
+        self.note("no optimizer of torch's: steps are its updates; what an optimizer of its own keeps is other memory")
+        self.steps += 1
+        self._time_step()
+        if self.steps >= self._wanted:
+            self._finish()
+        self._begin_next()
+
+    def _time_step(self) -> None:
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._step_began)
+        self._step_began = now
+
+    def _begin_next(self) -> None:
+        self._wait()
+        self._storages.pop(Bucket.GRADIENTS, None)
+        self._enter(Phase.BATCH)
+
+    def _finish(self) -> None:
+        """End the run: all steps were made, those of optimizers that step in turn with the first one, too."""
+        self._sample(Phase.BATCH, now=True)
+        self._done()
+
+    # What is known of its memory
+
+    def name_what_lives(self) -> None:
+        """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
+        things = gc.get_objects()
+        for module in outermost(instances_of(nn.Module, things)):
+            self._tag_module(module)
+            self._tag(Bucket.GRADIENTS, gradients_of(module.parameters()))
+        for optimizer in instances_of(torch.optim.Optimizer, things):
+            parameters = parameters_of(optimizer)
+            if parameters and self._trained.isdisjoint(map(id, parameters)):
+                kind, made = type(optimizer).__name__, self.steps
+                self.note(f"an optimizer ({kind}) has not stepped within {made} steps of another: --steps runs more")
+
+    def peaks(self) -> tuple[int, int]:
+        """Return the highest (allocated, reserved) bytes, whenever the program has reset its own figures."""
+        allocated, reserved = self.memory.max_memory_allocated(), self.memory.max_memory_reserved()
+        return max(self._peaks[0], allocated), max(self._peaks[1], reserved)
+
+    def parameters(self) -> int:
+        """Return the values in all parameters of the models that were called, as their tensors count them."""
+        return sum({id(p): p.numel() for module in self._roots for p in module.parameters()}.values())
+
+    def note(self, text: str) -> None:
+        """Add a line to be known of the result; said once."""
+        self._notes[text] = None
+
+    def notes(self) -> tuple[str, ...]:
+        """Return all lines to be known of the result."""
+        return tuple(self._notes)
+
+    def empty(self) -> str:
+        """Say why a run that trained left the GPU empty."""
+        places = sorted({p.device.type for module in self._roots for p in module.parameters()})
+        where = f"its model is on the {places[0].upper()}" if places else "none of its tensors is there"
+        return f"the command leaves the GPU empty ({where}): tell it to train on cuda"
+
+    def _tag_module(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
+
+    def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
+        found = [part for tensor in tensors if isinstance(tensor, torch.Tensor) for part in holding_memory(tensor)]
+        self._recorder.tag(bucket, found)
+        storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
+        self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
+
+    def _enter(self, phase: Phase) -> None:
+        self._sample(phase)
+        self._phase = phase
+        self._recorder.mark(self.steps + 1, phase)
+
+    def _sample(self, phase: Phase, *, now: bool = False) -> None:
+        moment = time.monotonic()
+        if not now and moment < self._next_sample:
+            return
+        self._next_sample = moment + _BETWEEN_SAMPLES_S
+        allocated, reserved = self.memory.memory_allocated(), self.memory.memory_reserved()
+        known = {bucket: sum(storages.values()) for bucket, storages in self._storages.items()}
+        self._report(MemorySample.of(self.steps, phase, allocated, reserved, known))
+
+
+def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
+    """Yield what quantized parameters keep beside their data, as bitsandbytes' ``quant_state``: scales and tables."""
+    for parameter in parameters:
+        if hasattr(parameter, "quant_state"):
+            state = parameter.quant_state
+            while state is not None:
+                yield from tensors_in(vars(state))
+                state = getattr(state, "state2", None)
+
+
+# Steps without an optimizer of torch's
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A parameter and its gradient as backward left them; in-place operators count a tensor's version up."""
+
+    parameter: weakref.ref[torch.Tensor]
+    gradient: int
+    version: int
+    gradient_version: int
+
+    def is_changed(self) -> bool:
+        parameter = self.parameter()
+        if parameter is None:
+            return False
+        gradient: Any = parameter.grad
+        return (
+            gradient is None
+            or gradient._cdata != self.gradient
+            or gradient._version != self.gradient_version
+            or parameter._version != self.version
+        )
+
+
+class UpdatesByHand:
+    """Tells whether a program without an optimizer of torch's has made a step since the last backward.
+
+    Between two backward passes nothing but a step changes parameters or gradients: it writes them, clips gradients, or
+    sets these to zero or None. (What is written to a tensor's ``.data`` does not count up the tensor's own version.)
+
+    Attributes:
+        is_certain: such a step has been made.
+    """
+
+    def __init__(self) -> None:
+        self.is_certain = False
+        self._before: list[_Trained] = []
+        self._has_optimizer = False
+
+    def after_backward(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Remember how backward, which has returned, left the parameters."""
+        if self._has_optimizer:
+            return
+        found = [(parameter, parameter.grad) for parameter in parameters]
+        self._before = [
+            _Trained(weakref.ref(parameter), gradient._cdata, parameter._version, gradient._version)
+            for parameter, gradient in found
+            if gradient is not None
+        ]
+
+    def has_stepped(self) -> bool:
+        """Return whether a step was made since then: once a step, and never of a program that has an optimizer."""
+        if not any(trained.is_changed() for trained in self._before):
+            return False
+        self._before = []
+        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, gc.get_objects()))
+        self.is_certain = not self._has_optimizer
+        return self.is_certain

@@ -1,0 +1,195 @@
+"""A process of a followed command: from the interpreter's start to the report of what happened.
+
+Imports next to nothing before torch is imported: every Python process of the command loads it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+
+from gpumem_tui.importing import after_import
+
+TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from types import ModuleType, TracebackType
+
+    from gpumem_tui.run.events import ChildEvent
+
+REQUEST_FILE, SOCKET_FILE = "request.json", "events.sock"
+STACK_FILE = "stack-"
+"""And the process id: where a process writes its stack."""
+
+STACK_SIGNAL = signal.SIGRTMAX - 1
+
+
+def begin(directory: str, take_part: Callable[[Reporter], None]) -> None:
+    """Follow this process: once it imports torch it is part of the trial, and an error that ends it is reported.
+
+    Args:
+        directory: where the request and the socket of who asked for it are.
+        take_part: called once torch is imported.
+    """
+    _write_stack_at_signal(directory)
+    session = _Session(directory)
+    after_import("torch._compile", session.compiler_imported)
+    after_import("torch", lambda _: take_part(session.reporter()))
+    sys.excepthook = session.excepthook
+    atexit.register(session.ended)
+    os.register_at_fork(after_in_child=session.leave)
+
+
+def _write_stack_at_signal(directory: str) -> None:
+    """Have a signal write down the source line that the main thread is at."""
+    file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
+    faulthandler.register(STACK_SIGNAL, file, all_threads=False)
+
+
+class _Session:
+    """What one process knows of the trial."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._reporter: Reporter | None = None
+        self._is_child = False
+        self._before = sys.excepthook
+
+    def reporter(self) -> Reporter:
+        """Return the connection to who asked for the trial, made at the first call."""
+        if self._reporter is None:
+            self._reporter = Reporter(self._directory)
+        return self._reporter
+
+    def compiler_imported(self, module: ModuleType) -> None:
+        """Note that the way to torch's compiler is there, and nothing has used it yet."""
+        from gpumem_tui.run.events import decode_request
+        from gpumem_tui.simulator.fast.uncompiled import exclude_nothing
+
+        if decode_request(self.reporter().request()).simulated:
+            exclude_nothing(module)
+
+    def leave(self) -> None:
+        """Stay out of it in a forked child, such as a data loader's worker: what is reported is its parent's."""
+        self._is_child = True
+        if self._reporter is not None:
+            self._reporter.leave()
+
+    def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Report the error that ends this process."""
+        if not self._is_child:
+            from gpumem_tui.run.errors import described
+
+            self.reporter().failed(described(error))
+        self._before(kind, error, trace)
+
+    def ended(self) -> None:
+        """Report the end: the interpreter exits, and has called all other exit handlers."""
+        if self._reporter is None or self._is_child:
+            return
+        self._reporter.ended()
+        if self._reporter.has_all_steps:  # taking apart what a long run leaves would take a second
+            from gpumem_tui.text import flush_output
+
+            flush_output()
+            os._exit(0)
+
+
+class Reporter:
+    """The connection of one process of a command to who asked for the trial.
+
+    Events go out as JSON lines; ``pause`` and ``resume`` come in, and are read at the end of each step.
+
+    Attributes:
+        is_concluded: the outcome was sent. `has_all_steps`: all steps that were asked for were made.
+        steps: returns the optimizer steps so far. `on_end`: called as the interpreter exits.
+    """
+
+    def __init__(self, directory: str) -> None:
+        import socket
+        import threading
+
+        from gpumem_tui.launchers import ranks_here
+        from gpumem_tui.run.events import Joined
+
+        self._directory = directory
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
+        self._lock = threading.Lock()
+        self.is_concluded = False
+        self.has_all_steps = False
+        self.steps: Callable[[], int] = lambda: 0
+        self.on_end: Callable[[], None] = lambda: None
+        try:
+            self._socket.connect(os.path.join(directory, SOCKET_FILE))
+        except OSError:  # who asked is gone, and all of this is about to be ended
+            self._socket = None
+            return
+        place = ranks_here(os.environ)
+        self.report(Joined(os.getpid(), place.rank or 0, place.world_size or 1, " ".join(sys.argv[:1])))
+
+    def request(self) -> bytes:
+        """Return the request as it was written."""
+        with open(os.path.join(self._directory, REQUEST_FILE), "rb") as file:
+            return file.read()
+
+    def report(self, event: ChildEvent) -> None:
+        """Send an event; a receiver that is gone is no error of the program's."""
+        from gpumem_tui.run.events import encode
+
+        with self._lock:
+            try:
+                if self._socket is not None:
+                    self._socket.sendall(encode(event))
+            except OSError:
+                pass
+
+    def conclude(self, event: ChildEvent) -> None:
+        """Send the outcome of the trial. The first one counts."""
+        if not self.is_concluded:
+            self.is_concluded = True
+            self.report(event)
+
+    def failed(self, detail: str) -> None:
+        """Send the error that ends this process."""
+        from gpumem_tui.run.events import Failed
+
+        self.conclude(Failed("workload", detail))
+
+    def ended(self) -> None:
+        """Say that the interpreter exits."""
+        from gpumem_tui.run.events import Ended
+
+        self.on_end()
+        if not self.is_concluded:
+            self.report(Ended(self.steps()))
+
+    def leave(self) -> None:
+        """Let go of the connection in a forked child."""
+        import threading
+
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self.is_concluded = True
+        self.on_end = lambda: None
+        self._lock = threading.Lock()
+
+    def wait_while_paused(self) -> None:
+        """Come back at once, or after a pause when the run is resumed or ended."""
+        import select
+
+        paused = False
+        while self._socket is not None:
+            if not paused and not select.select([self._socket], [], [], 0)[0]:
+                return
+            try:
+                words = self._socket.recv(1024)
+            except OSError:
+                return
+            paused = words.rstrip().endswith(b"pause")
+            if not paused:  # it goes on, or who asked is gone
+                return

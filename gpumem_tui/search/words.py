@@ -1,0 +1,204 @@
+"""What a search knows, in words: ranges, how far a prediction was off, what was missing, the ledger of a batch size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.predict import FormulaPrediction
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Range, Unknown, Value, format_bytes, format_range
+from gpumem_tui.run.events import TrialDone
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
+
+# Ranges
+
+FIT_ANSWERS: dict[Fit, str] = {"fits": "yes", "may fit": "maybe", "does not fit": "no"}
+"""Whether something fits, in a word."""
+
+
+def room_words(fit: Fit, free: Range, of: str = "") -> str:
+    """Say what is left of the device, or missing.
+
+    Args:
+        free: with the most and with the least of what is not known.
+        of: what it is left of, in words.
+    """
+    left = [max(0, size_bytes) for size_bytes in (free.low_bytes, free.high_bytes)]
+    missing = Range.of(max(0, -size_bytes) for size_bytes in (free.low_bytes, free.high_bytes))
+    if fit == "fits":
+        return f"{format_range(Range.of(left))}{of} left"
+    if fit == "may fit":
+        return f"{format_bytes(free.low_bytes)} to {format_bytes(free.high_bytes)}{of} left"
+    return f"{format_range(missing)} missing"
+
+
+def range_json(fit: Fit, used: Range, may_fit: int | Unknown, unknowns: Iterable[KnownUnknown]) -> dict[str, Any]:
+    """Return whether a step fits as far as is known, and between what the device total lies and why."""
+    return {
+        "fits": fit == "fits",
+        "fit": fit,
+        "device_used_range": used.as_json(),
+        "may_fit_batch_size": may_fit if isinstance(may_fit, int) else None,
+        "unknowns": [{"name": one.name, **one.size.as_json(), "source": one.source} for one in unknowns],
+    }
+
+
+def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:
+    """Say which largest batch may fit, where that is more than what fits for certain; else empty."""
+    if isinstance(largest, Unknown) or isinstance(may_fit, Unknown) or may_fit <= largest:
+        return ""
+    return f" (up to {may_fit:,} may fit)"
+
+
+def largest_words(largest: int | Unknown, may_fit: int | Unknown) -> str:
+    """Write the largest batch that fits for certain to the largest that may; empty where that is not known."""
+    if isinstance(largest, Unknown):
+        return ""
+    if isinstance(may_fit, Unknown) or may_fit <= largest:
+        return f"{largest:,}"
+    return f"{largest:,}–{may_fit:,}"
+
+
+def range_line(used: Range, unknowns: Sequence[KnownUnknown]) -> str:
+    """Say between what the device total lies, and by what; empty where it is exact."""
+    if used.is_exact:
+        return ""
+    parts = [f"{one.name} {format_range(one.size)}" for one in unknowns]
+    return f"device used {format_range(used)}: {', '.join(parts)}"
+
+
+def found_line(traced: Traced, batch_size: int) -> str:
+    """Say what a batch that ran on the simulated GPU is worth on a real one; empty where that is known exactly."""
+    certain, may_fit = traced.max_batch_size, traced.may_fit_batch_size
+    used = traced.device_used_range(batch_size)
+    if isinstance(certain, Unknown) or isinstance(may_fit, Unknown) or certain == may_fit:
+        return ""
+    sure = f"batch {certain:,} fits for certain" if certain else "no batch fits for certain"
+    return f"on a real one {sure}, {may_fit:,} may: {range_line(used, traced.unknowns(batch_size))}"
+
+
+# Which prediction a trial is held against, and by how much that was off
+
+
+def compared(config: SearchConfig, traced: Traced | Unknown) -> Literal["formula", "traced"]:
+    """Return which prediction's error is shown: the trace's, on a real GPU.
+
+    A trial on the simulated GPU is the traced step run once more. That the two agree proves nothing, so there the
+    closed form is compared, as it is where there is no trace; only a workload file has no closed form.
+    """
+    if config.workload.shape is not None and (config.device.simulated or isinstance(traced, Unknown)):
+        return "formula"
+    return "traced"
+
+
+def caveat(config: SearchConfig, traced: Traced | Unknown) -> str:
+    """Say what an error of 0 is worth where a simulated trial is held against its own trace only; else empty."""
+    if config.device.simulated and compared(config, traced) == "traced":
+        return "traced and simulated are two runs of one simulation: that they agree proves nothing about a real GPU"
+    return ""
+
+
+def peak_error(config: SearchConfig, formula: Formula, traced: Traced | Unknown, result: TrialDone) -> Value:
+    """Return the compared prediction less a trial's allocated peak, in bytes; unknown unless the trial fits."""
+    if result.outcome != "fit":
+        return Unknown("the trial ended early")
+    if compared(config, traced) == "formula":
+        counted = formula.at(result.batch_size)
+        return counted if isinstance(counted, Unknown) else counted.peak_bytes - result.peak_allocated_bytes
+    if isinstance(traced, Unknown):
+        return traced
+    return traced.at(result.batch_size).peak_allocated_bytes - result.peak_allocated_bytes
+
+
+# Out of memory
+
+_SIZE = r"([\d.]+ (?:[KMGT]iB|bytes))"
+_WANTED = re.compile(rf"Tried to allocate {_SIZE}")
+_FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} of it free")
+"""PyTorch's own words, and the simulated GPU's."""
+
+
+def shortfall(result: TrialDone, limit_bytes: int | None = None) -> str:
+    """Say ``wanted 9.78 GiB, 9.02 GiB free`` of a trial that was out of memory; empty for one that fits.
+
+    What it said stands, where that names no sizes or it failed for another reason.
+
+    Args:
+        limit_bytes: a user's cap on reserved bytes: memory beyond it is free, but cannot be used.
+    """
+    wanted, free = _WANTED.search(result.detail), _FREE.search(result.detail)
+    if result.outcome != "oom" or wanted is None:
+        return result.detail
+    line = f"wanted {wanted[1]}"
+    if free is not None:
+        line += f", {free[1] or free[2]} free"
+    return line if limit_bytes is None else f"{line}, limited to {format_bytes(limit_bytes)}"
+
+
+# The ledger of one batch size
+
+
+def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone | None, batch_size: int) -> list[str]:
+    """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket."""
+    counted = prediction.formula.at(batch_size)
+    formula = counted.breakdown if isinstance(counted, FormulaPrediction) else None
+    replay = prediction.traced.at(batch_size) if isinstance(prediction.traced, Traced) else None
+    tried = result.breakdown if result is not None else None
+    third = config.device.measured_title
+    against = compared(config, prediction.traced)
+    said = ("formula", "traced").index(against)
+    lines = [
+        f"{f'at {config.workload.batch_words(batch_size)}':<20} {'Formula':>11}{'Traced':>12}"
+        + (f"{third:>12}{f'{against} error':>16}" if result else "")
+    ]
+
+    def line(title: str, *values: int | None) -> str:
+        cells = [format_bytes(value) for value in values]
+        text = f"{title:<20}" + "".join(f" {cell:>11}" for cell in cells)
+        if result is None:
+            return text
+        predicted, ran = values[said], values[2]
+        return f"{text}{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
+
+    def values(bucket: Bucket | None) -> list[int | None]:
+        columns: list[int | None] = [
+            _of(formula, bucket) if bucket is not Bucket.OTHER else None,
+            _of(replay.breakdown if replay is not None else None, bucket),
+        ]
+        return columns + ([_of(tried, bucket)] if result is not None else [])
+
+    lines += [line(bucket.title, *values(bucket)) for bucket in ALLOCATED_BUCKETS]
+    lines.append(line("= allocated", *values(None)))
+    reserved: list[int | None] = [None, replay.peak_reserved_bytes if replay is not None else None]
+    used = [None, prediction.traced.device_used_bytes(batch_size) if isinstance(prediction.traced, Traced) else None]
+    if result is not None:
+        reserved.append(result.peak_reserved_bytes)
+        used.append(result.device_used_bytes)
+    lines += [line("reserved", *reserved), line("device used", *used)]
+    return lines
+
+
+def signed(size_bytes: int) -> str:
+    """Write a difference of bytes with its sign."""
+    if size_bytes == 0:
+        return "±0"
+    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
+
+
+def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:
+    if breakdown is None:
+        return None
+    return breakdown.total_bytes if bucket is None else breakdown[bucket]
+
+
+def reserve_words(gpu: Gpu) -> str:
+    """Say what the driver keeps for itself, and between what figures that moves from one driver to the next."""
+    said = format_bytes(gpu.reserve_bytes)
+    if not gpu.reserves:
+        return said
+    sizes = [gpu.reserve_bytes, *(size_bytes for _, size_bytes in gpu.reserves)]
+    first, last = gpu.reserves[0][0], gpu.reserves[-1][0]
+    return f"{said}; {format_bytes(min(sizes))} to {format_bytes(max(sizes))} by driver ({first} to {last}, and others)"

@@ -1,0 +1,118 @@
+"""The largest batch that fits on a device, and what batches take there, by replays of one trace that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpumem_tui.memory import Range
+from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, Replay, replay
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import Timeline
+
+Level = Literal["least", "needed", "most"]
+"""Of allocations whose size is known as a range: the least, the most that cannot be done without, or the most."""
+
+
+@dataclass(frozen=True)
+class BatchFinder:
+    """Finds largest batch sizes from one trace, for any number of devices.
+
+    What a batch size takes without limit is kept: it settles most questions on the next device too.
+    """
+
+    trace: AffineTrace
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    _peaks: dict[tuple[int, Level], tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _live: dict[tuple[int, Level], int] = field(default_factory=dict, repr=False, compare=False)
+
+    def peaks(self, batch_size: int, *, level: Level = "least") -> tuple[int, int]:
+        """Return the highest (allocated, reserved) bytes where there is no limit."""
+        key = batch_size, self._kept_as(level)
+        if key not in self._peaks:
+            unlimited = replay(self._timeline(batch_size, level=level), settings=self.settings)
+            self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
+        return self._peaks[key]
+
+    def fits(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"
+    ) -> bool:
+        """Return whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
+        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        if self._live_bytes(batch_size, level=level) > limit:
+            return False  # whatever the allocator makes of it, so no replay is needed
+        allocated, reserved = self.peaks(batch_size, level=level)
+        if reserved <= limit and not self.settings.garbage_collection_threshold:
+            return True
+        # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
+        return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, level=level).fits
+
+    def peaks_within(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"
+    ) -> tuple[int, int]:
+        """Return the highest (allocated, reserved) bytes on a device; without limit where the run does not fit."""
+        allocated, reserved = self.peaks(batch_size, level=level)
+        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        if allocated > limit or (reserved <= limit and not self.settings.garbage_collection_threshold):
+            return allocated, reserved
+        found = self._within(batch_size, capacity_bytes, allowed_bytes, level=level)
+        return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else (allocated, reserved)
+
+    def reserved_range(
+        self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
+    ) -> Range:
+        """Return the highest reserved bytes with the least and the most of what is known as a range only.
+
+        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without.
+
+        Args:
+            expected_bytes: what the device is expected to give, within `capacity`.
+        """
+        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
+        _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
+        rooms = (capacity.low_bytes, expected_bytes, capacity.high_bytes)
+        room = next((one for one in rooms if self.fits(batch_size, one, allowed_bytes, level="most")), rooms[0])
+        most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, level="most")
+        if self.trace.is_open:
+            most = max(most, most_allocated + reserved - allocated)
+        return Range.of((roomy, reserved, most))
+
+    def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, level: Level) -> Replay:
+        timeline = self._timeline(batch_size, level=level)
+        return replay(timeline, capacity_bytes, self.settings, allowed_bytes)
+
+    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least") -> int:
+        """Return the largest batch size that fits; 0 if not even one sample does.
+
+        Raises:
+            NotAffine: memory does not grow with the batch.
+        """
+
+        def fits(batch_size: int) -> bool:
+            return self.fits(batch_size, capacity_bytes, allowed_bytes, level=level)
+
+        if not fits(1):
+            return 0
+        if not any(self.trace.slopes):
+            raise NotAffine("no allocation grows with the batch size")
+        low, high = 1, 2
+        while fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _live_bytes(self, batch_size: int, *, level: Level) -> int:
+        """Return the most that is live at once, and remember it."""
+        key = batch_size, self._kept_as(level)
+        if key not in self._live:
+            self._live[key] = self._timeline(batch_size, level=level).most_live_bytes()
+        return self._live[key]
+
+    def _kept_as(self, level: Level) -> Level:
+        return level if self.trace.is_open else "least"
+
+    def _timeline(self, batch_size: int, *, level: Level) -> Timeline:
+        timeline = self.trace.at(batch_size)
+        return timeline if level == "least" else timeline.at_most(with_tried=level == "most")

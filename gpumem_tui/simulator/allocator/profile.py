@@ -1,0 +1,213 @@
+"""Facts about CUDA that differ by PyTorch version and GPU architecture, each with its source. No torch import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Gpu
+from gpumem_tui.memory import KIB, MIB, Range
+
+OLDEST_TORCH = (2, 10)
+"""The first version whose Python backends of a device type the simulated GPU is one of."""
+
+NEWEST_TORCH = (2, 13)
+"""The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""
+
+_WITH_ANY_TORCH = "with it `run`, `attach`, `watch`, `look` and a search on a real GPU work"
+
+
+def too_old(torch_version: str) -> str:
+    """Say why a version of torch cannot simulate a GPU, and what it can; "" where it can simulate one."""
+    if _minor(torch_version) >= OLDEST_TORCH:
+        return ""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return f"is too old to simulate a GPU: {oldest} or newer is needed; {_WITH_ANY_TORCH}"
+
+
+def newer_than_checked(torch_version: str) -> str:
+    """Say what to know of a trace by a version of torch that came out later; "" where it was checked."""
+    if _minor(torch_version) <= NEWEST_TORCH:
+        return ""
+    newest = ".".join(map(str, NEWEST_TORCH))
+    return f"torch {torch_version} is newer than {newest}, the last one that the simulated GPU was checked with"
+
+
+def _minor(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the simulator assumes of one torch version on one architecture.
+
+    Attributes:
+        name: shown wherever a traced number is shown, e.g. ``torch 2.13 sm_80``.
+        cublas_workspace_bytes: taken from the caching allocator once per cuBLAS handle and stream; the forward and
+            the autograd thread have a handle each.
+        cublaslt_workspace_bytes: what a product with a bias takes for cuBLASLt beside it; 0 where it shares cuBLAS'.
+        keeps_cublaslt_workspace: a thread keeps that, else every such product gives it back at its end.
+        context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
+        context_source: where `context_bytes` was measured.
+        context_range: between what figures it was found to be, once a program's kernels and libraries are loaded.
+        compute_capability: of the architecture.
+        multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
+    """
+
+    name: str
+    cublas_workspace_bytes: int
+    cublaslt_workspace_bytes: int
+    keeps_cublaslt_workspace: bool
+    context_bytes: int
+    context_source: str
+    multiprocessors: int
+    threads_per_multiprocessor: int
+    context_range: Range
+    compute_capability: tuple[int, int]
+
+    def with_context(self, context_bytes: int, source: str) -> Profile:
+        """Return the same profile with a context that was measured."""
+        exactly = Range(context_bytes, context_bytes)
+        return replace(self, context_bytes=context_bytes, context_source=source, context_range=exactly)
+
+
+CUBLAS_WORKSPACE = "cuBLAS workspace"
+CUBLASLT_WORKSPACE = "cuBLASLt workspace"
+"""The operators under which a trace has them."""
+
+_Version = tuple[int, ...]
+
+_CUBLAS_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
+_CUBLAS_LARGE_BYTES = 32 * MIB
+_CUBLAS_LARGE_SINCE: dict[int, _Version] = {9: (2, 0), 10: (2, 12), 12: (2, 12)}
+"""`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB by major compute
+capability since a torch version: Hopper (pytorch/pytorch#91564), Blackwell (#175344, merged in February 2026; published
+runs of torch 2.11 on a B200 and an RTX PRO 6000 still hold 8,519,680 bytes a thread, tests/published)."""
+
+_CUBLASLT_BYTES = 1 * MIB
+_CUBLASLT_KEPT_SINCE: _Version = (2, 9)
+_CUBLASLT_SHARED_SINCE: _Version = (2, 11)
+"""`parseCUDABlasLtWorkspaceSize` there: 1 MiB, taken for each product until pytorch/pytorch#156495 (June 2025) gave it
+to the thread, and cuBLAS' own since #168175 (January 2026)."""
+
+_CONTEXTS: dict[str, Any] = json.loads((Path(__file__).parent / "contexts.json").read_text(encoding="utf-8"))
+"""What contexts take, by compute capability; the file says what its figures are."""
+
+_FEW = 3
+"""With fewer figures of an architecture than this, its context is taken to be as large as any other's at most."""
+_CONTEXT_ROUNDING_BYTES = 15 * MIB
+"""Three figures of two decimals of GiB make each of them."""
+
+_ELSEWHERE = "254 to 656 MiB elsewhere"
+
+WARP_SIZE = 32
+THREADS_PER_BLOCK = 1024
+"""Of every CUDA device so far (CUDA C++ Programming Guide, the same table)."""
+
+_THREADS_PER_MULTIPROCESSOR = {
+    (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536,
+}  # fmt: skip
+"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; 2,048 on all others."""
+
+
+_REGISTERS_PER_MULTIPROCESSOR = 65536
+_SHARED_BYTES_PER_BLOCK = 48 << 10
+_SHARED_KIB_PER_MULTIPROCESSOR = {
+    (7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 7): 164, (8, 9): 100, (9, 0): 228, (10, 0): 228,
+    (10, 3): 228, (12, 0): 100,
+}  # fmt: skip
+"""The same table."""
+
+
+def per_multiprocessor(capability: tuple[int, int]) -> dict[str, int]:
+    """Return registers and shared memory (bytes), as `torch.cuda.get_device_properties` names them."""
+    shared = _SHARED_KIB_PER_MULTIPROCESSOR.get(capability, 100) << 10
+    kept = 1 << 10 if capability >= (8, 0) else 0
+    return {
+        "regs_per_multiprocessor": _REGISTERS_PER_MULTIPROCESSOR,
+        "shared_memory_per_block": _SHARED_BYTES_PER_BLOCK,
+        "shared_memory_per_block_optin": shared - kept,
+        "shared_memory_per_multiprocessor": shared,
+    }
+
+
+def profile_for(torch_version: str, gpu: Gpu) -> Profile:
+    """Return the profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
+    context_bytes, context_source = _context(gpu)
+    major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
+    version = tuple(map(int, major_minor.split(".")))
+    return Profile(
+        name=f"torch {major_minor} {gpu.sm}",
+        cublas_workspace_bytes=_cublas_workspace_bytes(version, gpu),
+        cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version),
+        keeps_cublaslt_workspace=version >= _CUBLASLT_KEPT_SINCE,
+        context_bytes=context_bytes,
+        context_source=context_source,
+        multiprocessors=gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS,
+        threads_per_multiprocessor=_THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048),
+        context_range=_context_range(gpu, context_bytes),
+        compute_capability=gpu.compute_capability,
+    )
+
+
+def beside_allocator_bytes(gpu: Gpu) -> int:
+    """Return the most that tensors of a step cannot have: the driver's reserve, context, cuBLAS' workspaces.
+
+    Of the newest torch; the forward and the autograd thread have a workspace each.
+    """
+    profile = profile_for(".".join(map(str, NEWEST_TORCH)), gpu)
+    reserve_bytes = gpu.total_bytes - gpu.cuda_total_range.low_bytes
+    return reserve_bytes + profile.context_range.high_bytes + 2 * profile.cublas_workspace_bytes
+
+
+def _context(gpu: Gpu) -> tuple[int, str]:
+    """Return what the context is expected to take, and where that is from."""
+    capability = _capability(gpu)
+    if capability in _CONTEXTS["expected"]:
+        found = _CONTEXTS["expected"][capability]
+        return found["mib"] * MIB, found["source"]
+    if capability in _CONTEXTS["loaded"]:
+        every = sorted(_CONTEXTS["loaded"][capability], key=itemgetter("mib"))
+        found = every[(len(every) - 1) // 2]
+        return found["mib"] * MIB, f"measured on {found['source']}, as it ran out of memory"
+    assumed = _CONTEXTS["expected"][_CONTEXTS["assumed"]]
+    return assumed["mib"] * MIB, f"assumed for {gpu.sm}: {assumed['source']}; {_ELSEWHERE}"
+
+
+def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
+    """Return what the context was found between on this architecture, or on any other where it was not looked at."""
+    elsewhere = _CONTEXTS["elsewhere"]
+    found_mib = [found["mib"] for found in _CONTEXTS["loaded"].get(_capability(gpu), elsewhere)]
+    if len(found_mib) < _FEW:
+        found_mib.append(elsewhere[-1]["mib"])
+    if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
+        found_mib.append(_CONTEXTS["all_kernels_mib"])
+    low, high = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
+    return Range.of((low, expected_bytes, high))
+
+
+def _capability(gpu: Gpu) -> str:
+    return ".".join(map(str, gpu.compute_capability))
+
+
+def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
+    """Return what the user set in `CUBLAS_WORKSPACE_CONFIG` (pairs of ``:KIB:COUNT``), else torch's default."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size) * KIB * int(count) for size, count in pairs)
+    since = _CUBLAS_LARGE_SINCE.get(gpu.compute_capability[0])
+    return _CUBLAS_LARGE_BYTES if since is not None and torch_version >= since else _CUBLAS_BYTES
+
+
+def _cublaslt_workspace_bytes(torch_version: _Version) -> int:
+    """Return what the user set in `CUBLASLT_WORKSPACE_SIZE` (KiB), else torch's default; 0 if cuBLAS' own serves."""
+    shares = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", str(int(torch_version >= _CUBLASLT_SHARED_SINCE)))
+    if shares == "1":
+        return 0
+    chosen = re.match(r"\d+", os.environ.get("CUBLASLT_WORKSPACE_SIZE", ""))
+    return int(chosen[0]) * KIB if chosen else _CUBLASLT_BYTES

@@ -1,0 +1,425 @@
+"""Answers for any batch size and any GPU from two traces, without running the step again and without torch.
+
+A training step asks the allocator for sizes that are affine in the batch size: a + c·b. Two traces of one program give
+every a and c; a third, at another size, checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise, repeat
+from math import prod
+from operator import itemgetter
+
+from gpumem_tui.memory import Breakdown
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.allocator.rules import sizes as sizes_by_rule
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
+from gpumem_tui.step import Phase, Site
+
+UNLIMITED_BYTES = 1 << 70
+
+TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
+"""A step is traced at two sizes for the form through them, and at a third one to check it."""
+
+
+class NotAffine(ValueError):
+    """The traces differ in more than sizes that grow evenly with the batch.
+
+    Attributes:
+        sizes: two batch sizes from which on they may.
+    """
+
+    def __init__(self, reason: str, sizes: tuple[int, int] = TRACED_BATCH_SIZES) -> None:
+        super().__init__(reason)
+        self.sizes = sizes
+
+    @classmethod
+    def in_parts(cls, rows: int) -> NotAffine:
+        """Make the error of a step that cuts its batch into parts of so many rows (see `DeviceMode`)."""
+        reason = f"the step works on {rows} samples at a time: its memory is no straight line in the batch size"
+        return cls(reason, (2 * rows + 1, 4 * rows + 1))
+
+
+def _program(run: Timeline | AffineTrace) -> tuple[object, ...]:
+    """Return all of a run but its sizes and its places."""
+    rules = [(number, computed.rule, computed.position) for number, computed, *_ in run.computed]
+    return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, rules
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The highest allocated bytes within one phase of one step, and the reserved bytes at its end."""
+
+    step: int
+    phase: Phase
+    peak_allocated_bytes: int
+    reserved_bytes: int
+    breakdown: Breakdown
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the allocator does with a timeline.
+
+    Attributes:
+        fits: False if the device ran out of memory; the figures are then those reached until then.
+        peak_event: the number of the event after which most bytes are allocated; -1 if there is none.
+    """
+
+    timeline: Timeline = field(compare=False, repr=False)
+    fits: bool
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_event: int
+    _spans: tuple[tuple[Mark, int, int, int], ...]
+    """By phase: its mark, its peak, the event of the peak, and the reserved bytes at its end."""
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The buckets at the moment of the highest allocated bytes; they sum to `peak_allocated_bytes`."""
+        return self.timeline.breakdown_after(self.peak_event, self.peak_allocated_bytes)
+
+    @cached_property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Every phase of every step, in order."""
+        at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
+        return tuple(
+            PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in self._spans
+        )
+
+    @property
+    def peak_moment(self) -> tuple[Mark, Site] | None:
+        """The phase in which the peak is, and what allocates then; None for a run without phases or allocations."""
+        begun = [mark for mark, _, _, _ in self._spans if mark.event <= self.peak_event]
+        if not begun:
+            return None
+        number = self.timeline.events[self.peak_event]
+        sites = self.timeline.sites
+        return begun[-1], self.timeline.site_table[sites[number - 1]] if sites else Site()
+
+
+@dataclass(frozen=True)
+class AffineTrace:
+    """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
+
+    Attributes:
+        emptied, streams, completions: as in `Timeline`.
+        computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
+            what each of them grows by a sample.
+        apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
+            is such a size where its tensors need no copy that larger ones need.
+    """
+
+    events: tuple[int, ...]
+    constants: tuple[int, ...]
+    slopes: tuple[int, ...]
+    buckets: tuple[int, ...]
+    marks: tuple[Mark, ...]
+    sites: tuple[int, ...] = ()
+    site_table: tuple[Site, ...] = ()
+    computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
+    emptied: tuple[int, ...] = ()
+    apart: tuple[tuple[int, Timeline], ...] = ()
+    streams: tuple[int, ...] = ()
+    completions: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
+        """Work out the affine form through two (batch size, timeline) pairs of different batch sizes.
+
+        Raises:
+            NotAffine: the two runs made different allocations, or a size does not grow by whole bytes a sample.
+        """
+        (b1, t1), (b2, t2) = sorted((first, second), key=lambda pair: pair[0])
+        if _program(t1) != _program(t2):
+            raise NotAffine(
+                f"the step allocates differently at batch sizes {b1} and {b2} "
+                f"({len(t1.events)} and {len(t2.events)} events)"
+            )
+        by_rule = {number - 1 for number, _ in t1.computed}
+        slopes, constants = [], []
+        for index, (size1, size2) in enumerate(zip(t1.sizes, t2.sizes, strict=True)):
+            if index in by_rule:
+                size1 = size2 = 0
+            slope, rest = divmod(size2 - size1, b2 - b1)
+            if rest:
+                raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}")
+            slopes.append(slope)
+            constants.append(size1 - slope * b1)
+        computed = []
+        for (number, at1), (_, at2) in zip(t1.computed, t2.computed, strict=True):
+            steps = tuple((y - x) // (b2 - b1) for x, y in zip(at1.arguments, at2.arguments, strict=True))
+            start = tuple(x - step * b1 for x, step in zip(at1.arguments, steps, strict=True))
+            computed.append((number, replace(at1, arguments=start), steps))
+        return cls(
+            t1.events, tuple(constants), tuple(slopes), t1.buckets, t1.marks, t2.sites, t2.site_table, tuple(computed),
+            t1.emptied, streams=t1.streams, completions=t1.completions,
+        )  # fmt: skip
+
+    @classmethod
+    def constant(cls, timeline: Timeline) -> AffineTrace:
+        """Make a trace of one run, which is the same at whatever batch size."""
+        slopes = (0,) * len(timeline.sizes)
+        computed = tuple((number, size, (0,) * len(size.arguments)) for number, size in timeline.computed)
+        return cls(
+            timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
+            timeline.site_table, computed, timeline.emptied,
+            streams=timeline.streams, completions=timeline.completions,
+        )  # fmt: skip
+
+    def at(self, batch_size: int) -> Timeline:
+        """Work out the timeline at a batch size.
+
+        Raises:
+            NotAffine: an allocation that shrinks with the batch would have less than no bytes.
+        """
+        for size, traced in self.apart:
+            if size == batch_size:
+                return traced
+        sizes = [a + c * batch_size for a, c in zip(self.constants, self.slopes, strict=True)]
+        if min(sizes, default=0) < 0:
+            raise NotAffine(
+                f"an allocation that shrinks with the batch would have less than none at batch size {batch_size}"
+            )
+        computed = []
+        for (rule, start, steps), places in self._computed_together.items():
+            arguments = tuple(a + c * batch_size for a, c in zip(start, steps, strict=True))
+            by_rule = sizes_by_rule(rule, arguments)
+            for index, position in places:
+                sizes[index] = by_rule[position]
+                computed.append((index + 1, Computed(rule, position, arguments)))
+        return Timeline(
+            self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
+            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions,
+        )  # fmt: skip
+
+    @cached_property
+    def _computed_together(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]]:
+        """By rule, arguments and their growth: the index of each allocation, and which of the rule's sizes it takes."""
+        found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
+        for number, start, steps in self.computed:
+            found.setdefault((start.rule, start.arguments, steps), []).append((number - 1, start.position))
+        return found
+
+    @cached_property
+    def is_open(self) -> bool:
+        """Whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
+        return any(size.is_open for _, size, _ in self.computed)
+
+    def holds(self, batch_size: int, traced: Timeline) -> bool:
+        """Return whether a run that was not used for the fit is as predicted: every event and every size."""
+        predicted = self.at(batch_size)
+        return predicted.sizes == traced.sizes and _program(predicted) == _program(traced)
+
+    def check(self, batch_size: int, traced: Timeline) -> None:
+        """Compare with a run that was not used for the fit.
+
+        Raises:
+            NotAffine: any event or size differs.
+        """
+        if not self.holds(batch_size, traced):
+            others = "larger" if batch_size == 1 else "smaller"
+            raise NotAffine(f"the step at batch size {batch_size} is not what {others} ones predict")
+
+
+def replay(
+    timeline: Timeline,
+    capacity_bytes: int | None = None,
+    settings: AllocatorSettings | None = None,
+    allowed_bytes: int | None = None,
+) -> Replay:
+    """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit)."""
+    allocator = CachingAllocator(
+        UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes,
+        settings or AllocatorSettings(),
+        allowed_bytes,
+        detailed=False,
+    )
+    stats = allocator.stats
+    requests = RequestsOnStreams(allocator, timeline) if timeline.streams or timeline.completions else allocator
+    malloc, free = requests.malloc, requests.free
+    sizes = iter(timeline.sizes)  # allocations are numbered as they are made
+    blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
+    starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
+    interruptions = interruptions_of(timeline)
+    spans: list[tuple[Mark, int, int, int]] = []
+    peak_bytes, peak_event = 0, -1
+    fits = True
+    for index, (start, end) in enumerate(pairwise(starts)):
+        phase_peak, phase_event = stats.allocated_bytes, start - 1
+        while True:
+            until = min(end, interruptions[-1][0]) if interruptions else end
+            try:
+                for event, number in enumerate(timeline.events[start:until], start):
+                    if number < 0:
+                        block = blocks[-number]
+                        if block is not None:
+                            free(block)
+                            blocks[-number] = None
+                        continue
+                    size = next(sizes)
+                    if not size:
+                        blocks.append(None)
+                        continue
+                    blocks.append(malloc(size))
+                    if stats.allocated_bytes > phase_peak:
+                        phase_peak, phase_event = stats.allocated_bytes, event
+            except OutOfMemory:
+                fits = False
+                break
+            if not interruptions or interruptions[-1][0] > end:
+                break
+            start, completed = interruptions.pop()
+            interrupt(allocator, completed)
+        if phase_peak > peak_bytes:
+            peak_bytes, peak_event = phase_peak, phase_event
+        if index:
+            spans.append((timeline.marks[index - 1], phase_peak, phase_event, stats.reserved_bytes))
+        if not fits:
+            break
+    return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+
+
+def _end(timeline: Timeline) -> int:
+    """Return where a replay may stop: what the last phase releases after its last allocation changes no figure."""
+    end = len(timeline.events)
+    last_phase = timeline.marks[-1].event if timeline.marks else 0
+    while end > last_phase and timeline.events[end - 1] < 0:
+        end -= 1
+    return end
+
+
+# A timeline's requests beyond those on one stream
+
+_EMPTY_CACHE = 0
+"""Among the numbers of allocations, which count from 1."""
+
+
+def interruptions_of(timeline: Timeline) -> list[tuple[int, int]]:
+    """Return what happens between events, the last first: before which event, and what (see `interrupt`)."""
+    return sorted([*((event, _EMPTY_CACHE) for event in timeline.emptied), *timeline.completions], reverse=True)
+
+
+def interrupt(allocator: CachingAllocator, number: int) -> None:
+    """Complete the release of an allocation, or empty the cache."""
+    if number == _EMPTY_CACHE:
+        allocator.empty_cache()
+    else:
+        allocator.complete_free(number)
+
+
+class RequestsOnStreams:
+    """What a timeline asks of an allocator, on each allocation's stream; its allocations are numbered as they are made.
+
+    Apart, since most programs know one stream only, and their replays are to be fast.
+    """
+
+    def __init__(self, allocator: CachingAllocator, timeline: Timeline) -> None:
+        self._allocator = allocator
+        streams = timeline.streams or repeat(0)
+        self._requests = (
+            (number, stream)
+            for number, (size, stream) in enumerate(zip(timeline.sizes, streams, strict=False), 1)
+            if size
+        )
+        self._in_use = {number for _, number in timeline.completions}
+        self._numbers: dict[Block, int] = {}
+
+    def malloc(self, size_bytes: int) -> Block:
+        """Take a block for the next allocation, on its stream."""
+        number, stream = next(self._requests)
+        block = self._allocator.malloc(size_bytes, stream)
+        if number in self._in_use:
+            self._numbers[block] = number
+        return block
+
+    def free(self, block: Block) -> None:
+        """Release a block, once other streams are done with it."""
+        number = self._numbers.pop(block, 0)
+        if number:
+            self._allocator.request_free(block, number)
+        else:
+            self._allocator.free(block)
+
+
+# Traces at any sequence length. What a training step asks for is a polynomial in the length: a straight line, or of the
+# second degree where attention writes its scores. Through as many lengths as its degree asks for, it gives whole bytes
+# at every other length; where the step does otherwise (in kernels that round their sizes up) it is near. Whoever needs
+# to be sure traces at the answer.
+
+
+@dataclass(frozen=True)
+class TraceByLength:
+    """A training run at every sequence length, and at every batch size that its traces answer for."""
+
+    lengths: tuple[int, ...]
+    traces: tuple[AffineTrace, ...]
+
+    @classmethod
+    def fit(cls, traces: Mapping[int, AffineTrace]) -> TraceByLength:
+        """Work out the form through two or three traces, by sequence length.
+
+        Raises:
+            ValueError: fewer or more.
+            NotAffine: the runs made different allocations.
+        """
+        lengths = tuple(sorted(traces))
+        if len(lengths) not in (2, 3):
+            raise ValueError(f"two or three lengths give the form, not {len(lengths)}")
+        first = traces[lengths[0]]
+        for length in lengths[1:]:
+            if not (_program(first) == _program(traces[length]) and _same_apart(first, traces[length])):
+                raise NotAffine(f"the step allocates differently at sequence lengths {lengths[0]} and {length}")
+        return cls(lengths, tuple(traces[length] for length in lengths))
+
+    def at(self, length: int) -> AffineTrace:
+        """Work out the trace at a sequence length."""
+        shares = [
+            (prod(length - other for other in self.lengths if other != one),
+             prod(one - other for other in self.lengths if other != one))
+            for one in self.lengths
+        ]  # fmt: skip
+        whole = prod(below for _, below in shares)
+        return _extended(self.traces, [above * (whole // below) for above, below in shares], whole)
+
+
+def _extended(traces: Sequence[AffineTrace], weights: Sequence[int], whole: int) -> AffineTrace:
+    """Return the sum of the traces by their weights, each over `whole` (Lagrange's polynomials)."""
+    known: dict[tuple[int, ...], int] = {}  # every layer's sizes are the same
+
+    def polynomials(values: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        together = list(zip(*values, strict=True))
+        for same in set(together) - known.keys():
+            is_constant = same.count(same[0]) == len(same)
+            known[same] = same[0] if is_constant else -(-sum(map(int.__mul__, weights, same)) // whole)
+        return tuple(map(known.__getitem__, together))
+
+    computed = []
+    for of_one in zip(*(trace.computed for trace in traces), strict=True):
+        number, first, _ = of_one[0]
+        arguments = polynomials([at.arguments for _, at, _ in of_one])
+        computed.append((number, replace(first, arguments=arguments), polynomials([grows for _, _, grows in of_one])))
+    apart = []
+    for runs in zip(*(trace.apart for trace in traces), strict=True):
+        size = runs[0][0]
+        apart.append((size, _extended([AffineTrace.constant(run) for _, run in runs], weights, whole).at(size)))
+    return replace(
+        traces[0],
+        constants=polynomials([trace.constants for trace in traces]),
+        slopes=polynomials([trace.slopes for trace in traces]),
+        computed=tuple(computed),
+        apart=tuple(apart),
+    )
+
+
+def _same_apart(one: AffineTrace, other: AffineTrace) -> bool:
+    if [size for size, _ in one.apart] != [size for size, _ in other.apart]:
+        return False
+    runs = zip(one.apart, other.apart, strict=True)
+    return all(_program(a) == _program(b) for (_, a), (_, b) in runs)

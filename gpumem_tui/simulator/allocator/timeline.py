@@ -1,0 +1,368 @@
+"""One training run as the allocator saw it: every allocation and release in order, with its bucket and phase.
+
+Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket, format_bytes
+from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES
+from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.step import Phase, Site
+from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
+
+_NEVER = -2
+"""Stands for the mark of a release that did not come; -1 is the time before the first mark."""
+
+_INDEX = {bucket: index for index, bucket in enumerate(ALLOCATED_BUCKETS)}
+
+
+def rounded(size_bytes: int) -> int:
+    """Round a request up to the allocator's smallest step. What a block holds beyond this is slack."""
+    return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`phase` of step `step` begins before event number `event`. Steps count from 1; building is step 0."""
+
+    event: int
+    step: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one site holds of one bucket at a moment."""
+
+    bucket: Bucket
+    site: Site
+    size_bytes: int
+    allocations: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A recorded run.
+
+    Attributes:
+        events: ``i`` when allocation number i is made, ``-i`` when it is released; allocations are numbered from 1 in
+            the order in which they are made.
+        sizes: requested bytes of allocation i at ``sizes[i - 1]``.
+        buckets: the bucket of allocation i, as an index into `ALLOCATED_BUCKETS`.
+        marks: where each phase of each step begins, in order.
+        sites: where allocation i comes from, as an index into `site_table`; empty if that was not recorded.
+        computed: of a trace, the allocations whose size a rule gives, by number; of no bytes where none are taken.
+        emptied: before which events the program gave its cached segments back (`torch.cuda.empty_cache`), in order.
+        streams: the stream in whose pool allocation i is, 0 for the default one; empty if all are there.
+        completions: (event, allocation) in order, for allocations that other streams use when they are released
+            (`Tensor.record_stream`): before which event these are done with it. Until then its memory serves nobody.
+    """
+
+    events: tuple[int, ...]
+    sizes: tuple[int, ...]
+    buckets: tuple[int, ...]
+    marks: tuple[Mark, ...]
+    sites: tuple[int, ...] = ()
+    site_table: tuple[Site, ...] = ()
+    computed: tuple[tuple[int, Computed], ...] = ()
+    emptied: tuple[int, ...] = ()
+    streams: tuple[int, ...] = ()
+    completions: tuple[tuple[int, int], ...] = ()
+
+    def stream_of(self, number: int) -> int:
+        """Return the stream in whose pool an allocation is."""
+        return self.streams[number - 1] if self.streams else 0
+
+    def at_most(self, *, with_tried: bool = True) -> Timeline:
+        """Return the same run with the most of every size that is known as a range only.
+
+        `with_tried`: of what is only tried, too (see `Computed.needed_bytes`).
+        """
+        open_sizes = [(number, size) for number, size in self.computed if size.is_open]
+        if not open_sizes:
+            return self
+        most = {number: size.most_bytes if with_tried else size.needed_bytes for number, size in open_sizes}
+        return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
+
+    def held_after(self, event: int) -> list[Held]:
+        """Return what is live after event number `event`, by bucket and site, the largest first."""
+        live: set[int] = set()
+        for number in self.events[: event + 1]:
+            (live.add if number > 0 else live.discard)(abs(number) - 1)
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for index in live:
+            if not self.sizes[index]:
+                continue
+            sizes.setdefault((self.buckets[index], self.sites[index] if self.sites else -1), []).append(
+                rounded(self.sizes[index])
+            )
+        held = [
+            Held(ALLOCATED_BUCKETS[bucket], self.site_table[site] if site >= 0 else Site(), sum(found), len(found))
+            for (bucket, site), found in sizes.items()
+        ]
+        return sorted(held, key=lambda entry: -entry.size_bytes)
+
+    def peak_event(self) -> int:
+        """Return the event after which most bytes are live, requests rounded up to the allocator's step; -1 if none."""
+        live = highest = 0
+        found = -1
+        for event, number in enumerate(self.events):
+            size = rounded(self.sizes[abs(number) - 1])
+            live += size if number > 0 else -size
+            if live > highest:
+                highest, found = live, event
+        return found
+
+    def most_live_bytes(self) -> int:
+        """Return the most that is ever live, requests rounded up to the allocator's step: a least of the peak."""
+        steps = [rounded(size) for size in self.sizes]
+        changes = (steps[number - 1] if number > 0 else -steps[-number - 1] for number in self.events)
+        return max(accumulate(changes, initial=0))
+
+    def breakdown_after(self, event: int, allocated_bytes: int) -> Breakdown:
+        """Return the buckets of what is live after event number `event` (0-based), when the allocator holds so much."""
+        return self.breakdowns_after({event: allocated_bytes})[event]
+
+    def breakdowns_after(self, allocated_at: Mapping[int, int]) -> dict[int, Breakdown]:
+        """Return the buckets after each of these events, in one pass.
+
+        What the allocator holds beyond what is live is slack of unsplit blocks and goes to `OTHER`.
+        """
+        totals = [0] * len(ALLOCATED_BUCKETS)
+        other = ALLOCATED_BUCKETS.index(Bucket.OTHER)
+        found = {}
+        position = 0
+        for event in sorted(allocated_at):
+            for number in self.events[position : event + 1]:
+                index = abs(number) - 1
+                size = rounded(self.sizes[index])
+                totals[self.buckets[index]] += size if number > 0 else -size
+            position = max(position, event + 1)
+            with_slack = list(totals)
+            with_slack[other] += max(0, allocated_at[event] - sum(totals))
+            found[event] = Breakdown(dict(zip(ALLOCATED_BUCKETS, with_slack, strict=True)))
+        return found
+
+
+class TimelineRecorder:
+    """Collects a run while it happens; `finish` decides the buckets that only the whole run can tell."""
+
+    def __init__(self) -> None:
+        self._events: list[int] = []
+        self._sizes: list[int] = []
+        self._born_in: list[int] = []
+        self._recomputed: list[bool] = []
+        self._tags: dict[int, Bucket] = {}
+        self._marks: list[Mark] = []
+        self._end: int | None = None
+        self._sites: list[int] = []
+        self._site_numbers: dict[Site, int] = {}
+        self._computed_sizes: dict[int, Computed] = {}
+        self._from_host: set[int] = set()
+        self._emptied: list[int] = []
+        self._streams: dict[int, int] = {}
+        self._pending: set[int] = set()
+        self._completions: list[tuple[int, int]] = []
+
+    @property
+    def position(self) -> int:
+        """How many allocations and releases were recorded."""
+        return len(self._events)
+
+    @property
+    def allocations(self) -> int:
+        """How many allocations were recorded: the number of the last one."""
+        return len(self._sizes)
+
+    def between(self, start: int, end: int) -> list[int]:
+        """Return the events from one position to another, as in `Timeline.events`."""
+        return self._events[start:end]
+
+    def size_bytes(self, number: int) -> int:
+        """Return what an allocation asked for."""
+        return self._sizes[number - 1]
+
+    def allocate(
+        self,
+        size: int | Computed,
+        recomputed: bool = False,
+        site: Site | None = None,
+        bucket: Bucket | None = None,
+        stream: int = 0,
+    ) -> int:
+        """Record an allocation of so many bytes, or as a rule says, and return its number.
+
+        Args:
+            recomputed: made by a forward repeated in backward.
+            bucket: what it is, if that is known at once.
+            stream: in whose pool it is.
+        """
+        if isinstance(size, Computed):
+            self._computed_sizes[len(self._sizes) + 1] = size
+            self._sizes.append(size.size_bytes)
+        else:
+            self._sizes.append(size)
+        self._sites.append(self._site_numbers.setdefault(site or Site(), len(self._site_numbers)))
+        self._born_in.append(len(self._marks) - 1)
+        self._recomputed.append(recomputed)
+        number = len(self._sizes)
+        self._events.append(number)
+        if bucket is not None:
+            self.tag(number, bucket)
+        if stream:
+            self._streams[number] = stream
+        return number
+
+    def allocate_again(self, source: int) -> int:
+        """Record an allocation that is as number `source` was, and return its number."""
+        index = source - 1
+        number = len(self._sizes) + 1
+        self._sizes.append(self._sizes[index])
+        self._sites.append(self._sites[index])
+        self._recomputed.append(self._recomputed[index])
+        self._born_in.append(len(self._marks) - 1)
+        self._events.append(number)
+        if source in self._computed_sizes:
+            self._computed_sizes[number] = self._computed_sizes[source]
+        if source in self._tags:
+            self._tags[number] = self._tags[source]
+        if source in self._streams:
+            self._streams[number] = self._streams[source]
+        return number
+
+    def stream_of(self, number: int) -> int:
+        """Return the stream in whose pool an allocation is."""
+        return self._streams.get(number, 0)
+
+    def release(self, number: int) -> None:
+        """Record the release of an allocation."""
+        self._events.append(-number)
+
+    def release_in_use(self, number: int) -> None:
+        """Record the release of an allocation that other streams use, to be completed later."""
+        self._events.append(-number)
+        self._pending.add(number)
+
+    def complete(self, number: int) -> None:
+        """Record that other streams are done with an allocation that was released."""
+        self._pending.discard(number)
+        self._completions.append((len(self._events), number))
+
+    def empty_cache(self) -> None:
+        """Record that cached segments are given back here."""
+        self._emptied.append(len(self._events))
+
+    def mark(self, step: int, phase: Phase) -> None:
+        """State that the run is in `phase` of `step` from here on."""
+        self._marks.append(Mark(len(self._events), step, phase))
+
+    def tag(self, number: int, bucket: Bucket) -> None:
+        """Say what an allocation is. Later calls for the same one change nothing."""
+        self._tags.setdefault(number, bucket)
+
+    def came_from_host(self, number: int) -> None:
+        """State that an allocation holds what the program copied to the device: data, unless it is tagged."""
+        self._from_host.add(number)
+
+    def cut(self) -> None:
+        """Note an out-of-memory: if the run fails, what is released while the error travels does not count."""
+        self._end = len(self._events)
+
+    def finish(self, failed: bool = False) -> Timeline:
+        """Return the run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
+
+        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says; what came from the host is batch
+        data. If the run ended while the model was built, all that it held are parameters.
+        """
+        events = tuple(self._events[: self._end] if failed else self._events)
+        released_in = self._marks_at_release(events)
+        only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
+        buckets = []
+        for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
+            released = released_in[number]
+            if number in self._tags:
+                bucket = self._tags[number]
+            elif only_built and released == _NEVER and not recomputed:
+                bucket = Bucket.PARAMETERS
+            else:
+                bucket = untagged_bucket(
+                    self._marks[born_in].phase if born_in >= 0 else None,
+                    outlives_phase=released != born_in,
+                    stays=released == _NEVER,
+                    recomputed=recomputed,
+                    is_data=number in self._from_host and not only_built,
+                )
+            buckets.append(_INDEX[bucket])
+        return Timeline(
+            events=events,
+            sizes=tuple(self._sizes),
+            buckets=tuple(buckets),
+            marks=tuple(self._marks),
+            sites=tuple(self._sites),
+            site_table=tuple(self._site_numbers),
+            computed=tuple(self._computed_sizes.items()),
+            emptied=tuple(self._emptied),
+            streams=tuple(self.stream_of(number) for number in range(1, len(self._sizes) + 1)) if self._streams else (),
+            completions=(*self._completions, *((len(self._events), number) for number in sorted(self._pending))),
+        )
+
+    def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:
+        """Return by allocation the number of the mark in whose phase it was released."""
+        found = [_NEVER] * (len(self._sizes) + 1)
+        starts = [0, *(mark.event for mark in self._marks), len(events)]
+        for mark, (start, end) in enumerate(pairwise(starts), -1):
+            for number in events[start:end]:
+                if number < 0:
+                    found[-number] = mark
+        return found
+
+
+# Memory that grows from step to step, as where something keeps each step's graph
+
+_STEADY = {ALLOCATED_BUCKETS.index(bucket) for bucket in STEADY_BUCKETS}
+
+_LEAST_BYTES = MIB
+"""A step's: less is a list of losses, of which a thousand steps make no difference."""
+
+
+def growth_line(timeline: Timeline) -> str:
+    """Say that every step of a run keeps memory, how much and where it was made; empty where none does.
+
+    A step keeps what it makes beyond what it releases, of itself and of others. The first one is not looked at: it
+    makes what stays. Of the others each must keep as much at the same place, which a buffer that is made once does
+    not, nor a batch that is loaded in the step before.
+    """
+    kept = _kept(timeline)
+    if len(kept) < 2:
+        return ""
+    by_site = {site: grown for site in kept[0] if (grown := min(step[site] for step in kept)) > 0}
+    grows_bytes = sum(by_site.values())
+    if grows_bytes < _LEAST_BYTES:
+        return ""
+    largest = timeline.site_table[max(by_site, key=lambda site: by_site[site])] if timeline.site_table else Site()
+    place = " in ".join(word for word in (largest.source, largest.module) if word) or "an unknown place"
+    return f"memory grows by {format_bytes(grows_bytes)} a step: something keeps what {place} makes"
+
+
+def _kept(timeline: Timeline) -> list[Counter[int]]:
+    """Return by step from the second on how many bytes more are live at its end than before, by number of site."""
+    begins: dict[int, int] = {}
+    for mark in timeline.marks:
+        begins.setdefault(mark.step, mark.event)
+    later = [event for step, event in sorted(begins.items()) if step > 1]
+    found = []
+    for start, end in pairwise([*later, len(timeline.events)]):
+        step: Counter[int] = Counter()
+        for number in timeline.events[start:end]:
+            index = abs(number) - 1
+            if timeline.buckets[index] not in _STEADY:
+                size_bytes = rounded(timeline.sizes[index])
+                step[timeline.sites[index] if timeline.sites else -1] += size_bytes if number > 0 else -size_bytes
+        found.append(step)
+    return found

@@ -1,0 +1,155 @@
+"""What collectives answer where every rank holds what rank 0 holds.
+
+The `fake` process group copies what it can between tensors with values and leaves sums as they are; tensors of the
+simulated device it never sees. Here the results follow for both, as far as values are known (see `values`), since
+programs take lengths and counts from them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+
+_MOST_ELEMENTS = 1 << 16
+"""Counts and lengths are small: what is larger, as gradients, has no values on the device that anybody reads."""
+
+_Arguments = Mapping[str, Any]
+_Follow = Callable[[_Arguments, int], torch.Tensor | None]
+
+
+# Collectives of objects take the place of torch's, which read sizes back.
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, *_: object, **__: object) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: object, **__: object) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *_: object,
+    **__: object,
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[0]
+
+
+OF_OBJECTS: dict[str, Callable[..., Any]] = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "scatter_object_list": _scatter_object_list,
+    "broadcast_object_list": lambda *_, **__: None,
+}
+"""By the name of the function of `torch.distributed`."""
+
+
+# Collectives of tensors: what is done to the result after torch's own has run. Each returns it.
+
+
+def _gathered(given: _Arguments, _ranks: int) -> None:
+    for output in given.get("tensor_list") or given.get("gather_list") or ():
+        _copy(output, given["tensor"])
+
+
+def _gathered_whole(given: _Arguments, ranks: int) -> None:
+    output, part = given["output_tensor"], given["input_tensor"]
+    _copy(output.view(ranks, -1), part.reshape(1, -1).expand(ranks, -1))
+
+
+def _scattered(given: _Arguments, _ranks: int) -> None:
+    if given.get("scatter_list"):
+        _copy(given["tensor"], given["scatter_list"][0])
+
+
+def _reduce_scattered(given: _Arguments, ranks: int) -> torch.Tensor:
+    output: torch.Tensor = given["output"]
+    first = given["input_list"][0] if "input_list" in given else given["input"].reshape(-1)[: output.numel()]
+    _copy(output, first.reshape(output.shape))
+    return _summed(output, given, ranks)
+
+
+def _exchanged(given: _Arguments, _ranks: int) -> None:
+    if given["output"].shape == given["input"].shape:
+        _copy(given["output"], given["input"])
+
+
+OF_TENSORS: dict[str, _Follow] = {
+    "all_gather": _gathered,
+    "gather": _gathered,
+    "all_gather_into_tensor": _gathered_whole,
+    "scatter": _scattered,
+    "all_reduce": lambda given, ranks: _summed(given["tensor"], given, ranks),
+    "reduce": lambda given, ranks: _summed(given["tensor"], given, ranks),
+    "reduce_scatter": _reduce_scattered,
+    "reduce_scatter_tensor": _reduce_scattered,
+    "all_to_all_single": _exchanged,
+}
+"""By the name of the function of `torch.distributed`."""
+
+
+def among_equals(collective: Callable[..., Any], follow: _Follow) -> Callable[..., Any]:
+    """Return the collective with the results that it has if all ranks hold what this one does."""
+    bind = inspect.signature(collective).bind
+
+    @functools.wraps(collective)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # else a mode gets to see, and to call, this function instead
+            work = collective(*args, **kwargs)
+        given = bind(*args, **kwargs).arguments
+        ranks = dist.get_world_size(given.get("group"))
+        if ranks < 1:  # of a group that this rank is not in
+            return work
+        with torch.no_grad():
+            result = follow(given, ranks)
+        return _Done(result) if work is not None and result is not None else work
+
+    return answered
+
+
+def _copy(output: torch.Tensor, given: torch.Tensor) -> None:
+    """Copy on the device; on the host the `fake` process group has done it."""
+    if isinstance(output, FakeTensor) and _is_followed(output) and output.numel() == given.numel():
+        output.copy_(given)
+
+
+def _summed(tensor: torch.Tensor, given: _Arguments, ranks: int) -> torch.Tensor:
+    operation = given.get("op", dist.ReduceOp.SUM)
+    if _is_followed(tensor) or not isinstance(tensor, FakeTensor):
+        if operation == dist.ReduceOp.SUM:
+            tensor.mul_(ranks)
+        elif operation == dist.ReduceOp.PRODUCT:
+            tensor.pow_(ranks)
+    return tensor
+
+
+def _is_followed(tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= _MOST_ELEMENTS and not tensor.requires_grad
+
+
+class _Done:
+    """A collective that is over, with its result; `FakeWork` has none."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self._result = result
+        self.wait = self.is_completed = self.is_success = lambda *_: True
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the result."""
+        return [self._result]
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future that has the result already."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self.result())
+        return future

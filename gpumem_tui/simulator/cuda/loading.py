@@ -1,0 +1,102 @@
+"""`torch.load` on the simulated GPU: what the file's tensors hold is kept for the host, and dropped for the device.
+
+Under fake tensors torch would drop the data of every tensor in the file, the program's own data included.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import serialization
+
+from gpumem_tui.simulator.device import host
+
+_MAPPED_FROM_BYTES = 16 << 20
+"""From here on a file is mapped into memory, so that only what is read of it takes memory."""
+_FIRST = 0
+"""Priority before that of every device type that torch knows (`torch.serialization.register_package`)."""
+_SIMULATED = "_gpumem_tui_device"
+
+Registry = list[tuple[int, Callable[[Any], Any], Callable[[Any, str], Any]]]
+
+
+class Loading:
+    """How files are loaded while a simulated GPU is presented as CUDA.
+
+    Args:
+        device: the simulated one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread = threading.local()
+        self._mapped: set[str] = set()
+
+    def load(self, load: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Do as `torch.load`; large files are mapped, where their format allows."""
+        is_named = isinstance(f, (str, os.PathLike))
+        if is_named and kwargs.get("mmap") is None and _is_large_zip(f):
+            kwargs["mmap"] = True
+        if is_named and kwargs.get("mmap"):
+            self._mapped.add(os.path.realpath(f))
+            host.holds_data(f)
+        before = self.is_loading
+        self._thread.is_loading = True
+        try:
+            return load(f, *args, **kwargs)
+        finally:
+            self._thread.is_loading = before
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether this thread is within `load`."""
+        return getattr(self._thread, "is_loading", False)
+
+    def make_room(self, f: Any) -> None:
+        """Make room for a file that is to be written: tensors that are mapped from it keep their content."""
+        if isinstance(f, (str, os.PathLike)) and os.path.realpath(f) in self._mapped:
+            self._mapped.discard(os.path.realpath(f))
+            os.unlink(f)
+
+    def fake_mode(self, find: Callable[..., Any], *args: Any) -> Any:
+        """Answer what `torch.load` asks in order to drop all data."""
+        return None if self.is_loading else find(*args)
+
+    def registry(self, known: Registry) -> Registry:
+        """Return how storages get to the devices that files name, the simulated one before all others."""
+        return [(_FIRST, lambda _: None, self._restored), *known]
+
+    def rebuild(self, rebuild: Callable[..., torch.Tensor], storage: Any, *layout: Any) -> torch.Tensor:
+        """Do as `torch._utils._rebuild_tensor`; a storage goes to the device once for all tensors in it."""
+        made = rebuild(storage, *layout)
+        untyped = storage._untyped_storage
+        marked = getattr(untyped, _SIMULATED, None)
+        if marked is None:
+            return made
+        if marked is True:
+            marked = torch.empty(0, dtype=torch.uint8).set_(untyped).to(self._device)
+            setattr(untyped, _SIMULATED, marked)
+        looked_at: torch.Tensor = marked.view(made.dtype)
+        return looked_at.as_strided(made.shape, made.stride(), made.storage_offset())
+
+    def _restored(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+        return self.to_device(storage) if location.startswith("cuda") else None
+
+    def to_device(self, storage: torch.UntypedStorage, *_: object, **__: object) -> torch.UntypedStorage:
+        """Do ``storage.cuda()``, as functions do that programs give as ``map_location``."""
+        setattr(storage, _SIMULATED, True)
+        return storage
+
+
+def _is_large_zip(f: str | os.PathLike[str]) -> bool:
+    try:
+        if os.path.getsize(f) < _MAPPED_FROM_BYTES:
+            return False
+        with open(f, "rb") as file:
+            return bool(serialization._is_zipfile(file))
+    except OSError:  # said by `torch.load` itself
+        return False

@@ -1,0 +1,304 @@
+"""CUDA's name for the simulated device: exchanged in the arguments of torch's functions, and back in their answers.
+
+Also what else of a tensor names its device: its storage, its pickle, its text, and the default type.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
+from gpumem_tui.simulator.device.kinds import become
+
+CUDA = torch.device("cuda", 0)
+_BASE: Any = torch._C.TensorBase
+_STORAGE: Any = torch._C.StorageBase
+SUFFIXED_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+_pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+_thread = threading.local()
+
+
+def simulated(device: Any) -> Any:
+    """Return the simulated device for one that names CUDA; anything else as it is.
+
+    Raises:
+        RuntimeError: this process has no such GPU, as CUDA says it, or it is another rank's.
+    """
+    kind = type(device)
+    if kind is str:
+        if not device.startswith("cuda") or (device != "cuda" and device[4] != ":"):
+            return device
+        device = torch.device(device)
+    elif kind is not torch.device or device.type != "cuda":
+        return device
+    index = device.index or 0
+    if index >= backend.devices:
+        count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"
+        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
+    if index:
+        raise RuntimeError(
+            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not "
+            "simulated; start a process a GPU, as torchrun does"
+        )
+    return torch.device(DEVICE_TYPE, 0)
+
+
+def by_number(device: Any) -> Any:
+    """Return the device as `simulated` does, where a number names a GPU too."""
+    return simulated(f"cuda:{device}" if type(device) is int else device)
+
+
+def presented(device: torch.device) -> torch.device:
+    """Return the device as the program sees it."""
+    return CUDA if device.type == DEVICE_TYPE else device
+
+
+def is_here(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies on the simulated device, by what C++ knows of it."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else _BASE.device.__get__(tensor)
+    return bool(device.type == DEVICE_TYPE)
+
+
+# Tensors
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if args:
+        args = (by_number(args[0]), *args[1:])
+    if "device" in kwargs:
+        kwargs["device"] = by_number(kwargs["device"])
+    return tensor.to(*args, **kwargs)
+
+
+def _cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+    return tensor.to(by_number("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
+
+
+def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Answer ``tensor.type(torch.cuda.FloatTensor)``, and the name of a tensor's type."""
+    name = getattr(dtype, "__name__", dtype) if not isinstance(dtype, torch.dtype) else None
+    if isinstance(name, str) and name.startswith("torch.cuda."):
+        return tensor.to(torch.device(DEVICE_TYPE, 0), SUFFIXED_TYPES[name.rpartition(".")[2]])
+    if dtype is None and is_here(tensor):
+        suffix = next((suffix for suffix, kind in SUFFIXED_TYPES.items() if kind is tensor.dtype), "Tensor")
+        return f"torch.cuda.{suffix}"
+    found: Any = tensor.type(dtype, *args, **kwargs) if dtype is not None else tensor.type()
+    return found
+
+
+def _device(*args: Any, **kwargs: Any) -> torch.device:
+    """Make a `torch.device`, for which a number alone is a GPU."""
+    return torch.device("cuda", args[0]) if args and type(args[0]) is int else torch.device(*args, **kwargs)
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Do ``tensor.data = data``, also from the host to the device."""
+
+    def place(one: torch.Tensor) -> tuple[bool, torch.device]:
+        if isinstance(one, FakeTensor):
+            return True, one.fake_device
+        return False, _BASE.device.__get__(one)
+
+    if place(tensor) == place(data):
+        tensor.data = data
+    else:
+        become(tensor, data)
+
+
+def text_of(tensor: torch.Tensor) -> str:
+    """Write a tensor as torch does; with the values where they are known, and none where there would be many."""
+    with torch._C.DisableTorchFunction():
+        if not is_here(tensor):
+            return str(torch._tensor_str._str(tensor))
+        values = backend._gpu.mode.values
+        found = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
+        text = f"tensor(..., size={tuple(tensor.shape)})" if found is None else torch._tensor_str._str(found)
+        head, separator, tail = text[:-1].partition(", dtype=")
+        grad = (
+            f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn else ", requires_grad=True" * tensor.requires_grad
+        )
+        dtype = f", dtype={tensor.dtype}" if found is None and tensor.dtype != torch.float32 else separator + tail
+        return f"{head}, device='cuda:0'{dtype}{grad})"
+
+
+def _pin(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    """Note a tensor as pinned: that takes host memory only, and nothing is copied here that would be faster for it."""
+    _pinned.add(tensor.untyped_storage())
+    return tensor
+
+
+def _is_pinned(tensor: torch.Tensor, *_: object, **__: object) -> bool:
+    return tensor.untyped_storage() in _pinned
+
+
+def _deepcopied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Do as `torch.Tensor.__deepcopy__`, which clones a tensor of a class of its own only if that has no address."""
+    _thread.is_copying = True
+    try:
+        return tensor.__deepcopy__(memo)  # type: ignore[no-any-return]
+    finally:
+        _thread.is_copying = False
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    torch.device: _device,
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.type: _type,
+    _BASE.is_cuda.__get__: is_here,
+    torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    _BASE.data.__set__: _set_data,
+    torch.Tensor.is_pinned: _is_pinned,
+    torch.Tensor.__deepcopy__: _deepcopied,
+    torch.Tensor.__repr__: lambda tensor, **_: text_of(tensor),
+}
+_READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
+
+
+class CudaNames(TorchFunctionMode):
+    """Exchanges CUDA's name for the simulated device's in the arguments of torch's functions, and back in answers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(*args, **(kwargs or {}))
+        if func in _READS and type(args[0]) is torch.Tensor:  # one of the host: data loaders read many numbers
+            with torch._C._DisableTorchDispatch():
+                return func(*args)
+        for argument in args:
+            kind = type(argument)
+            if kind is torch.device or kind is str:
+                args = tuple(simulated(argument) for argument in args)
+                break
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None:
+                kwargs = {**kwargs, "device": by_number(device)}
+            if kwargs.get("pin_memory"):
+                return _pin(func(*args, **{**kwargs, "pin_memory": False}))
+            return func(*args, **kwargs)
+        return func(*args)
+
+
+class TensorType(type):
+    """`torch.cuda.FloatTensor` and the like: make tensors on the GPU, and are the type of some."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **_: Any) -> torch.Tensor:
+        """Make a tensor of a shape, or of data."""
+        device = torch.device(DEVICE_TYPE, 0)
+        if all(type(argument) is int for argument in args):
+            return torch.empty(args, dtype=cls.dtype, device=device)
+        (data,) = args
+        return torch.as_tensor(data).to(device, cls.dtype)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and is_here(instance) and instance.dtype == cls.dtype
+
+
+class CudaGenerator(torch.Generator):
+    """A generator that says to be the GPU's; operators on the device draw nothing from it."""
+
+    on_gpu: bool
+
+    def __new__(cls, device: Any = "cpu") -> CudaGenerator:
+        """Make one for the host, whatever device it says to be of."""
+        on_gpu = simulated(device) is not device
+        made = super().__new__(cls, device="cpu" if on_gpu else device)  # type: ignore[call-arg]
+        made.on_gpu = on_gpu
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The GPU, or the host."""
+        return CUDA if self.on_gpu else torch.device("cpu")
+
+
+# Storages, pickles and the default type
+
+
+def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
+    """Return the replaced attributes of tensors and storages, by owner and name."""
+    set_type = torch.set_default_tensor_type
+    convert: Any = FakeTensor.numpy
+    reduce: Any = FakeTensor.__reduce_ex__
+    torch.serialization.add_safe_globals([_rebuilt])
+
+    def device(storage: torch.UntypedStorage) -> torch.device:
+        found: torch.device = _STORAGE.device.__get__(storage)  # which of tensors without data is no device
+        return CUDA if found.type == "meta" and not gpu.mode.is_dispatching and gpu.memory.holds(storage) else found
+
+    def address(storage: torch.UntypedStorage) -> int:
+        """Return an address of its own for each storage that holds memory, as programs compare them."""
+        return storage._cdata if gpu.memory.holds(storage) else int(_STORAGE.data_ptr(storage))
+
+    def array(tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.fake_device.type != DEVICE_TYPE:
+            return convert(tensor, *args, **kwargs)
+        raise TypeError(  # in CUDA's words
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
+            "first."
+        )
+
+    def reduce_ex(tensor: FakeTensor, protocol: Any) -> Any:
+        """Pickle what a tensor on the device looks like, and its values where they are known."""
+        if tensor.fake_device.type != DEVICE_TYPE:
+            return reduce(tensor, protocol)
+        known = gpu.mode.values.of(tensor.detach())
+        layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+        return _rebuilt, (known.clone() if known is not None else None, *layout)
+
+    return {
+        (FakeTensor, "numpy"): array,
+        (torch.Tensor, "pin_memory"): _pin,
+        (torch.Tensor, "is_pinned"): _is_pinned,
+        (torch.UntypedStorage, "device"): property(device),
+        (torch.UntypedStorage, "data_ptr"): address,
+        (FakeTensor, "data_ptr"): _tensor_address,
+        (torch.UntypedStorage, "is_cuda"): property(lambda storage: storage.device.type == "cuda"),
+        (FakeTensor, "__reduce_ex__"): reduce_ex,
+        (torch, "set_default_tensor_type"): functools.partial(_set_default_type, set_type),
+    }
+
+
+def _tensor_address(tensor: FakeTensor) -> int:
+    if getattr(_thread, "is_copying", False):
+        return 0
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
+
+
+def _rebuilt(
+    known: torch.Tensor | None, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
+) -> torch.Tensor:
+    made = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+    if known is not None:
+        made.copy_(known)
+    return made.requires_grad_(requires_grad)
+
+
+def _set_default_type(set_type: Callable[[Any], None], kind: Any) -> None:
+    """Do as `torch.set_default_tensor_type`, of a GPU's type too."""
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    if "cuda." not in name:
+        torch.set_default_device(None)
+        set_type(kind)
+        return
+    torch.set_default_dtype(SUFFIXED_TYPES[name.rpartition(".")[2]])
+    torch.set_default_device("cuda")

@@ -1,0 +1,166 @@
+"""What operators answered, so that fake tensors need not work out again what thirty equal layers ask alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.kinds import is_plain
+
+_VALUES = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
+_SEEN_ONLY = (torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+"""Tags of operators whose answer is not told by what their arguments look like, or that change how these look."""
+
+TO_COPY: Any = torch.ops.aten._to_copy.default
+COPY: Any = torch.ops.aten.copy_.default
+COPIES = (TO_COPY, COPY)
+"""Operators that bring tensors to the device, and back."""
+
+Key = tuple[Any, ...]
+
+MISS: Any = object()
+"""Stands where the answer of a call does not follow from its key, or is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor in a storage of its own, or in that of the argument at `position`; sizes are in elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    position: int = -1
+    offset: int = 0
+
+
+_Answer = int | _Made
+"""The position of an argument that is given back itself, as operators that work in place do, or what is made."""
+
+
+class Answers:
+    """Remembers what PyTorch's own operators make of tensors on one device of one fake mode.
+
+    Only what follows from shapes, strides, types and plain values is remembered; `key` is None for any other call.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Key, tuple[type, tuple[_Answer, ...]] | None] = {}
+
+    @cached_property
+    def _device(self) -> torch.device:
+        """The device, made once its type is registered with torch."""
+        return torch.device(DEVICE_TYPE, 0)
+
+    def key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key | None:
+        """Return the cache key of a call; None where its answer depends on more than what a key holds."""
+        parts: list[Any] = [func, torch.is_inference_mode_enabled()]
+        if not self._describe(args, parts, from_host=func in COPIES):
+            return None
+        if kwargs:
+            parts.extend(kwargs)
+            if not self._describe(kwargs.values(), parts):
+                return None
+        return tuple(parts)
+
+    def recall(self, key: Key, args: tuple[Any, ...]) -> Any:
+        """Return the answer of a call with this key, or `MISS`."""
+        known = self._known.get(key)
+        if known is None:
+            return MISS
+        kind, answers = known
+        if kind is FakeTensor:
+            return self._make(answers[0], args)
+        return None if kind is type(None) else kind([self._make(answer, args) for answer in answers])
+
+    def learn(self, key: Key, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Remember what a call answered, if another one with this key will be answered alike."""
+        if key in self._known:
+            return
+        self._known[key] = None
+        if func.namespace != "aten" or any(tag in func.tags for tag in _SEEN_ONLY):
+            return
+        kind = type(result)
+        if kind is FakeTensor:
+            results = (result,)
+        elif kind is list or kind is tuple or result is None:
+            results = tuple(result or ())
+        else:
+            return
+        answers = [self._answer(func, args, one) for one in results]
+        told = tuple(answer for answer in answers if answer is not None)
+        if len(told) == len(answers):
+            self._known[key] = (kind, told)
+
+    def _describe(self, values: Iterable[Any], parts: list[Any], *, from_host: bool = False) -> bool:
+        """Add what tells `values` apart; False where that is more than how they look, which is all that copies ask."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if not self._is_plain(value):
+                    return False
+                parts += (value.dtype, value.shape, value.stride(), value.storage_offset())
+            elif kind is list or kind is tuple:
+                parts += (kind, len(value))
+                if not self._describe(value, parts):
+                    return False
+            elif from_host and isinstance(value, torch.Tensor) and is_plain(value):
+                parts += ("host", value.dtype, value.shape, value.stride())
+            elif isinstance(value, _VALUES):
+                parts += (kind, value)  # 1, 1.0 and True are equal, and not the same to an operator
+            else:
+                return False
+        return True
+
+    def _is_plain(self, tensor: FakeTensor) -> bool:
+        return (
+            tensor.fake_device.type == DEVICE_TYPE
+            and tensor.fake_mode is self._mode
+            and tensor.constant is None
+            and tensor.layout is torch.strided
+            and not tensor.is_neg()
+            and not tensor.is_complex()
+        )
+
+    def _answer(self, func: Any, args: tuple[Any, ...], result: Any) -> _Answer | None:
+        for position, given in enumerate(args):
+            if given is result:
+                return position
+        if type(result) is not FakeTensor or not self._is_plain(result) or result.requires_grad:
+            return None
+        dtype, shape, stride = result.dtype, tuple(result.shape), result.stride()
+        storage = result.untyped_storage()
+        for position, given in enumerate(args):
+            if isinstance(given, torch.Tensor) and _is_in(given, storage):
+                return _Made(dtype, shape, stride, position, int(result.storage_offset()))
+            if isinstance(given, (list, tuple)) and any(
+                _is_in(one, storage) for one in given if isinstance(one, torch.Tensor)
+            ):
+                return None
+        if func.is_view or func._schema.is_mutable or result.storage_offset():
+            return None
+        made = _Made(dtype, shape, stride)
+        return made if _elem(made).untyped_storage().nbytes() == storage.nbytes() else None
+
+    def _make(self, answer: _Answer, args: tuple[Any, ...]) -> torch.Tensor:
+        if isinstance(answer, int):
+            given: torch.Tensor = args[answer]
+            return given
+        elem = _elem(answer)
+        if answer.position >= 0:
+            elem.set_(args[answer.position].untyped_storage(), answer.offset, answer.shape, answer.stride)
+        return FakeTensor(self._mode, elem, self._device)
+
+
+def _is_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    return bool(tensor.untyped_storage()._cdata == storage._cdata)
+
+
+def _elem(made: _Made) -> torch.Tensor:
+    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")

@@ -1,0 +1,154 @@
+"""CUDA's autocast on the simulated device: the same cast lists, the same weight cache.
+
+The ops that CUDA's autocast touches are read from the installed torch's own registrations, so the lists follow its
+version; only their grouping is written here (aten/src/ATen/autocast_mode.h, AT_FORALL_*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch._C import DispatchKeySet
+
+from gpumem_tui.simulator.torch_internals import original, replace
+
+_LOWER_PRECISION = {
+    "_convolution", "_convolution.deprecated", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
+    "_thnn_fused_lstm_cell", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d",
+    "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "convolution",
+    "cudnn_convolution", "cudnn_convolution_transpose", "einsum", "gru_cell", "linalg_multi_dot", "linalg_vecdot",
+    "linear", "lstm_cell", "matmul", "mm", "mv", "prelu", "rnn_relu_cell", "rnn_tanh_cell",
+    "scaled_dot_product_attention",
+}  # fmt: skip
+_WIDEST_TYPE = {
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sampler", "index_put", "scatter_add", "tensordot",
+    "vdot",
+}  # fmt: skip
+_FP32_RESULT = {
+    "cumprod", "cumsum", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "linalg_vector_norm", "log_softmax.int",
+    "prod", "prod.dim_int", "softmax.int", "sum", "sum.dim_IntList",
+}  # fmt: skip
+_OWN_RULES = {"binary_cross_entropy", "norm.Scalar", "norm.ScalarOpt_dim"}
+
+_HALF = (torch.float16, torch.bfloat16)
+_libraries: list[torch.library.Library] = []
+_weight_cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+class CacheObserver(Protocol):
+    """Called when the cached casts are dropped."""
+
+    def clearing(self) -> None:
+        """Note that they are about to be dropped."""
+
+    def cleared(self) -> None:
+        """Note that they are dropped."""
+
+
+observers: list[CacheObserver] = []
+
+
+def state() -> tuple[bool, torch.dtype, int]:
+    """Return what decides how autocast treats an operator: whether it is on, its type, how many casts are cached."""
+    kind = torch._C._get_privateuse1_backend_name()
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), len(_weight_cache)
+
+
+def register(device_type: str) -> None:
+    """Give the PrivateUse1 device CUDA's autocast behaviour. Call once per process."""
+    fallthrough = torch.library.Library("_", "IMPL")
+    fallthrough.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    for qualified in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+        namespace, _, name = qualified.partition("::")
+        if namespace == "aten" and name not in _OWN_RULES:
+            aten.impl(name, _kernel(name, device_type), "AutocastPrivateUse1")
+    _libraries.extend((fallthrough, aten))
+    _clear_with_autocast()
+
+
+def _kernel(name: str, device_type: str) -> Callable[..., Any]:
+    """Return what autocast makes of an operator, by the group that it is in."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    without_autocast = DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
+    names = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
+    dtype_position = names.index("dtype") if "dtype" in names else len(names)
+
+    def target_dtype(args: tuple[Any, ...]) -> torch.dtype:
+        if name in _LOWER_PRECISION or (
+            name in _WIDEST_TYPE and torch.float32 not in {tensor.dtype for tensor in _tensors(args)}
+        ):
+            return torch.get_autocast_dtype(device_type)
+        return torch.float32
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        dtype = target_dtype(args)
+        with torch._C._ExcludeDispatchKeyGuard(without_autocast):
+            return op(*_cast(args, dtype), **_cast(kwargs, dtype))
+
+    def fp32_result(*args: Any, **kwargs: Any) -> Any:
+        gives_dtype = len(args) > dtype_position and args[dtype_position] is not None
+        with torch._C._ExcludeDispatchKeyGuard(without_autocast):
+            if args[0].dtype in _HALF and kwargs.get("dtype") is None and not gives_dtype:
+                kwargs["dtype"] = torch.float32
+                args = args[:dtype_position]
+            return op(*args, **kwargs)
+
+    return fp32_result if name in _FP32_RESULT else cast
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, (list, tuple)):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast every floating-point (not double) device tensor in `value`, as cached_cast does."""
+    if isinstance(value, torch.Tensor):
+        return _cast_tensor(value, dtype)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return value
+
+
+def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type != "cpu"
+    if not eligible or tensor.dtype == dtype:
+        return tensor
+    cacheable = (
+        torch.is_autocast_cache_enabled()
+        and dtype in _HALF
+        and tensor.dtype == torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+    )
+    if not cacheable:
+        return tensor.to(dtype)
+    found = _weight_cache.get(id(tensor))
+    if found is None:
+        found = _weight_cache[id(tensor)] = (tensor, tensor.to(dtype))
+    return found[1]
+
+
+def _clear_with_autocast() -> None:
+    """Drop the cached casts whenever torch drops its own: at the exit of the outermost autocast."""
+    clear = original(torch, "clear_autocast_cache")
+
+    def clear_both() -> None:
+        for observer in observers:
+            observer.clearing()
+        _weight_cache.clear()
+        clear()
+        for observer in observers:
+            observer.cleared()
+
+    replace(torch, "clear_autocast_cache", clear_both)

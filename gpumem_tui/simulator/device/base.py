@@ -1,0 +1,39 @@
+"""What the parts of a simulated GPU know of the whole, so that none of them imports the file that puts it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.profile import Profile
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
+from gpumem_tui.simulator.device.streams import Streams
+from gpumem_tui.step.sites import SiteFinder
+
+DEVICE_TYPE = "simgpu"
+
+
+class DeviceParts(Protocol):
+    """A simulated GPU as its parts use it: see `SimulatedGpu` for the attributes."""
+
+    gpu: Gpu
+    profile: Profile
+    unlimited: bool
+    allocator: CachingAllocator
+    recorder: TimelineRecorder
+    streams: Streams
+    sites: SiteFinder
+    notes: dict[str, None]
+    dropout_state: torch.Tensor | None
+    on_backward_error: Callable[[Exception], None]
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        """State which bucket these tensors are."""
+
+    def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
+        """Make the exception that PyTorch would raise."""

@@ -1,0 +1,343 @@
+"""The simulated GPU as PyTorch sees it: a device type of its own, with the functions that `torch.cuda` has.
+
+Code that asks `torch.get_device_module(device)` for memory figures runs unchanged on this device and on a real one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import KIB, MIB, Bucket
+from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, per_multiprocessor
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.device import attention, autocast, kernels, recurrent
+from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.memory import DeviceMemory
+from gpumem_tui.simulator.device.mode import DeviceMode
+from gpumem_tui.simulator.device.shapes import AssumedRows
+from gpumem_tui.simulator.device.streams import (
+    DEFAULT_STREAM,
+    ExternalStream,
+    SimulatedEvent,
+    SimulatedStream,
+    StreamContext,
+    Streams,
+)
+from gpumem_tui.simulator.torch_internals import Replacements, extend
+from gpumem_tui.step import Phase
+from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.sites import SiteFinder
+from gpumem_tui.step.walking import local
+
+
+class SimulatedGpu:
+    """One simulated GPU: its allocator and the record of what ran on it.
+
+    Args:
+        gpu: the GPU to be.
+        profile: version- and architecture-dependent facts.
+        limit_bytes: a cap on reserved bytes, as `set_per_process_memory_fraction` sets one; None for none.
+        unlimited: never run out of memory, to trace what a step would need: at other batch sizes too, so buffers that
+            kernels take only from some size on are recorded, empty, where they are not taken.
+        on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
+            (see `DeviceMemory.raise_if_full`).
+        on_out_of_memory: called with the message, just before it is raised.
+        assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
+        notes: gets a line for what else is assumed, each as a key.
+        allocator: in the place of one with this GPU's memory.
+
+    Attributes:
+        dropout_state: cuDNN's random states for dropout between recurrent layers, once they were asked for.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a keyword that one kind of run sets
+        self,
+        gpu: Gpu,
+        profile: Profile,
+        limit_bytes: int | None = None,
+        unlimited: bool = False,
+        on_backward_error: Callable[[Exception], None] = lambda _: None,
+        on_out_of_memory: Callable[[str], None] = lambda _: None,
+        assumed_rows: AssumedRows | None = None,
+        notes: dict[str, None] | None = None,
+        allocator: CachingAllocator | None = None,
+    ) -> None:
+        self.gpu = gpu
+        self.profile = profile
+        self.unlimited = unlimited
+        self.on_backward_error = on_backward_error
+        self.on_out_of_memory = on_out_of_memory
+        self.notes = {} if notes is None else notes
+        self.dropout_state: torch.Tensor | None = None
+        capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
+        self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
+        self.recorder = TimelineRecorder()
+        self.streams = Streams(self.recorder, self.allocator)
+        self.sites = SiteFinder()
+        self.memory = DeviceMemory(self)
+        self.mode = DeviceMode(self, self.memory, assumed_rows or AssumedRows())
+
+    def mark(self, step: int, phase: Phase) -> None:
+        """State that the run is in `phase` of `step` from here on."""
+        self.recorder.mark(step, phase)
+
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+        """State which bucket these tensors are; tensors elsewhere are ignored."""
+        for tensor in tensors:
+            number = self.memory.allocation_of(local(tensor))
+            if number is not None:
+                self.recorder.tag(number, bucket)
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        """Call the modules of `model` by their qualified names from now on."""
+        self.sites.name_modules(model)
+
+    def finish(self, failed: bool = False) -> Timeline:
+        """Return the run so far; if it failed, up to where memory ran out."""
+        return self.recorder.finish(failed)
+
+    def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
+        """Make the exception that PyTorch would raise, saying what its own message says."""
+        free = max(0, error.capacity_bytes - error.reserved_bytes)
+        message = (
+            f"Simulated {self.gpu.title} out of memory. Tried to allocate {requested_text(error.requested_bytes)}; "
+            f"the device has {requested_text(self.gpu.cuda_total_bytes)}, {requested_text(free)} of it free: "
+            f"{requested_text(error.allocated_bytes)} allocated by PyTorch, "
+            f"{requested_text(error.reserved_bytes - error.allocated_bytes)} reserved but unallocated, "
+            f"{requested_text(self.profile.context_bytes)} CUDA context."
+        )
+        self.on_out_of_memory(message)
+        return torch.OutOfMemoryError(message)
+
+
+# The functions of torch's device module
+
+_ALWAYS: dict[str, Any] = {
+    **dict.fromkeys(("is_initialized", "is_available", "can_device_access_peer"), True),
+    "_is_in_bad_fork": False,
+    **dict.fromkeys(("current_device", "initial_seed", "utilization"), 0),
+    **dict.fromkeys(("memory_usage", "temperature", "power_draw", "clock_rate"), 0),
+    **dict.fromkeys(("init", "manual_seed", "manual_seed_all", "seed", "seed_all"), None),
+    **dict.fromkeys(("set_rng_state", "set_rng_state_all", "empty_host_cache", "ipc_collect"), None),
+    **dict.fromkeys(("reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_device"), None),
+}
+"""What these functions answer whatever they are asked: there is one device, no driver, and no value is computed."""
+
+_STATISTICS = {
+    "memory_allocated": "allocated_bytes",
+    "max_memory_allocated": "peak_allocated_bytes",
+    **dict.fromkeys(("memory_reserved", "memory_cached"), "reserved_bytes"),
+    **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), "peak_reserved_bytes"),
+}
+"""By function, the allocator's figure that it answers."""
+
+
+class Backend:
+    """The device module of the simulated GPU; its functions have the names and parameters of `torch.cuda`'s.
+
+    Attributes:
+        current: the GPU that is being simulated.
+        devices: how many GPUs of its kind this process may count on its machine; only the first one exists.
+    """
+
+    OutOfMemoryError = torch.OutOfMemoryError
+    current_device: Callable[..., int]
+    current_stream: Callable[..., SimulatedStream]
+    get_device_capability: Callable[..., tuple[int, int]]
+    get_device_name: Callable[..., str]
+    memory_reserved: Callable[..., int]
+    set_device: Callable[..., None]
+    Stream = SimulatedStream
+    ExternalStream = ExternalStream
+    Event = SimulatedEvent
+    stream = StreamContext
+
+    def __init__(self) -> None:
+        self.current: SimulatedGpu | None = None
+        self.devices = 1
+        functions: dict[str, Any] = vars(self)
+        for name, answer in _ALWAYS.items():
+            functions[name] = functools.partial(lambda answer, *_, **__: answer, answer)
+        for name, figure in _STATISTICS.items():
+            functions[name] = functools.partial(lambda figure, *_, **__: self._statistic(figure), figure)
+        reset = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+        functions.update(dict.fromkeys(reset, lambda *_, **__: self._gpu.allocator.stats.reset_peaks()))
+        functions.update(dict.fromkeys(("device", "device_of"), lambda *_: nullcontext()))
+        functions.update(
+            get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
+            get_rng_state=lambda *_: torch.zeros(16, dtype=torch.uint8),
+            get_rng_state_all=lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(self.devices)],
+            get_device_name=lambda *_, **__: self._gpu.gpu.title,
+            get_device_capability=lambda *_, **__: self._gpu.gpu.compute_capability,
+            get_arch_list=lambda: ["sm_{}{}".format(*self._gpu.gpu.compute_capability)],
+            memory_summary=lambda *_, **__: "\n".join(
+                f"{name:<36}{value:>20}" for name, value in self.memory_stats().items()
+            ),
+            memory_snapshot=lambda *_, **__: [],
+            current_stream=lambda *_, **__: SimulatedStream(stream_id=self._gpu.streams.current),
+            default_stream=lambda *_, **__: SimulatedStream(stream_id=DEFAULT_STREAM),
+            get_stream_from_external=lambda data_ptr, *_, **__: ExternalStream(data_ptr),
+        )
+
+    @property
+    def _gpu(self) -> SimulatedGpu:
+        if self.current is None:
+            raise RuntimeError("no simulated GPU is active: wrap the step in simulator.device.gpu.simulate()")
+        return self.current
+
+    def _statistic(self, figure: str) -> int:
+        return int(getattr(self._gpu.allocator.stats, figure))
+
+    def device_count(self) -> int:
+        """Return how many GPUs this process may count."""
+        return self.devices
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        """Return whether bfloat16 works: since Ampere (NVIDIA A100 white paper); before, PyTorch emulates it."""
+        return including_emulation or self._gpu.gpu.compute_capability >= (8, 0)
+
+    def is_tf32_supported(self) -> bool:
+        """Return whether TF32 works: since Ampere."""
+        return self._gpu.gpu.compute_capability >= (8, 0)
+
+    def synchronize(self, *_: object, **__: object) -> None:
+        """Wait for what the GPU was given."""
+        if self.current is not None:  # torch's profiler asks whatever device is registered
+            self.current.streams.synchronize()
+
+    def get_device_properties(self, *_: object, **__: object) -> SimpleNamespace:
+        """Return what CUDA tells of the GPU."""
+        gpu, profile = self._gpu.gpu, self._gpu.profile
+        major, minor = gpu.compute_capability
+        return SimpleNamespace(
+            name=gpu.title,
+            total_memory=gpu.cuda_total_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=profile.multiprocessors,
+            max_threads_per_multi_processor=profile.threads_per_multiprocessor,
+            max_threads_per_block=THREADS_PER_BLOCK,
+            warp_size=WARP_SIZE,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            gcnArchName="",
+            pci_bus_id=0,
+            pci_device_id=0,
+            pci_domain_id=0,
+            uuid=UUID(int=0),
+            **per_multiprocessor(gpu.compute_capability),
+        )
+
+    def mem_get_info(self, *_: object, **__: object) -> tuple[int, int]:
+        """Return (free, total) bytes, as cudaMemGetInfo does."""
+        allocator = self._gpu.allocator
+        return allocator.capacity_bytes - allocator.stats.reserved_bytes, self._gpu.gpu.cuda_total_bytes
+
+    get_memory_info = mem_get_info
+
+    def empty_cache(self) -> None:
+        """Give the cached segments back."""
+        self._gpu.allocator.empty_cache()
+        self._gpu.recorder.empty_cache()
+
+    def memory_stats(self, *_: object, **__: object) -> OrderedDict[str, Any]:
+        """Return the statistics that this allocator keeps, under `torch.cuda.memory_stats`' keys."""
+        stats = self._gpu.allocator.stats
+        values: OrderedDict[str, Any] = OrderedDict(num_alloc_retries=stats.num_alloc_retries, num_ooms=stats.num_ooms)
+        for name in ("requested", "allocated", "active", "reserved", "inactive_split"):
+            values[f"{name}_bytes.all.current"] = getattr(stats, f"{name}_bytes")
+            values[f"{name}_bytes.all.peak"] = getattr(stats, f"peak_{name}_bytes")
+        return values
+
+    def set_stream(self, stream: SimulatedStream | None) -> None:
+        """Have this thread work on a stream."""
+        if stream is not None:
+            self._gpu.streams.switch(stream.stream_id)
+
+
+backend = Backend()
+"""`torch.simgpu`."""
+_registered = False
+
+
+def register() -> None:
+    """Make the device type known to torch; once per process, and before its first backward.
+
+    Autograd counts the devices when it starts its threads, and never again.
+    """
+    global _registered
+    if _registered:
+        return
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=backend)
+    autocast.register(DEVICE_TYPE)
+    kernels.register()
+    attention.register(lambda: backend._gpu.gpu.compute_capability)
+    recurrent.register(lambda: backend._gpu)
+    # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
+    # torch's test for that goes by the exact type of a parameter.
+    for owner in (optimizers, _foreach_utils):
+        extend(owner, "_foreach_supported_types", FakeTensor)
+    _registered = True
+
+
+@contextmanager
+def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
+    """Have `gpu` be device ``simgpu:0`` within the context; tensors on it have shapes and storages but no values."""
+    register()
+    previous, backend.current = backend.current, gpu
+    previous_streams, Streams.active = Streams.active, gpu.streams
+
+    def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        result = engine(*args, **kwargs)
+        if not in_backward():
+            gpu.memory.raise_if_full()
+        return result
+
+    def followed_resize(resize: Any, storage: torch.UntypedStorage, size_bytes: int) -> Any:
+        result = resize(storage, size_bytes)
+        gpu.memory.resized(storage)
+        return result
+
+    def format_scalar(tensor: torch.Tensor, specification: str) -> str:
+        """Return ``f"{loss:.4f}"`` of a tensor of one element, which plain tensors format as its value."""
+        return format(tensor.item() if tensor.dim() == 0 else object.__str__(tensor), specification)
+
+    with Replacements() as replacements:
+        replacements.wrap(torch.autograd, "_engine_run_backward", backward)
+        replacements.wrap(torch.UntypedStorage, "resize_", followed_resize)
+        replacements.set(FakeTensor, "__format__", format_scalar)
+        # Pinning takes host memory only, and nothing is copied here that would be faster for it.
+        replacements.set(torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor)
+        replacements.set(torch._C, "_conv_determine_backend_memory_format", kernels.convolution_layout)
+        try:
+            with gpu.sites.watching(), gpu.mode:
+                yield torch.device(DEVICE_TYPE, 0)
+        finally:
+            backend.current = previous
+            Streams.active = previous_streams
+
+
+def requested_text(size_bytes: int) -> str:
+    """Write a size as PyTorch's out-of-memory message does (`format_size` in CUDACachingAllocator.cpp)."""
+    if size_bytes <= KIB:
+        return f"{size_bytes} bytes"
+    if size_bytes <= MIB:
+        return f"{size_bytes / KIB:.2f} KiB"
+    if size_bytes <= 1024 * MIB:
+        return f"{size_bytes / MIB:.2f} MiB"
+    return f"{size_bytes / (1024 * MIB):.2f} GiB"

@@ -1,0 +1,114 @@
+"""Host tensors without data: models that are built on the host and end on the simulated device.
+
+Tensors on the host keep their values, since data loading and metrics depend on them. But a large tensor that a module
+makes for itself while it is constructed, or that a library converts as it reads a checkpoint, is a weight on its way to
+the device: nobody reads it, and a model of 8 billion parameters would fill the host with it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gpumem_tui.step.sites import is_own
+
+_LARGE_ELEMENTS = 1 << 18
+"""From here on a tensor that a module makes has no data: smaller ones (position tables, running statistics) do."""
+
+_aten: Any = torch.ops.aten
+_FACTORIES = frozenset(
+    {
+        _aten.empty.memory_format, _aten.empty_strided.default, _aten.zeros.default, _aten.ones.default,
+        _aten.full.default, _aten.rand.default, _aten.randn.default,
+    }
+)  # fmt: skip
+"""What makes a tensor of the size given by its first argument."""
+
+_COPIES = frozenset({_aten._to_copy.default, _aten.clone.default, _aten.cat.default, _aten.stack.default})
+MAKERS = _FACTORIES | _COPIES
+"""Operators whose results may be made without data."""
+
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
+_FILES_OF_DATA: set[str] = set()
+_thread = threading.local()
+
+
+def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether one of `MAKERS`, on tensors of the host, makes a large weight of a model."""
+    device = kwargs.get("device")
+    if device is not None and device.type != "cpu":
+        return False
+    if func in _FACTORIES:
+        return math.prod(args[0]) >= _LARGE_ELEMENTS and any(
+            frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module)
+            for frame in _frames()
+        )
+    source = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+    if source.numel() < _LARGE_ELEMENTS or not source.is_floating_point() or source.is_meta:
+        return False
+    if getattr(_thread, "is_moving_model", False):
+        return True
+    # Whether the code that calls torch is an installed library's, as loaders of checkpoints are.
+    paths = (frame.f_code.co_filename for frame in _frames())
+    caller = next((path for path in paths if is_own(path)), "")
+    return caller.startswith(_LIBRARIES) and _is_mapped(source.data_ptr())
+
+
+@contextmanager
+def moving_model() -> Iterator[None]:
+    """Note that within the context this thread converts or moves the parameters of a module."""
+    before = getattr(_thread, "is_moving_model", False)
+    _thread.is_moving_model = True
+    try:
+        yield
+    finally:
+        _thread.is_moving_model = before
+
+
+def holds_data(path: str) -> None:
+    """Note that tensors mapped from this file are the program's data, of which nothing is dropped."""
+    _FILES_OF_DATA.add(os.path.realpath(path))
+
+
+def _is_mapped(address: int) -> bool:
+    """Return whether memory maps a file, as safetensors are loaded (proc_pid_maps(5)); False without /proc."""
+    try:
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, *_ = words = line.split(maxsplit=5)
+                first, behind = (int(number, 16) for number in span.split("-"))
+                if first <= address < behind:
+                    return len(words) == 6 and words[5].startswith("/") and words[5].rstrip("\n") not in _FILES_OF_DATA
+    except OSError:
+        return False
+    return False
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a copy brings a tensor of the device to the host, where tensors have values."""
+    device = kwargs.get("device")
+    return device is not None and device.type == "cpu" and tensor.fake_device.type != "cpu"
+
+
+def holds_values(args: tuple[Any, ...]) -> bool:
+    """Return whether what is copied, the last of a copy's tensors, lies on the host."""
+    source = [argument for argument in args[:2] if isinstance(argument, torch.Tensor)][-1]
+    return not isinstance(source, FakeTensor)

@@ -1,0 +1,260 @@
+"""Operators that CUDA runs in its own way: kernels and shapes of its own, and what autograd's engine does in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch.autograd.graph import _engine_run_backward
+
+from gpumem_tui.simulator.allocator.profile import Profile
+
+_ONE_KERNEL = ("silu_backward", "mish_backward")
+"""ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside
+`CUDA`), as far as training meets them. Composed, they would ask for intermediate results that CUDA never holds."""
+
+_FUSED_STEPS = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
+"""Optimizer steps in one kernel, which change their arguments and give nothing; torch lacks shape functions of some."""
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Keep these ops whole on the simulated device. Call once per process."""
+    aten = torch.library.Library("aten", "IMPL")
+    for name in _ONE_KERNEL:
+        aten.impl(name, _whole(getattr(torch.ops.aten, name).default), "AutogradPrivateUse1")
+    for name in _FUSED_STEPS:
+        for overload in (name, f"{name}.tensor_lr"):
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
+                aten.impl(overload, _in_place, "Meta")
+    for overload, shape in _SHAPES.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
+            aten.impl(overload, shape, "Meta")
+    _libraries.append(aten)
+
+
+def convolution_layout(images: torch.Tensor, weight: torch.Tensor, _backend: object) -> torch.memory_format:
+    """Return cuDNN's layout (`cudnn_conv_suggest_memory_format`): channels last if an argument is, but for float64."""
+    for layout, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        suggested = layout in (suggest_memory_format(images), suggest_memory_format(weight))
+        if suggested and weight.dim() == dimensions and torch.float64 not in (images.dtype, weight.dtype):
+            return layout
+    return torch.contiguous_format
+
+
+def _in_place(*_: Any, **__: Any) -> None:
+    """Return nothing, as operators do that only change their arguments."""
+
+
+def _like_second(_gradient: torch.Tensor, log_probabilities: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return the gradient of the log probabilities: `ctc_loss_backward` in aten/src/ATen/native/cuda/LossCTC.cu."""
+    return torch.empty_like(log_probabilities, memory_format=torch.contiguous_format)
+
+
+_GRU_WORKSPACE, _GRU_GATES = 5, 3
+"""Values per hidden unit that a GRU cell keeps for backward, and its gates (aten/src/ATen/native/cuda/RNN.cu)."""
+
+
+def _gru_cell(
+    _input_gates: torch.Tensor, _hidden_gates: torch.Tensor, hidden: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the new hidden state and the cell's workspace."""
+    rows, units = hidden.shape
+    made = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    return made, hidden.new_empty(rows, units * _GRU_WORKSPACE)
+
+
+def _gru_cell_backward(gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
+    """Return gradients of the input's and the hidden state's gates, of the hidden state, and of both biases."""
+    rows, units = gradient.shape
+    gates = [workspace.new_empty(rows, units * _GRU_GATES) for _ in range(2)]
+    biases = [workspace.new_empty(units * _GRU_GATES) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(gradient, memory_format=torch.contiguous_format), *biases)
+
+
+def _per_channel(images: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """Return statistics of each channel, in float32 of 16-bit images (ATen's native/cuda/Normalization.cu)."""
+    dtype = torch.float32 if images.dtype in (torch.float16, torch.bfloat16) else images.dtype
+    return tuple(images.new_empty(images.shape[1], dtype=dtype) for _ in range(count))
+
+
+def _statistics(images: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """Return mean and inverse deviation, of one rank's batch or of all: `SyncBatchNorm`'s forward."""
+    return _per_channel(images, 2)
+
+
+def _like_first(images: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(images)
+
+
+def _reduced(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return sums over the batch for the gradient of the images, and the gradients of weight and bias.
+
+    Arguments are (gradient, images, mean, inverse deviation, weight, and whether each of the three is wanted).
+    """
+    _, images, _, _, weight, for_images, *for_parameters = args
+    sums = _per_channel(images, 2) if for_images else (None, None)
+    dtype = weight.dtype if weight is not None else None
+    return (*sums, *(images.new_empty(images.shape[1], dtype=dtype) if wanted else None for wanted in for_parameters))
+
+
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "_ctc_loss_backward": _like_second,
+    "_ctc_loss_backward.Tensor": _like_second,
+    "batch_norm_stats": _statistics,
+    "batch_norm_gather_stats": _statistics,
+    "batch_norm_gather_stats_with_counts": _statistics,
+    "batch_norm_elemt": _like_first,
+    "batch_norm_backward_reduce": _reduced,
+    "batch_norm_backward_elemt": _like_first,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+"""What CUDA's kernels give where torch has no shape function of theirs."""
+
+
+def _grouped_product(args: Sequence[Any], _profile: Profile) -> torch.Tensor:
+    """Return the result of `_grouped_mm`: (matrix, matrix, offsets or none, bias, result's type).
+
+    CUDA multiplies what is not bfloat16 group by group, which torch's own shape function refuses; rows begin at whole
+    16 bytes (`_grouped_mm_fallback` and `create_grouped_gemm_output_tensor` in aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    left, right, offsets = (*args, None)[:3]
+    dtype = (args[4] if len(args) > 4 else None) or left.dtype
+    rows, columns = left.shape[-2], right.shape[-1]
+    padded = -(-columns // (16 // dtype.itemsize)) * (16 // dtype.itemsize)
+    if left.dim() == right.dim():
+        groups = left.shape[0] if left.dim() == 3 else offsets.shape[0]
+        return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device="meta")
+    return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device="meta")
+
+
+GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {torch.ops.aten._grouped_mm.default: _grouped_product}
+"""Operators of which torch's own shape function gives something else than CUDA."""
+
+
+def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return run
+
+
+# What the autograd engine does in place. Where a mode is active, the engine and some of its backward formulas leave
+# their arguments alone (`isTensorSubclassLike`). On a GPU they write into a tensor that nobody else holds, so less is
+# allocated.
+
+Evaluation = tuple[int, int]
+"""One backward formula at work: the backward pass and the sequence number of its node."""
+
+_aten: Any = torch.ops.aten
+_ADD: Any = _aten.add.Tensor
+_INTO_ZEROS: Mapping[Any, Any] = {
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.index_put.default: _aten.index_put_.default,
+}
+"""Formulas that fill zeros of their own: `value_selecting_reduction_backward` (max, min, sort, topk, …) and
+`index_backward` (torch/csrc/autograd/FunctionsManual.cpp), `gather_backward` (TensorAdvancedIndexing.cpp)."""
+
+_INTO_OWN_RESULT: Mapping[str, Mapping[Any, Any]] = {
+    "BinaryCrossEntropyWithLogitsBackward0": {
+        _aten.sub.Tensor: _aten.sub_.Tensor,
+        _aten.mul.Tensor: _aten.mul_.Tensor,
+    }
+}
+"""Formulas that go on in their first result, by the name of their node: `binary_cross_entropy_with_logits_backward`
+(FunctionsManual.cpp)."""
+
+_IN_PLACE = frozenset((_ADD, *_INTO_ZEROS, *(func for table in _INTO_OWN_RESULT.values() for func in table)))
+
+
+def evaluation() -> Evaluation | None:
+    """Return the backward formula that is at work, None outside of backward."""
+    backward = torch._C._current_graph_task_id()
+    if backward == -1:
+        return None
+    node = torch._C._current_autograd_node()
+    return backward, node._sequence_nr() if node is not None else -1
+
+
+def in_place(
+    func: Any, args: tuple[Any, ...], made_in: Callable[[torch.Tensor], Evaluation | None], caller: FrameType | None
+) -> Any:
+    """Return the operator that a GPU would run instead of `func`: its in-place form, or `func` itself.
+
+    Args:
+        func, args: the operator and its arguments.
+        made_in: the formula that made a tensor's storage.
+        caller: the Python frame that called the operator; none or the engine's where C++ of backward did.
+    """
+    if func not in _IN_PLACE or torch.is_grad_enabled():
+        return func
+    if caller is not None and caller.f_code is not _engine_run_backward.__code__:
+        return func
+    now = evaluation()
+    if now is None:
+        return func
+    is_own = made_in(args[0]) == now  # then nothing outside of the formula holds it
+    if func is _ADD:
+        # `InputBuffer::accumulate`: a gradient that waits in the engine was made by another formula than the one at
+        # work, or by this one if it gives two to the same.
+        if (is_own and not _gives_twice()) or not _is_accumulated(args):
+            return func
+        return _aten.add_.Tensor
+    twin = _INTO_ZEROS.get(func) or _INTO_OWN_RESULT.get(torch._C._current_autograd_node().name(), {}).get(func)
+    return twin if twin is not None and is_own else func
+
+
+def _gives_twice() -> bool:
+    """Return whether the formula at work has two gradients for one argument, as that of ``x * x``."""
+    node = torch._C._current_autograd_node()
+    edges = [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
+    return len(set(edges)) < len(edges)
+
+
+def _is_accumulated(args: tuple[Any, ...]) -> bool:
+    """Return `can_accumulate_inplace` (torch/csrc/autograd/input_buffer.cpp) of two gradients of one shape."""
+    waiting, arrived = args
+    return (
+        isinstance(arrived, torch.Tensor)
+        and waiting.shape == arrived.shape
+        and waiting.dtype == arrived.dtype
+        and _is_dense(waiting)
+        and _is_held_once(args)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether its elements lie side by side without gaps or overlaps, in whatever order of dimensions."""
+    run = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != run:
+                return False
+            run *= size
+    return True
+
+
+def _references(args: tuple[Any, ...]) -> int:
+    return sys.getrefcount(args[0])
+
+
+_TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 2, _references((object(),)) + 2
+"""What is seen here of a tensor that the engine alone holds: the others are its way to Python."""
+
+
+def _is_held_once(args: tuple[Any, ...]) -> bool:
+    storage = args[0].untyped_storage()
+    return (
+        args[0]._use_count() <= _TENSOR_REFERENCES
+        and torch._C._storage_Use_Count(storage._cdata) <= _STORAGE_REFERENCES
+        and _references(args) <= _PYTHON_REFERENCES
+    )

@@ -1,0 +1,178 @@
+"""Tensors of other kinds: of a library's class, jagged, sparse, and those of the host that operators take."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+@functools.cache
+def without_data(kind: type[torch.Tensor]) -> type[FakeTensor]:
+    """Return the class of fake tensors that are instances of `kind` too, as quantized parameters are."""
+    if issubclass(kind, FakeTensor):
+        return kind
+    if kind in _PLAIN:
+        return FakeTensor
+    metaclass: Any = type(kind)
+    made: type[FakeTensor] = metaclass(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__})
+    return made
+
+
+def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do as `torch.Tensor._make_subclass`, which refuses fake tensors."""
+    if not isinstance(data, FakeTensor):
+        return make(kind, data, *args, **kwargs)
+    requires_grad = args[0] if args else kwargs.get("require_grad", False)
+    made: Any = data.detach().requires_grad_(requires_grad)
+    made.__class__ = without_data(kind)
+    made._is_param = issubclass(kind, nn.Parameter)
+    return made
+
+
+def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give a tensor another one's content while it stays the same object, of its class and with its attributes.
+
+    As `torch.utils.swap_tensors` does, for tensors that others refer to as well.
+    """
+    made: Any = other.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, nn.Parameter):
+        made._is_param = True
+    if isinstance(made, FakeTensor):
+        made.__class__ = without_data(type(tensor))
+    made.__dict__.update({name: value for name, value in vars(tensor).items() if name not in vars(made)})
+    tensor.grad = None
+    tensor.__class__, made.__class__ = made.__class__, tensor.__class__
+    tensor.__dict__, made.__dict__ = made.__dict__, tensor.__dict__
+    for slot in set(copyreg._slotnames(type(tensor))):  # type: ignore[attr-defined]  # as DTensor has
+        here, there = getattr(tensor, slot), getattr(made, slot)
+        setattr(tensor, slot, there)
+        setattr(made, slot, here)
+    torch._C._swap_tensor_impl(tensor, made)
+
+
+def known_length(tensor: torch.Tensor) -> torch.SymInt | None:
+    """Return the length of a jagged tensor's offsets, which torch asks for as it copies them; a table has it."""
+    from torch.nested._internal import nested_tensor
+
+    found: torch.SymInt | None = nested_tensor._tensor_symint_registry.get(tensor)
+    return found
+
+
+def nested_length() -> torch.SymInt:
+    """Make a length of rows that differ, equal to no other (`get_tensor_symint` of torch.nested._internal)."""
+    from torch.nested._internal import nested_tensor
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    number = nested_tensor._tensor_id_counter
+    nested_tensor._tensor_id_counter += 1
+    return torch.SymInt(NestedIntNode(number, 1))
+
+
+# Sparse tensors in coordinate format: made, copied to the device, and multiplied with dense ones. Their bytes are those
+# of their indices and values, two dense tensors that are allocated as any other. torch's shape functions lose how many
+# values there are in nearly every sparse result, so no more than this is followed.
+
+_aten: Any = torch.ops.aten
+_MAKES = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+_TO_COPY = _aten._to_copy.default
+_TURNS = (_aten.t.default, _aten.transpose.int)
+_LOOKS = (
+    _aten._indices.default, _aten._values.default, _aten._nnz.default, _aten.is_coalesced.default,
+    _aten._coalesced_.default, _aten.sparse_dim.default, _aten.dense_dim.default, _aten.detach.default,
+)  # fmt: skip
+
+SPARSE_PRODUCT = "sparse mm"
+"""What products with a sparse matrix are counted as, together."""
+
+
+def is_sparse(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether an operator makes a sparse tensor, or is given one."""
+    return func is _MAKES or any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in args)
+
+
+class SparseTensors:
+    """Tells the operators on sparse tensors that can be followed."""
+
+    PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._sparse_addmm.default})
+    _FOLLOWED = PRODUCTS.union((_MAKES, *_LOOKS))
+
+    def __init__(self) -> None:
+        self._are_there = self._is_making = False
+
+    def concern(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether an operator on the device has to do with sparse tensors."""
+        if not self._are_there and func is not _TO_COPY and func is not _MAKES:
+            return False
+        found = is_sparse(func, args)
+        self._are_there |= found
+        return found
+
+    def is_followed(self, func: Any, in_backward: bool) -> bool:
+        """Return whether the shape function is right; a sparse gradient of backward is nothing to multiply with."""
+        return func in self._FOLLOWED and not (func is _MAKES and in_backward and not self._is_making)
+
+    def product(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """Return what one of `PRODUCTS` gives: a dense matrix, in rows (`s_addmm_out_sparse_dense_cuda` of ATen)."""
+        left, right = [one for one in args if isinstance(one, torch.Tensor)][-2:]
+        return torch.empty(left.shape[0], right.shape[1], dtype=right.dtype, device="meta")
+
+    def made_of_dense(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+        """Return the sparse result of an operator that copies indices and values; None of any other operator."""
+        tensor = args[0]
+        if func is _TO_COPY and type(tensor) is torch.Tensor and tensor.is_sparse:
+            given = {"device": kwargs["device"]}
+            indices = _TO_COPY(tensor._indices(), **given)
+            values = _TO_COPY(tensor._values(), **given, dtype=kwargs.get("dtype"))
+            is_coalesced: bool | None = tensor.is_coalesced()
+            shape = tensor.shape
+        elif func in _TURNS and tensor.is_sparse and tensor.dim() == 2:
+            # A copy, whose rows of indices change places (`transpose` in TensorShape.cpp of ATen).
+            indices, values = _aten.clone(tensor._indices()), _aten.clone(tensor._values())
+            is_coalesced, shape = None, tensor.shape[::-1]
+        else:
+            return None
+        self._is_making = True
+        try:
+            made: torch.Tensor = _MAKES(
+                tensor.sparse_dim(), tensor.dense_dim(), shape, indices, values,
+                dtype=values.dtype, layout=torch.sparse_coo, device=kwargs.get("device", values.device),
+                is_coalesced=is_coalesced,
+            )  # fmt: skip
+        finally:
+            self._is_making = False
+        return made
+
+
+class HostConverter(FakeTensorConverter):
+    """Converts plain tensors of the host at once.
+
+    Torch's own way serves tracers too, loads the compiler, and takes a hundred times as long.
+    """
+
+    def from_real_tensor(
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, *args: Any, **kwargs: Any
+    ) -> FakeTensor:
+        """Return `t` without its data."""
+        if make_constant or args or not is_plain(t):
+            return super().from_real_tensor(fake_mode, t, make_constant, *args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            elem = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+            return FakeTensor(fake_mode, elem, t.device)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether all that operators below autograd ask of a host tensor is its shape, strides, type and values."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_neg() or tensor.is_complex())
+    )

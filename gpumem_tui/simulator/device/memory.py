@@ -1,0 +1,248 @@
+"""What lies on the simulated device: a block for every storage that is alive, and what kernels take for themselves."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gpumem_tui.memory import Bucket
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.caching import OutOfMemory
+from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
+from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Taken, size_bytes_of
+from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.kernels import Evaluation, evaluation
+from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
+from gpumem_tui.simulator.device.streams import SimulatedStream
+from gpumem_tui.simulator.device.values import Uniform
+from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.walking import local
+
+
+class StorageRef(weakref.ref[torch.UntypedStorage]):
+    """A live storage, what was allocated for it, which backward formula made it, and its values where known."""
+
+    __slots__ = ("block", "key", "made_in", "number", "size_bytes", "values")
+
+    key: int
+    number: int
+    block: Block
+    size_bytes: int
+    made_in: Evaluation | None
+    values: torch.UntypedStorage | Uniform | None
+
+
+class DeviceMemory:
+    """The live storages of a device, their allocations, and the scratch and workspaces of its kernels.
+
+    Attributes:
+        live: what is known of each live storage, by its address.
+        operator: the operator at work, under whose name new allocations are recorded.
+        assumed: how often operators were met whose scratch is not known, by name.
+    """
+
+    def __init__(self, gpu: DeviceParts) -> None:
+        self._gpu = gpu
+        self._full: OutOfMemory | None = None
+        self._workspaces: set[tuple[str, bool]] = set()
+        self.live: dict[int, StorageRef] = {}
+        self.operator = ""
+        self.assumed: Counter[str] = Counter()
+
+    def raise_if_full(self) -> None:
+        """Raise the out-of-memory that backward met.
+
+        An exception that crosses the autograd engine's stream guard ends the process when the guard belongs to a
+        Python backend (`PythonDeviceGuard::exchangeStream`, torch 2.13), so backward runs to its end, costing nothing,
+        and the error is raised where `backward()` returns.
+        """
+        if self._full is not None:
+            error, self._full = self._full, None
+            raise self._gpu.out_of_memory(error) from None
+
+    # Storages
+
+    def allocation_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of the allocation that holds this tensor, None for a tensor elsewhere, or a sparse one."""
+        if not is_here(tensor) or tensor.layout is not torch.strided:
+            return None
+        ref = self.live.get(tensor.untyped_storage()._cdata)
+        return ref.number if ref is not None else None
+
+    def made_in(self, tensor: torch.Tensor) -> Evaluation | None:
+        """Return the backward formula that made a tensor's storage; None if that was not in backward."""
+        ref = self.live.get(tensor.untyped_storage()._cdata)
+        return ref.made_in if ref is not None else None
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether a storage lies on the device."""
+        return storage._cdata in self.live
+
+    def record(self, result: Any) -> None:
+        """Allocate for every storage of an operator's results that is new on the device."""
+        if isinstance(result, torch.Tensor):
+            if is_here(result):
+                self._record_storage(result.untyped_storage())
+            elif not isinstance(result, FakeTensor):
+                result.zero_()  # copied from where there are no values
+        elif isinstance(result, (list, tuple)):
+            for item in result:
+                self.record(item)
+
+    def note_copy_from_host(self, tensor: torch.Tensor) -> None:
+        """Take a copy that no module makes for data; the model's own tensors are known by name as well."""
+        number = self.allocation_of(tensor)
+        if number and not self._gpu.sites.in_module:
+            self._gpu.recorder.came_from_host(number)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""
+        self._tag_buffer(storage)
+        self._record_storage(storage)
+        self._tag_buffer(storage)
+
+    def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
+        """Follow `Tensor.record_stream`."""
+        number = self.allocation_of(local(tensor))
+        if number:
+            self._gpu.streams.record_use(number, stream.stream_id)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage as released, though something still holds it."""
+        ref = self.live.get(tensor.untyped_storage()._cdata)
+        if ref is not None:
+            self._release(ref)
+
+    # Allocations
+
+    def new_storage(self, size_bytes: int, source: int) -> torch.UntypedStorage:
+        """Make a storage on the device, recorded as the allocation `source` once more."""
+        storage = torch.UntypedStorage(size_bytes, device="meta")
+        number, block = self.allocate_again(source)
+        self._hold(storage, number, block)
+        return storage
+
+    def allocate_again(self, source: int) -> tuple[int, Block | None]:
+        """Make an allocation like number `source`, and return its number and block (see `_allocate`)."""
+        recorder = self._gpu.recorder
+        block = self._take(recorder.size_bytes(source), recorder.stream_of(source))
+        return (0, None) if self._full is not None else (recorder.allocate_again(source), block)
+
+    def free(self, number: int, block: Block | None) -> None:
+        """Release an allocation that belongs to no storage."""
+        if block is not None:
+            self._gpu.allocator.free(block)
+        if number:
+            self._gpu.recorder.release(number)
+
+    # Kernels
+
+    def use_scratch(self, func: Any, args: tuple[Any, ...], more: Sequence[Taken]) -> None:
+        """Take what the kernel of an operator takes, and `more`, and give it back at its end, when its results exist.
+
+        Also counts operators whose scratch is not known, and takes the workspaces of a thread's first product.
+        """
+        gpu = self._gpu
+        if is_assumed(func, args, gpu.gpu.compute_capability):
+            self.assumed[func._opname] += 1
+        taken: dict[int, tuple[int, Block | None]] = {}
+        for position, buffer in enumerate((*scratch(func, args, gpu.profile), *more)):
+            if isinstance(buffer, GivenBack):
+                if buffer.position in taken:
+                    self.free(*taken.pop(buffer.position))
+            elif gpu.unlimited:
+                taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
+            elif size := size_bytes_of(buffer):
+                taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
+        if func._opname in MATRIX_PRODUCTS:
+            profile = gpu.profile
+            self._take_workspace(CUBLAS_WORKSPACE, profile.cublas_workspace_bytes)
+            if profile.cublaslt_workspace_bytes and takes_cublaslt(func, args):
+                self._take_workspace(
+                    CUBLASLT_WORKSPACE, profile.cublaslt_workspace_bytes, profile.keeps_cublaslt_workspace
+                )
+        for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
+            self.free(*allocation)
+
+    def _take_workspace(self, name: str, size_bytes: int, is_kept: bool = True) -> None:
+        """Take one for the forward and one for the autograd thread, unless a product gives it back at its end."""
+        key = name, in_backward()
+        if key in self._workspaces or not size_bytes:
+            return
+        number, block = self._allocate(size_bytes, name, Bucket.TEMPORARY)
+        if is_kept:
+            self._workspaces.add(key)
+        else:
+            self.free(number, block)
+
+    def _tag_buffer(self, storage: torch.UntypedStorage) -> None:
+        ref = self.live.get(storage._cdata)
+        if ref is not None and ref.number:
+            self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY)
+
+    def _record_storage(self, storage: torch.UntypedStorage) -> None:
+        key, size_bytes = storage._cdata, storage.nbytes()
+        known = self.live.get(key)
+        if known is not None and known.size_bytes == size_bytes:
+            return
+        if size_bytes == 0:
+            if known is not None:
+                self._release(known)
+            return
+        number, block = self._allocate(size_bytes)
+        if known is not None:
+            self._release(known)
+        self._hold(storage, number, block)
+
+    def _hold(self, storage: torch.UntypedStorage, number: int, block: Block | None) -> None:
+        """Release the allocation when the storage is gone."""
+        if block is None:
+            return
+        ref = StorageRef(storage, self._release)
+        ref.key, ref.number, ref.block = storage._cdata, number, block
+        ref.size_bytes, ref.made_in, ref.values = storage.nbytes(), evaluation(), None
+        self.live[ref.key] = ref
+
+    def _allocate(self, size: Buffer, operator: str = "", bucket: Bucket | None = None) -> tuple[int, Block | None]:
+        """Make an allocation, and return its number and block.
+
+        No block for no bytes, and neither number nor block once the device was found full in backward.
+        """
+        gpu = self._gpu
+        stream = gpu.streams.current
+        block = self._take(size_bytes_of(size), stream)
+        if self._full is not None:
+            return 0, None
+        recomputed = in_backward() and torch.is_grad_enabled()
+        site = gpu.sites.site(operator or self.operator)
+        return gpu.recorder.allocate(size, recomputed, site, bucket, stream), block
+
+    def _take(self, size_bytes: int, stream: int) -> Block | None:
+        """Take a block of the allocator's; None for no bytes, and once the device was found full in backward."""
+        if not size_bytes or self._full is not None:
+            return None
+        self._gpu.streams.complete()
+        try:
+            return self._gpu.allocator.malloc(size_bytes, stream)
+        except OutOfMemory as error:
+            self._gpu.recorder.cut()
+            self._full = error
+            if not in_backward():
+                self.raise_if_full()
+            return None
+
+    def _release(self, ref: StorageRef) -> None:
+        if self.live.get(ref.key) is ref:
+            del self.live[ref.key]
+            self._gpu.streams.free(ref.number, ref.block)
+
+
+def is_here(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies on the simulated device."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return device.type == DEVICE_TYPE

@@ -1,0 +1,409 @@
+"""Runs PyTorch programs on tensors without data and tells the allocator what the device would be asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._mode_utils import no_dispatch
+
+from gpumem_tui.errors import in_one_line, named
+from gpumem_tui.simulator.device import attention, host, kernels, recurrent
+from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
+from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.kinds import SPARSE_PRODUCT, HostConverter, SparseTensors, nested_length
+from gpumem_tui.simulator.device.memory import DeviceMemory
+from gpumem_tui.simulator.device.shapes import (
+    PACK,
+    TAKEN_FROM_VALUES,
+    AssumedRows,
+    NoExample,
+    Shapes,
+    Untraceable,
+    by_assumption,
+    can_be_assumed,
+    in_words,
+    result_by_example,
+)
+from gpumem_tui.simulator.device.values import UnknownValue, Values
+from gpumem_tui.step.phases import in_backward
+
+_aten: Any = torch.ops.aten
+_DEVICE: Any = torch.ops.prim.device.default
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_IS_PINNED, _NONZERO, _READ = _aten.is_pinned.default, _aten.nonzero.default, _aten._local_scalar_dense.default
+_ADD, _ADD_IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
+_FILLS = frozenset(
+    {
+        _aten.normal_.default, _aten.uniform_.default, _aten.zero_.default, _aten.fill_.Scalar,
+        _aten.exponential_.default, _aten.bernoulli_.float,
+    }
+)  # fmt: skip
+"""In-place initializers. They return their first argument; listed, as asking torch's own function imports a lot."""
+
+_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN}
+
+_COMPOSED = frozenset(("to", "linear", "matmul"))
+"""Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
+the parts that it is made of."""
+
+_SPLIT, _SLICE = _aten.split.Tensor, _aten.slice.Tensor
+_CUTS = frozenset((_SPLIT, _SLICE))
+_LEAST_ROWS, _MOST_ROWS = 4, 1024
+"""Operators by which a step cuts its batch into parts, and rows of a part. Smaller parts are seen at the batch sizes
+that are traced anyway; a larger one would take a batch of twice as many, out of a program's own data."""
+
+_fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
+_fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
+"""Without the wrapper that keeps torch.compile out of it, which costs each operator more than remembered answers do."""
+
+
+class DeviceMode(FakeTensorMode):
+    """Fake tensors on the simulated device, real tensors on the CPU.
+
+    Data loading and step counters keep their values; only what lies on the device is without data. Every storage that
+    an operator makes on the device is allocated, and released when the last tensor that holds it is gone, in the order
+    in which eager PyTorch does it.
+
+    Args:
+        assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
+
+    Attributes:
+        values: what is known of the values of tensors on the device.
+        rows_asked_for: the largest part into which the program cuts what it trains on (see `_rows_asked_for`), 0 for
+            none.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, gpu: DeviceParts, memory: DeviceMemory, assumed_rows: AssumedRows) -> None:
+        super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self.fake_tensor_converter = HostConverter(copy_data=False, export=False)
+        self._gpu = gpu
+        self._memory = memory
+        self._assumed_rows = assumed_rows
+        self.assumed = memory.assumed
+        self.values = Values(memory.live)
+        self.rows_asked_for = 0
+        self._answers = Answers(self)
+        self._shapes = Shapes(self.values)
+        self._sparse = SparseTensors()
+        self._index_bytes: list[int] = []
+        self._given: Any = None
+        """What the operator that is being followed is assumed to give, where that depends on unknown values."""
+
+        self._depth = 0
+        self._thread = threading.local()
+        self._turn = threading.RLock()
+        self._in_turn = 0
+        os.register_at_fork(after_in_child=_fresh_turn(weakref.ref(self)))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Answer that there is nothing to skip: nothing is compiled here, and torch's wrapper takes its time."""
+        return False
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """There is no device to initialize."""
+        return True
+
+    def prepare_thread(self) -> None:
+        """Have `torch.tensor(..., device=...)` begin on the host, as `FakeTensorMode` does in its thread."""
+        if not getattr(self._thread, "is_prepared", False):
+            torch._C._set_only_lift_cpu_tensors(True)
+            self._thread.is_prepared = True
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs)
+        if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
+            return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
+        if func in _CUTS:
+            self.rows_asked_for = max(self.rows_asked_for, _rows_asked_for(func, args))
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":  # asked for by torch itself, where nothing renames it
+            kwargs = {**kwargs, "device": torch.device(DEVICE_TYPE, 0)}
+        if kwargs.get("pin_memory"):  # host memory alone, and there is no driver to pin it
+            kwargs = {**kwargs, "pin_memory": False}
+        elif func is _IS_PINNED:  # asked by torch's own C++, of what it has just had pinned
+            return True
+        if not _concerns_device(types, kwargs):
+            is_factory = device is not None or func in host.MAKERS
+            if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
+                return _fake_dispatch(self, func, types, args, kwargs)
+            if func in host.MAKERS and host.ends_on_device(func, args, kwargs):
+                with self._turn:
+                    return self._work_out(func, types, self._without_data(args), kwargs)
+            return func(*args, **kwargs)
+        with self._turn:
+            self._in_turn = threading.get_ident()
+            return self._follow(func, types, args, kwargs, sys._getframe().f_back)
+
+    def _follow(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
+    ) -> Any:
+        """Run an operator that concerns the device; one thread at a time."""
+        self.prepare_thread()
+        if func is _DEVICE:
+            return args[0].fake_device
+        if not in_backward():
+            self._memory.raise_if_full()
+        if func is _READ:
+            self._gpu.streams.synchronize()
+            return self.values.read(args[0])
+        if func is COPY and not isinstance(args[0], FakeTensor):
+            self._wait_for_copy(args, kwargs)
+            return args[0].copy_(self.values.copied_to_host(args[1]))
+        if self._depth:
+            if func in TAKEN_FROM_VALUES:
+                return self._shaped_by_values(func, types, args, kwargs)
+            return _fake_dispatch(self, func, types, args, kwargs)
+        if func._opname in _COMPOSED:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if self._sparse.concern(func, args):
+            return self._follow_sparse(func, types, args, kwargs)
+        if func is TO_COPY and host.is_to_host(args[0], kwargs):
+            self._wait_for_copy(args, kwargs)
+            return self.values.copied_to_host(args[0], kwargs.get("dtype"))
+        if func is _ADD and attention.adds_in_place():
+            return self._added_in_place(args, kwargs)
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
+        if in_backward():
+            func = kernels.in_place(func, args, self._memory.made_in, caller)
+        self._memory.operator = f"aten.{func._opname}"
+        key = self._answers.key(func, args, kwargs)
+        result = self._answers.recall(key, args) if key is not None else MISS
+        if result is MISS:
+            result = self._work_out(func, types, args, kwargs)
+            if key is not None:
+                self._answers.learn(key, func, args, result)
+        self._memory.record(result if func is not PACK else result[:1])
+        self.values.follow(func, args, kwargs, result)
+        if self._given is not None:
+            if func is _NONZERO:
+                self.values.learn(result, self._given)
+            self._given = None
+        if func in COPIES and host.holds_values(args):
+            self._memory.note_copy_from_host(args[0] if func is COPY else result)
+            self._wait_for_copy(args, kwargs)
+        self._memory.use_scratch(func, args, self._index_bytes)
+        self._index_bytes = []
+        return result
+
+    def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """Add the mask to the scores of attention, where a GPU adds it to them."""
+        scores = args[0]
+        result = self.view_of(
+            scores.untyped_storage(), scores.dtype, scores.shape, scores.stride(), scores.storage_offset()
+        )
+        self.values.follow(_ADD_IN_PLACE, args, kwargs, result)
+        return result
+
+    def _follow_sparse(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator on sparse tensors, or one that makes one."""
+        with self:
+            made = self._sparse.made_of_dense(func, args, kwargs)
+        if made is not None:
+            return made
+        self._memory.operator = f"aten.{func._opname}"
+        if not self._sparse.is_followed(func, in_backward()):
+            raise self._failed(func, args, UnsupportedOperatorException(func))
+        if func not in self._sparse.PRODUCTS:
+            return self._work_out(func, types, args, kwargs)
+        with no_dispatch():
+            result = self._shaped_as(self._sparse.product(args))
+        self._memory.record(result)
+        self.assumed[SPARSE_PRODUCT] += 1
+        return result
+
+    def _without_data(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arguments, with fake tensors for those on the host."""
+
+        def fake(value: Any) -> Any:
+            return self.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+        return tuple([fake(one) for one in value] if isinstance(value, list) else fake(value) for value in args)
+
+    def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that calls others, which come here one by one."""
+        table: Any = func.python_key_table
+        fakes: Any = registered_hop_fake_fns
+        with self:
+            if func in fakes:
+                return fakes[func](*args, **kwargs)
+            if FakeTensorMode in table:
+                return table[FakeTensorMode](self, *args, **kwargs)
+        raise Untraceable(f"{func.name()} does not say what shape its result has ({self._gpu.sites.calling_line()})")
+
+    # Results on tensors without data
+
+    def _work_out(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the operator makes of fake tensors: by values, by cuDNN's shapes, by torch, or by an example."""
+        self._depth = 1
+        try:
+            if func in _FILLS:
+                return args[0]
+            if func in TAKEN_FROM_VALUES:
+                return self._shaped_by_values(func, types, args, kwargs)
+            if func in _SHAPES:
+                with no_dispatch():
+                    return self._shaped_as(_SHAPES[func](args, self._gpu.profile))
+            try:
+                return _fake_dispatch(self, func, types, args, kwargs)
+            except DynamicOutputShapeException:
+                share = self._assumed_share(func)
+                if share is None:
+                    raise
+                with no_dispatch():
+                    return self._shaped_as(by_assumption(func, args, share))
+            except (NotImplementedError, UnsupportedOperatorException):
+                with suppress(NoExample), no_dispatch():
+                    return self._shaped_as(result_by_example(func, args, kwargs))
+                raise
+        except Exception as error:
+            raise self._failed(func, args, error) from error
+        finally:
+            self._depth = 0
+            # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
+            self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def _failed(self, func: Any, args: tuple[Any, ...], error: Exception) -> Exception:
+        """Return the error to raise; in backward the program ends here, as it would not reach the program."""
+        sites = self._gpu.sites
+        line = sites.place()
+        if not line:
+            forward = sites.forward_line()
+            line = f"in the backward of {forward}" if forward else "at an unknown place"
+            if in_backward() and not forward:
+                line = "in backward"
+        failure = in_words(func, args, error, line)
+        if in_backward():
+            if failure is error and not sites.calling_line():
+                failure = Untraceable(f"{func} cannot be followed: {named(error)}: {in_one_line(error)} ({line})")
+            self._gpu.on_backward_error(failure)
+        return failure
+
+    def _shaped_by_values(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return a result whose shape depends on values, where these are known; index operators use masks so, too."""
+        try:
+            known = self._shapes.of_result(func, args, kwargs)
+        except UnknownValue:
+            share = self._assumed_share(func)
+            if share is None:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            with no_dispatch():
+                known = self._given = by_assumption(func, args, share)
+        if func is _NONZERO and self._memory.operator != "aten.nonzero":
+            self._index_bytes.append(known.nbytes)
+        return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
+
+    def _assumed_share(self, func: Any) -> float | None:
+        """Return what share an operator is assumed to keep at this line of the program; None where none is given."""
+        return self._assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
+
+    def _shaped_as(self, known: Any) -> Any:
+        """Make tensors without data of the shapes of `known`; parts of one storage if those are, without data."""
+        if isinstance(known, torch.Tensor) and not isinstance(known, FakeTensor):
+            elem = known
+            if not known.is_meta:
+                elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+            return FakeTensor(self, elem, torch.device(DEVICE_TYPE, 0))
+        return type(known)(self._shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
+
+    def view_of(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+    ) -> torch.Tensor:
+        """Make a tensor on the device in a storage of it; stride and offset are in elements."""
+        elem = torch.empty(0, dtype=dtype, device="meta")
+        elem.set_(storage, offset, shape, stride)
+        return FakeTensor(self, elem, torch.device(DEVICE_TYPE, 0))
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Have operators within the context work on fake tensors without anything being allocated for them."""
+        self._depth += 1
+        self._in_turn = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @property
+    def is_dispatching(self) -> bool:
+        """Whether torch is at work on fake tensors, and not the program, in this thread."""
+        return self._depth > 0 and self._in_turn == threading.get_ident()
+
+    def create_symbolic_nested_int(self, **_: object) -> torch.SymInt:
+        """Make the length that differs between the rows of a jagged tensor, as tensors with data have it."""
+        self.cache_enabled = False  # its keys take lengths of this kind for expressions
+        return nested_length()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMode:
+        """Return the mode itself: the copy of a tensor lies on the same device."""
+        return self
+
+    def _wait_for_copy(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Wait for the end of a copy between host and device, unless asked not to (`copy_kernel_cuda` in Copy.cu)."""
+        if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):  # copy_(self, src, non_blocking)
+            self._gpu.streams.synchronize()
+
+
+def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:
+    if any(issubclass(kind, FakeTensor) for kind in types):
+        return True
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == DEVICE_TYPE
+
+
+def _rows_asked_for(func: Any, args: tuple[Any, ...]) -> int:
+    """Return how many of a tensor's rows one of `_CUTS` asks for where there are fewer; 0 where there are as many.
+
+    A step that cuts its batch (``for part in batch.split(64)``) makes the same allocations for every batch that is no
+    larger than one part, so that traces at small sizes say nothing of larger ones.
+    """
+    tensor = args[0]
+    if not tensor.dim() or (len(args) > (2 if func is _SPLIT else 1) and args[2 if func is _SPLIT else 1]):
+        return 0
+    if func is _SPLIT:
+        wanted = args[1]
+    else:
+        start, end = (args[2] if len(args) > 2 else None) or 0, args[3] if len(args) > 3 else None
+        wanted = 0 if start < 0 or end is None else end - start
+    return wanted if type(wanted) is int and max(_LEAST_ROWS, tensor.shape[0] + 1) <= wanted <= _MOST_ROWS else 0
+
+
+def _fresh_turn(mode: weakref.ref[DeviceMode]) -> Callable[[], None]:
+    """Return what renews the lock of a forked child, in which the thread whose turn it was does not exist."""
+
+    def renew() -> None:
+        found = mode()
+        if found is not None:
+            found._turn = threading.RLock()
+
+    return renew

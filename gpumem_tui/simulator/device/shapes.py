@@ -1,0 +1,251 @@
+"""Results that torch's shape functions do not give: by values, by an assumption, by an example, or in words why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch.utils import _pytree as pytree
+
+from gpumem_tui.simulator.device.kinds import is_sparse
+from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
+
+_aten: Any = torch.ops.aten
+_EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
+_NONZERO = _aten.nonzero.default
+_UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
+_INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+_UNIQUE = (_aten._unique2.default, _UNIQUE_CONSECUTIVE)
+PACK = _aten._pack_padded_sequence.default
+_CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
+TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
+"""Operators that this module answers, as far as the values that it takes are known."""
+
+
+class Shapes:
+    """What operators in `TAKEN_FROM_VALUES` give.
+
+    Args:
+        values: what is known of the tensors on the device.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def of_result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result as tensors that have its shapes; `PACK`'s second one is the host's, with its values.
+
+        Raises:
+            UnknownValue: the shapes depend on values that are not known.
+        """
+        if func is PACK:
+            return func(_without_data(args[0]), *args[1:])
+        if func in _CTC:
+            return self._connectionist_loss(args)
+        try:
+            return self._values.result_on_host(func, args, kwargs)
+        except UnknownValue:
+            if func is _EQUAL or func is _CLOSE:  # as of zeros
+                return func is _CLOSE or args[0].shape == args[1].shape
+            if func is _MASKED_SELECT:
+                return self._selected(*args)
+            raise
+
+    def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        known = self._values.of(mask)
+        if known is None:
+            raise UnknownValue
+        taken = int(known.expand(torch.broadcast_shapes(mask.shape, tensor.shape)).sum())
+        return torch.empty(taken, dtype=tensor.dtype, device="meta")
+
+    def _connectionist_loss(self, args: tuple[Any, ...]) -> Any:
+        """Return the losses, and the table of paths that its backward needs, as wide as the longest target.
+
+        Arguments are (log probabilities, targets, input lengths, target lengths, …). Lengths that are not known are
+        taken for the longest there can be: of the inputs none makes the table smaller (`log_alpha` in
+        aten/src/ATen/native/cuda/LossCTC.cu).
+        """
+        values, targets, *lengths = args[:4]
+        inputs = self._numbers(lengths[0], values.shape[0])
+        wanted = self._numbers(lengths[1], targets.shape[1] if targets.dim() == 2 else None)
+        return _CTC[0](_without_data(values), _without_data(targets), inputs, wanted, *args[4:])
+
+    def _numbers(self, lengths: Any, most: int | None) -> list[int]:
+        if not isinstance(lengths, torch.Tensor):
+            return list(lengths)
+        known = self._values.of(lengths) if lengths.device.type != "cpu" else lengths
+        if known is not None:
+            return [int(length) for length in known]
+        if most is None:
+            raise UnknownValue
+        return [most] * lengths.numel()
+
+
+@dataclass
+class AssumedRows:
+    """What share is kept where operators such as `nonzero` keep what unknown values tell them to.
+
+    Attributes:
+        shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1.
+        used: a line for each place at which one was assumed.
+    """
+
+    shares: tuple[tuple[str, float], ...] = ()
+    used: dict[str, None] = field(default_factory=dict)
+
+    def at(self, line: str, func: Any) -> float | None:
+        """Return the share at a line of the program, None where none is given."""
+        found = next((share for place, share in self.shares if place and line.endswith(place)), None)
+        if found is None:
+            found = dict(self.shares).get("")
+        if found is not None:
+            self.used[f"{line}: {func} is assumed to keep {100 * found:g} % (--assume-rows)"] = None
+        return found
+
+
+def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
+    """Return what an operator in `TAKEN_FROM_VALUES` would give if it kept `share` of what it looks at, evenly.
+
+    Raises:
+        UnknownValue: it keeps no share of anything.
+    """
+    if func is _MASKED_SELECT:
+        return torch.empty(
+            _kept(torch.broadcast_shapes(args[0].shape, args[1].shape), share), dtype=args[0].dtype, device="cpu"
+        )
+    if _is_selection(func):
+        return _spread(args[0].shape[:1], share)
+    if func is _NONZERO:
+        shape = args[0].shape
+        flat = _spread(shape, share)
+        kept = len(flat)
+        if not shape:
+            return flat.new_empty((kept, 0))
+        return torch.stack(torch.unravel_index(flat, shape), dim=1)
+    if func in _UNIQUE:
+        inverse, counts = args[1:3] if func is _UNIQUE_CONSECUTIVE else (*args[2:4], False, False)[:2]
+        values = torch.empty(_kept(args[0].shape, share), dtype=args[0].dtype, device="cpu")
+        numbers = torch.empty_like(values, dtype=torch.int64)
+        none = numbers.new_empty(0)
+        return values, none.new_empty(args[0].shape) if inverse else none, numbers if counts else none
+    raise UnknownValue
+
+
+def can_be_assumed(func: Any) -> bool:
+    """Return whether `by_assumption` knows what an operator keeps, or one that it is made of."""
+    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *_INDEXED) or _is_selection(func)
+
+
+def _is_selection(func: Any) -> bool:
+    """Return whether an operator gives the numbers of those boxes that do not overlap a better one."""
+    return bool(func._opname == "nms" and func.namespace == "torchvision")
+
+
+def _spread(shape: tuple[int, ...], share: float) -> torch.Tensor:
+    """Return the numbers of a share of all elements, evenly spread."""
+    kept = _kept(shape, share)
+    return (torch.arange(kept, device="cpu") * (math.prod(shape) / max(1, kept))).long()
+
+
+def _kept(shape: tuple[int, ...], share: float) -> int:
+    return math.ceil(math.prod(shape) * share)
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+# In words why not
+
+
+class Untraceable(RuntimeError):
+    """The step does something that cannot be followed without values; one line naming the operator and the place."""
+
+    says_where = True
+
+
+def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> Exception:
+    """Return what the fake tensors could not follow, naming operator and `line`; any other error as it is."""
+    if isinstance(error, NotImplementedError | UnsupportedOperatorException) and is_sparse(func, args):
+        problem = (
+            "works on a sparse tensor, of which only products with dense ones are followed: make it dense (of an "
+            "embedding, sparse=False), or run on a real GPU"
+        )
+    elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        share = "say what share of the rows it keeps (--assume-rows 0.5), " if can_be_assumed(func) else ""
+        problem = (
+            "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
+            f"from data of the CPU, keep the shape fixed (torch.where, a mask as factor), {share}or run on a real GPU"
+        )
+    elif "NestedInt" in str(error) or func._opname.startswith("_nested_"):
+        problem = (
+            "works on a jagged tensor, of which only what is done row by row is followed: pad it, or run on a real GPU"
+        )
+    elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
+        problem = "does not say what shape its result has (it has no meta kernel)"
+    else:
+        return error
+    return Untraceable(f"{func} {problem} ({line})")
+
+
+# By an example
+
+_MOST_ELEMENTS = 1 << 24
+"""Of all arguments together: more would take seconds, and memory that the host may not have."""
+
+_SHAPED_BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.inplace_view)
+
+
+class NoExample(Exception):
+    """The operator cannot be run on the host for its shape."""
+
+
+def result_by_example(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run the operator on the host, on ones; None of one that gives nothing.
+
+    As `FakeTensorMode` does where it may, which knows no device but the host's and CUDA's.
+
+    Raises:
+        NoExample: its shape depends on values, the host has no kernel of it, it gives back or changes an argument, or
+            there is too much to compute.
+    """
+    if any(tag in func.tags for tag in _SHAPED_BY_VALUES):
+        raise NoExample
+    written = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not func._schema.returns:
+        return None
+    if written or any(given.alias_info is not None for given in func._schema.returns):
+        raise NoExample
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    if any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves):
+        raise NoExample
+    fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+    if sum(math.prod(fake.shape) for fake in fakes) > _MOST_ELEMENTS:
+        raise NoExample
+    on_host = torch.device("cpu")
+
+    def example(leaf: Any) -> Any:
+        if isinstance(leaf, FakeTensor):
+            return torch.ones_like(torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=on_host))
+        return on_host if isinstance(leaf, torch.device) else leaf
+
+    given_args, given_kwargs = pytree.tree_map(example, (args, dict(kwargs)))
+    state = torch.get_rng_state()
+    try:
+        made = func(*given_args, **given_kwargs)
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in pytree.tree_leaves(made)):
+            raise NoExample
+        return made
+    except (RuntimeError, IndexError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        raise NoExample from error
+    finally:
+        torch.set_rng_state(state)

@@ -1,0 +1,388 @@
+"""Values of tensors on the simulated device that follow from the host's: token ids, masks, lengths, counts.
+
+Tensors there have no data. But programs branch on what they copied to the device (``mask.all()``,
+``labels.max().item()``) and take shapes from it (``x[mask]``, ``torch.unique(labels)``). Small tensors whose values are
+known therefore keep them on the host, in a storage beside their own, and operators on nothing but such tensors are
+computed there as well. What the model computes is never known: everything that needs a gradient counts as unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS
+
+_MOST_WHOLE_NUMBERS = 1 << 20
+_MOST_FLOATS = 1 << 18
+_MOST_DRAWN = 1 << 16
+"""Elements of a tensor up to which its values are kept: whole numbers and truth values, others, and random ones."""
+
+_aten: Any = torch.ops.aten
+SHAPED_BY_VALUES = frozenset(
+    {
+        _aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.unique_dim.default,
+        _aten.unique_consecutive.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.equal.default,
+    }
+)  # fmt: skip
+"""Operators whose result's shape, or whether there is one, depends on values."""
+
+_TOO_MUCH_WORK = MATRIX_PRODUCTS | {
+    "convolution", "convolution_overrideable", "native_batch_norm", "_cdist_forward", "grid_sampler_2d",
+    "grid_sampler_3d",
+}  # fmt: skip
+_FROM_NO_VALUES = frozenset(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"))
+_UNINITIALIZED = frozenset(
+    {
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
+        "_efficientzerotensor",
+    }
+)  # fmt: skip
+"""Tensors that hold nothing; forward-mode differentiation's zeros have no memory."""
+
+_OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+_UNKNOWN_NUMBER = 1e-6
+"""What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
+that they have converged before they began."""
+_CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
+_ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
+_CHECK = "_is_all_true"
+"""What torch asks where it validates values, as those of its distributions: unknown ones are valid."""
+
+_KEPT_TYPES = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every element of a tensor of truth values is `value`; not `certain` where it only reads so."""
+
+    value: bool
+    certain: bool
+
+
+class Holder(Protocol):
+    """A live storage on the device and the values it holds, None where these are unknown."""
+
+    values: torch.UntypedStorage | Uniform | None
+
+
+class UnknownValue(Exception):
+    """Values are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What an operator has to do with values.
+
+    Attributes:
+        writes: the positions or names of the arguments that it changes.
+        overwrites: whether nothing of what the first argument held matters.
+        is_computed: whether its results can be had by running it on the host.
+        is_drawn: whether its results are random.
+        needs_values: whether it reads the values of its tensors at all.
+    """
+
+    writes: tuple[int | str, ...]
+    overwrites: bool
+    is_computed: bool
+    is_drawn: bool
+    needs_values: bool
+
+
+@lru_cache(None)
+def _rule(func: torch._ops.OpOverload[..., Any]) -> _Rule:
+    name, arguments = func._opname, func._schema.arguments
+    writes = tuple(
+        argument.name if argument.kwarg_only else position
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    is_plain = func.namespace == "aten" and name not in _TOO_MUCH_WORK and name not in _UNINITIALIZED
+    return _Rule(
+        writes=writes if torch.Tag.inplace_view not in func.tags else (),
+        overwrites=name in _OVERWRITING,
+        is_computed=is_plain and not func.is_view and torch.Tag.inplace_view not in func.tags,
+        is_drawn=torch.Tag.nondeterministic_seeded in func.tags,
+        needs_values=name not in _FROM_NO_VALUES,
+    )
+
+
+class Values:
+    """Knows the values of tensors on the device, by their storages.
+
+    Args:
+        live: what is known of each live storage, by its address.
+    """
+
+    def __init__(self, live: Mapping[int, Holder]) -> None:
+        self._live = live
+        self._random_state: torch.Tensor | None = None
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of a device tensor as a host tensor, not to be changed; None where they are unknown."""
+        if tensor.requires_grad or tensor.dtype not in _KEPT_TYPES:
+            return None
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        content = self._content(tensor)
+        if content is None or (isinstance(content, Uniform) and not _is_small(tensor)):
+            return None
+        if isinstance(content, Uniform):
+            return torch.tensor(content.value, device="cpu").expand(tensor.shape) if content.certain else None
+        return _look(content, tensor)
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor of one element; where it is unknown, false, zero, or a number near zero."""
+        content = self._content(tensor)
+        if isinstance(content, Uniform):
+            return content.value
+        known = self.of(tensor.detach()) if content is not None else None
+        if known is not None:
+            return known.item()
+        return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
+
+    def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
+        known, content = self.of(tensor.detach()), self._content(tensor)
+        if known is not None:
+            return known.to(dtype or tensor.dtype, copy=True)
+        value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
+        return torch.full(tensor.shape, value, dtype=dtype or tensor.dtype, device="cpu")
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Learn what an operator that ran on the device makes known, and forget what it has changed unknowably."""
+        rule = _rule(func)
+        if rule.writes:
+            self._follow_change(rule, func, args, kwargs)
+        elif rule.is_computed:
+            first = args[0] if args else None
+            if type(first) is FakeTensor and rule.needs_values and first.numel() and self._content(first) is None:
+                self._assume(func, args, result)
+            else:
+                self._follow_result(rule, func, args, kwargs, result)
+
+    def result_on_host(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what an operator gives on the host's values.
+
+        Raises:
+            UnknownValue: one of them is not known, or the host cannot compute it.
+        """
+        return self._run(_rule(func), func, self._on_host(args), self._on_host_named(kwargs))
+
+    def learn(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
+        """Keep the values of a new device tensor, which has a storage for itself."""
+        holder = self._holder(tensor)
+        if holder is None or known.dtype != tensor.dtype or known.shape != tensor.shape or not _is_small(tensor):
+            return
+        if not (_covers_storage(tensor) and known.stride() == tensor.stride() and _covers_storage(known)):
+            if tensor.untyped_storage().nbytes() != _span_bytes(tensor) or tensor.storage_offset():
+                return
+            known = _empty_as(tensor).copy_(known)
+        holder.values = known.untyped_storage()
+
+    def _follow_change(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        changed = [
+            kwargs.get(at) if isinstance(at, str) else args[at]
+            for at in rule.writes
+            if isinstance(at, str) or at < len(args)
+        ]
+        tensors = list(_tensors(changed))
+        if func._opname == _CHECKED_FOR_INF:
+            self._forget(list(_tensors(args[:1])))  # what was found stays: nothing is infinite
+            return
+        if not rule.is_computed:
+            self._forget(tensors)
+            return
+        if rule.overwrites and _covers_storage(tensors[0]) and not tensors[0].requires_grad:
+            self._overwrite(rule, func, tensors[0], args, kwargs)
+            return
+        if all(self._content(tensor) is None for tensor in tensors):
+            return
+        try:
+            self.result_on_host(func, args, kwargs)
+        except UnknownValue:
+            self._forget(tensors)
+
+    def _overwrite(
+        self, rule: _Rule, func: Any, target: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        holder = self._holder(target)
+        if holder is None:
+            return
+        holder.values = None
+        if not _is_small(target, is_drawn=rule.is_drawn) or target.dtype not in _KEPT_TYPES:
+            return
+        made = _empty_as(target)
+        with suppress(UnknownValue):
+            self._run(rule, func, (made, *self._on_host(args[1:])), self._on_host_named(kwargs))
+            holder.values = made.untyped_storage()
+
+    def _follow_result(
+        self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        made = list(_tensors((result,)))
+        for tensor in made:
+            holder = self._holder(tensor)
+            if not tensor.numel():
+                continue
+            if holder is None or holder.values is not None or not _is_small(tensor, is_drawn=rule.is_drawn):
+                return
+        if not made:
+            return
+        if not rule.needs_values:
+            if args[0].numel() > _MOST_WHOLE_NUMBERS:
+                return
+            args = (torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape), *args[1:])
+        try:
+            known = self.result_on_host(func, args, kwargs)
+        except UnknownValue:
+            self._assume(func, args, result)
+            return
+        for tensor, values in zip(made, _tensors((known,)), strict=True):
+            self.learn(tensor, values)
+
+    def _assume(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Assume what tests of unknown values read as: numbers are finite, and compare as a small one."""
+        if type(result) is not FakeTensor or result.dtype is not torch.bool:
+            return
+        holder = self._holder(result)
+        if holder is not None and holder.values is None:
+            holder.values = self._assumed(func, args)
+
+    def _assumed(self, func: Any, args: tuple[Any, ...]) -> Uniform | None:
+        name = func._opname
+        if name in _ARE_NO_NUMBERS:
+            return Uniform(False, True)
+        if name == _CHECK:
+            return Uniform(True, False)
+        if name in _COMPARISONS:
+            one, other = args[:2]
+            is_certain = one is other or (type(other) is float and math.isinf(other))
+            left, right = self._as_number(one), self._as_number(other)
+            if one.dtype is not torch.bool and left is not None and right is not None:
+                return Uniform(_COMPARISONS[name](left, right), is_certain)
+        contents = [self._content(argument) for argument in args if isinstance(argument, torch.Tensor)]
+        uniforms = [content for content in contents if isinstance(content, Uniform)]
+        if len(uniforms) < len(contents):
+            return None
+        certain = all(content.certain for content in uniforms)
+        if name in ("all", "any"):
+            return Uniform(uniforms[0].value, certain)
+        if torch.Tag.pointwise not in func.tags:
+            return None
+        scalars = iter([torch.tensor(content.value, device="cpu") for content in uniforms])
+        computed = func(*(next(scalars) if isinstance(argument, torch.Tensor) else argument for argument in args))
+        return Uniform(bool(computed), certain)
+
+    def _as_number(self, value: Any) -> float | None:
+        """Return one number for all elements: as `read` where they are unknown, None where they may differ."""
+        if not isinstance(value, torch.Tensor):
+            return float(value)
+        known = self.of(value) if isinstance(value, FakeTensor) else value
+        if known is None:
+            return _UNKNOWN_NUMBER if value.is_floating_point() else 0.0
+        return float(known.item()) if known.numel() == 1 else None
+
+    def _run(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator on host tensors, with random numbers of their own."""
+        before = torch.get_rng_state() if rule.is_drawn else None
+        if before is not None:
+            if self._random_state is None:
+                self._random_state = torch.Generator().manual_seed(0).get_state()
+            torch.set_rng_state(self._random_state)
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, IndexError, ValueError) as error:  # such as no kernel for the type, or an index too large
+            raise UnknownValue from error
+        finally:
+            if before is not None:
+                self._random_state = torch.get_rng_state()
+                torch.set_rng_state(before)
+
+    def _on_host(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(self._argument_on_host, values))
+
+    def _on_host_named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        host = {"device": torch.device("cpu"), "generator": None, "pin_memory": False}
+        return {name: host[name] if name in host else self._argument_on_host(value) for name, value in values.items()}
+
+    def _argument_on_host(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, FakeTensor):
+            known = self.of(value) if kind is FakeTensor else None
+            if known is None or known.numel() > _MOST_WHOLE_NUMBERS:  # one number expanded may be computed on for hours
+                raise UnknownValue
+            return known
+        if kind is list or kind is tuple:
+            return kind(self._argument_on_host(one) for one in value)
+        if isinstance(value, torch.Tensor) and (value.requires_grad or value.is_meta):
+            raise UnknownValue
+        return torch.device("cpu") if kind is torch.device else value
+
+    def _forget(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            holder = self._holder(tensor)
+            if holder is not None:
+                holder.values = None
+
+    def _holder(self, tensor: torch.Tensor) -> Holder | None:
+        return self._live.get(tensor.untyped_storage()._cdata)
+
+    def _content(self, tensor: torch.Tensor) -> torch.UntypedStorage | Uniform | None:
+        holder = self._live.get(tensor.untyped_storage()._cdata)
+        return holder.values if holder is not None else None
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _is_small(tensor: torch.Tensor, *, is_drawn: bool = False) -> bool:
+    if tensor.dtype not in _KEPT_TYPES:
+        return False
+    most = _MOST_FLOATS if tensor.is_floating_point() else _MOST_WHOLE_NUMBERS
+    return tensor.numel() <= (_MOST_DRAWN if is_drawn else most)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first element to behind the last one."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _covers_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has every element of its storage once."""
+    size_bytes = tensor.numel() * tensor.element_size()
+    return tensor.untyped_storage().nbytes() == size_bytes == _span_bytes(tensor) and not tensor.storage_offset()
+
+
+def _empty_as(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _look(storage: torch.UntypedStorage, tensor: torch.Tensor) -> torch.Tensor:
+    """Look at the host's storage as `tensor` looks at its own."""
+    seen = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return seen.set_(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride())

@@ -1,0 +1,428 @@
+"""Calls of a model that repeat are answered from memory: evaluation loops, and micro-batches that accumulate.
+
+When a model has been called twice in the same way (arguments that look alike, the same mode) and both calls, with the
+backward that followed, made the same allocations and releases in the same order, the next such call that finds as much
+memory held as the second one did makes them again without running the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.device import autocast
+from gpumem_tui.simulator.device.gpu import SimulatedGpu
+from gpumem_tui.simulator.torch_internals import Replacements
+from gpumem_tui.step.phases import in_backward
+
+Key = tuple[Any, ...]
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_SPREADS = ("torch.nn.parallel.", "torch.distributed.")
+"""Modules that exchange gradients or parameters with other ranks as they run; they are always run."""
+
+
+@dataclass
+class _Call:
+    """One call that is being observed; positions and numbers are the recorder's."""
+
+    key: Key
+    start: int
+    first: int
+    recorded_uses: int
+    arguments: dict[int, int]
+    """By allocation of a tensor argument: its position."""
+
+    end: int = 0
+    last: int = 0
+    leaves: tuple[Any, ...] = ()
+    structure: Any = None
+    backward_start: int = -1
+    backward_first: int = 0
+    gradient_numbers: dict[int, int] = field(default_factory=dict)
+    """By allocation of a gradient that came in: the output's position."""
+
+
+class Repeats:
+    """Observes the outermost calls of modules on one simulated GPU, and answers those that repeat.
+
+    Args:
+        called: called with a module whose call is answered, as its hooks would be.
+    """
+
+    def __init__(self, gpu: SimulatedGpu, called: Callable[[nn.Module], None] = lambda _: None) -> None:
+        self._gpu = gpu
+        self._called = called
+        self._recorder = gpu.recorder
+        self._thread = threading.get_ident()
+        self._depth = 0
+        self._seen: dict[Key, CallPattern] = {}
+        self._latest: dict[Key, CallPattern] = {}
+        """By key but for the memory that was held."""
+
+        self._known: dict[Key, CallPattern] = {}
+        self._refused: set[Key] = set()
+        self._evaluated: _Call | None = None
+        self._called_back: list[_Call] = []
+        self._clearings: list[tuple[int, int]] = []
+        self._clearing = 0
+        self._cached: list[Allocation] = []
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Observe and answer within the context."""
+
+        def answered(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._depth or threading.get_ident() != self._thread or in_backward():
+                return call(module, *args, **kwargs)
+            self._depth += 1
+            try:
+                return self._call(lambda: call(module, *args, **kwargs), module, args, kwargs)
+            finally:
+                self._depth -= 1
+
+        def run_backward(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = engine(*args, **kwargs)
+            if not in_backward():
+                self._after_backward()
+            return result
+
+        with Replacements() as replacements:
+            replacements.wrap(nn.Module, "__call__", answered)
+            replacements.wrap(torch.autograd, "_engine_run_backward", run_backward)
+            autocast.observers.append(self)
+            try:
+                yield
+            finally:
+                autocast.observers.remove(self)
+
+    def clearing(self) -> None:
+        """Note that autocast is about to forget its copies of weights."""
+        self._clearing = self._recorder.position
+
+    def cleared(self) -> None:
+        """Note that autocast has forgotten its copies of weights, and give them back."""
+        self._clearings.append((self._clearing, self._recorder.position))
+        for allocation in self._cached:
+            self._gpu.memory.free(*allocation)
+        self._cached.clear()
+
+    # Observing
+
+    def _call(self, run: Callable[[], Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._conclude_evaluation()
+        key = self._key(module, args, kwargs)
+        if key is None or key in self._refused:
+            return run()
+        pattern = self._known.get(key)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if pattern is not None:
+            self._called(module)
+            return self._repeat(pattern, tensors)
+        numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
+        arguments = {number: position for number, position in numbers.items() if number is not None}
+        recorder, uses = self._recorder, self._gpu.streams.recorded_uses
+        observed = _Call(key, recorder.position, recorder.allocations, uses, arguments)
+        result = run()
+        observed.end, observed.last = self._recorder.position, self._recorder.allocations
+        leaves, observed.structure = pytree.tree_flatten(result)
+        described = tuple(self._output(observed, leaf) for leaf in leaves)
+        if any(leaf is _UNSUITABLE for leaf in described):
+            self._refused.add(key)
+            return result
+        observed.leaves = described
+        if not torch.is_grad_enabled():
+            self._evaluated = observed
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._on_gradient(observed, position))
+        return result
+
+    def _key(self, module: nn.Module, args: Any, kwargs: Any) -> Key | None:
+        kind = f"{type(module).__module__}."
+        trains = torch.is_grad_enabled()
+        if kind.startswith(_SPREADS) and (trains or "parallel.data_parallel" in kind):
+            return None
+        held_bytes = self._gpu.allocator.stats.allocated_bytes
+        stream = self._gpu.streams.current
+        parts: list[Any] = [held_bytes, id(module), module.training, trains, stream, *autocast.state()]
+        if trains:
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
+                return None
+            parts += (len(parameters), sum(p.grad is None for p in parameters))
+        return tuple(parts) if _describe((args, kwargs), parts, trains) else None
+
+    def _output(self, call: _Call, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf if isinstance(leaf, _PLAIN) else _UNSUITABLE
+        number = self._gpu.memory.allocation_of(leaf) if type(leaf) is FakeTensor else None
+        if number is None or not call.first < number <= call.last:
+            return _UNSUITABLE
+        return CallOutput(
+            number - call.first, leaf.untyped_storage().nbytes(), leaf.dtype, tuple(leaf.shape), leaf.stride(),
+            int(leaf.storage_offset()), leaf.requires_grad,
+        )  # fmt: skip
+
+    def _on_gradient(self, call: _Call, position: int) -> Callable[[torch.Tensor], None]:
+        def arrived(gradient: torch.Tensor) -> None:
+            if call.backward_start < 0:
+                call.backward_start, call.backward_first = self._recorder.position, self._recorder.allocations
+                self._called_back.append(call)
+            elif call not in self._called_back:
+                self._refused.add(call.key)  # a second backward through the same call
+            number = self._gpu.memory.allocation_of(gradient) if type(gradient) is FakeTensor else None
+            if number is not None and number <= call.backward_first:  # else the call's own backward made it
+                call.gradient_numbers[number] = position
+
+        return arrived
+
+    def _after_backward(self) -> None:
+        calls, self._called_back = self._called_back, []
+        if len(calls) == 1:
+            self._learn(calls[0], self._recorder.position)
+        else:  # what each of them did cannot be told apart
+            self._refused.update(call.key for call in calls)
+
+    def _conclude_evaluation(self) -> None:
+        if self._evaluated is not None:
+            call, self._evaluated = self._evaluated, None
+            call.backward_start = self._recorder.position
+            call.backward_first = self._recorder.allocations
+            self._learn(call, call.backward_start)
+
+    def _learn(self, call: _Call, end: int) -> None:
+        pattern = self._pattern(call, end)
+        self._clearings = []
+        if pattern is None:
+            self._seen.pop(call.key, None)
+        elif pattern in (self._seen.get(call.key), self._latest.get(call.key[1:])):
+            self._known[call.key] = pattern
+        else:
+            self._seen[call.key] = pattern
+        if pattern is not None:
+            self._latest[call.key[1:]] = pattern
+
+    def _pattern(self, call: _Call, end: int) -> CallPattern | None:
+        """Return what a call did, None if it touched what was there before or left something, also to other streams."""
+        if self._gpu.streams.recorded_uses != call.recorded_uses:
+            return None
+        own = call.last - call.first
+        live: set[int] = set()
+
+        def event(number: int) -> int:
+            """Return an event of forward or backward in the pattern's numbers; 0 for an allocation of neither."""
+            index = abs(number)
+            if index in call.arguments:
+                return -ARGUMENT - call.arguments[index]
+            if call.first < index <= call.last:
+                found = index - call.first
+            elif index > call.backward_first:
+                found = index - call.backward_first + own
+            else:
+                return 0
+            (live.add if number > 0 else live.discard)(found)
+            return found if number > 0 else -found
+
+        forward = tuple(event(number) for number in self._recorder.between(call.start, call.end))
+        kept = set(live)
+        cached = tuple(
+            -number - call.first
+            for start, stop in self._clearings
+            for number in self._recorder.between(max(start, call.end), min(stop, call.backward_start))
+            if call.first < -number <= call.last
+        )
+        backward: list[int] = []
+        gradients: list[tuple[int, int]] = []
+        for number in self._recorder.between(call.backward_start, end):
+            if -number in call.gradient_numbers:
+                gradients.append((call.gradient_numbers[-number], len(backward)))
+                continue
+            backward.append(event(number))
+        live.difference_update(cached)
+        outputs = {leaf.number for leaf in call.leaves if isinstance(leaf, CallOutput)}
+        if 0 in forward or 0 in backward or not live <= outputs or not kept.issuperset(cached):
+            return None
+        last = call.backward_first + max((number - own for number in backward), default=0)
+        numbers = [*range(call.first + 1, call.last + 1), *range(call.backward_first + 1, last + 1)]
+        sizes = tuple(self._recorder.size_bytes(number) for number in numbers)
+        return CallPattern(
+            forward, tuple(backward), tuple(numbers), sizes, cached, tuple(gradients), call.leaves, call.structure
+        )
+
+    # Repeating
+
+    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor]) -> Any:
+        """Return the call's results, and record its events as if it had run."""
+        repetition = Repetition(self._gpu, pattern, arguments, self._cached)
+        if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
+            made: Any = RepeatedCall.apply(self._anchor, repetition)  # type: ignore[no-untyped-call]
+        else:
+            made = tuple(repetition.forward())
+        tensors = iter(made)
+        leaves = [next(tensors) if isinstance(leaf, CallOutput) else leaf for leaf in pattern.outputs]
+        return pytree.tree_unflatten(leaves, pattern.structure)
+
+
+_UNSUITABLE: Any = object()
+"""Stands for a result that cannot be made again."""
+
+
+def _describe(value: Any, parts: list[Any], trains: bool) -> bool:
+    """Add what tells arguments apart; False for one that a repeated call may not have."""
+    if isinstance(value, torch.Tensor):
+        if trains and value.requires_grad:
+            return False
+        parts += (value.dtype, value.shape, value.stride() if value.layout is torch.strided else None, value.device)
+        return True
+    if isinstance(value, _PLAIN):
+        parts.append(value)
+        return True
+    if isinstance(value, (list, tuple)):
+        parts.append(len(value))
+        return all(_describe(item, parts, trains) for item in value)
+    if isinstance(value, dict):
+        parts += value
+        return all(_describe(item, parts, trains) for item in value.values())
+    return False
+
+
+# A call of a model that is not run: what an equal one did to memory is done again, in forward and in backward
+
+
+Allocation = tuple[int, Block | None]
+ARGUMENT = 1 << 40
+"""Added to the position of an argument, where it stands among the numbers of allocations."""
+
+
+@dataclass(frozen=True)
+class CallOutput:
+    """A tensor that a call gives back: a view of the storage that the call's allocation `number` holds."""
+
+    number: int
+    storage_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    has_gradient: bool
+
+
+@dataclass(frozen=True)
+class CallPattern:
+    """What a call does to memory.
+
+    Allocations are numbered from 1 in the order of forward and backward.
+
+    Attributes:
+        forward, backward: the events: ``k`` when allocation k is made, ``-k`` when it is released; `ARGUMENT` and k
+            stand for the call's k-th tensor argument, which its graph may be the last to hold.
+        sources: the recorder's number of each allocation when it was observed.
+        sizes: requested bytes by allocation.
+        cached: allocations of forward that live until autocast forgets its copies of weights, in the order in which
+            they are released then.
+        gradients: by output: after how many events of backward its gradient is released; -1 if not within it.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    sources: tuple[int, ...] = field(compare=False)
+    sizes: tuple[int, ...]
+    cached: tuple[int, ...]
+    gradients: tuple[tuple[int, int], ...]
+    outputs: tuple[CallOutput | Any, ...]
+    structure: Any
+
+
+class Repetition:
+    """One call that is not run: its allocations and its results."""
+
+    def __init__(
+        self, gpu: SimulatedGpu, pattern: CallPattern, arguments: Sequence[torch.Tensor], cached: list[Allocation]
+    ) -> None:
+        self._mode, self._memory = gpu.mode, gpu.memory
+        self.pattern = pattern
+        self._cached = cached
+        self._live: dict[int, Allocation] = {}
+        self._released_in_backward = {-event for event in pattern.backward if event < 0}
+        self._held: dict[int, object] = {
+            number: arguments[number - ARGUMENT] for number in self._released_in_backward if number >= ARGUMENT
+        }
+
+    def forward(self) -> list[torch.Tensor]:
+        """Record forward's events, and return the results in the order of the outputs."""
+        outputs = [leaf for leaf in self.pattern.outputs if isinstance(leaf, CallOutput)]
+        storages: dict[int, torch.UntypedStorage] = {}
+        self._replay(self.pattern.forward, {output.number: output for output in outputs}, storages)
+        self._cached += [self._live.pop(number) for number in self.pattern.cached if number in self._live]
+        self._held.update((number, storages[number]) for number in self._released_in_backward & storages.keys())
+        return [self._mode.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
+
+    def backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Record backward's events, among them the release of the gradients that came in."""
+        position = 0
+        for output, after in self.pattern.gradients:
+            self._replay(self.pattern.backward[position:after], {}, {})
+            position = after
+            gradient = gradients[output]
+            if gradient is not None:
+                self._memory.release(gradient)
+        self._replay(self.pattern.backward[position:], {}, {})
+        self._held.clear()
+
+    def _replay(
+        self, events: Sequence[int], outputs: dict[int, CallOutput], storages: dict[int, torch.UntypedStorage]
+    ) -> None:
+        allocate, free = self._memory.allocate_again, self._memory.free
+        live, sources = self._live, self.pattern.sources
+        for event in events:
+            if event > 0:
+                if event in outputs:
+                    storages[event] = self._memory.new_storage(outputs[event].storage_bytes, sources[event - 1])
+                else:
+                    live[event] = allocate(sources[event - 1])
+            elif -event in live:
+                free(*live.pop(-event))
+            else:
+                self._held.pop(-event, None)
+
+    def __del__(self) -> None:
+        """Give back what a graph held that is dropped without a backward."""
+        for allocation in self._live.values():
+            self._memory.free(*allocation)
+
+
+class RepeatedCall(torch.autograd.Function):
+    """The place of a repeated call in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: torch.Tensor, repetition: Repetition) -> Any:
+        """Record what forward did, and return its results."""
+        ctx.repetition = repetition
+        ctx.set_materialize_grads(False)
+        made = repetition.forward()
+        outputs = [leaf for leaf in repetition.pattern.outputs if isinstance(leaf, CallOutput)]
+        ctx.mark_non_differentiable(
+            *(tensor for tensor, output in zip(made, outputs, strict=True) if not output.has_gradient)
+        )
+        positions = [p for p, leaf in enumerate(repetition.pattern.outputs) if isinstance(leaf, CallOutput)]
+        ctx.positions = positions
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        """Record what backward did."""
+        by_leaf: list[torch.Tensor | None] = [None] * (max(ctx.positions) + 1)
+        for position, gradient in zip(ctx.positions, gradients, strict=True):
+            by_leaf[position] = gradient
+        ctx.repetition.backward(by_leaf)
+        return None, None

@@ -1,0 +1,124 @@
+"""Does without torch's compiler: nothing is compiled on the simulated GPU, and to load it takes as long as torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial, wraps
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any
+
+from gpumem_tui.simulator.torch_internals import replace
+
+_COMPILER = "torch._dynamo"
+_CONFIG = f"{_COMPILER}.config"
+
+
+def leave_compiler_unloaded(torch: ModuleType) -> None:
+    """Have ``import torch._dynamo`` load no more than its configuration until a program uses it.
+
+    Fake tensors read that. What optimizers ask of it at each step is answered by doing nothing.
+    """
+    if _COMPILER in sys.modules:
+        return
+    unloaded = _Unloaded(_COMPILER)
+    unloaded.__path__ = [f"{path}/_dynamo" for path in torch.__path__]
+    sys.modules[_COMPILER] = unloaded
+    replace(torch, "_dynamo", unloaded)
+    import_module(_CONFIG)
+    sys.meta_path.insert(0, _Parts())
+
+
+def exclude_nothing(module: ModuleType) -> None:
+    """Have functions that torch excludes from compilation, such as an optimizer's `zero_grad`, stay as they are.
+
+    Args:
+        module: ``torch._compile``, as yet unused.
+    """
+    replace(module, "_disable_dynamo", _kept)
+
+
+def stay_eager(note: Callable[[str], None]) -> None:
+    """Have `torch.compile` give back what it got, and call `note` with what that means whenever it is used."""
+    import torch
+
+    def used() -> None:
+        note("torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds")
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return partial(compiled, **options)
+        if isinstance(model, (torch.nn.Module, type)):
+            used()
+            return model
+
+        @wraps(model)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            used()  # libraries compile more than a program uses
+            return model(*args, **kwargs)
+
+        return run
+
+    replace(torch, "compile", compiled)
+    replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # needs the inductor, that a build with CUDA
+    replace(torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None)
+
+
+def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **_: Any) -> Any:
+    return partial(_kept, recursive=recursive) if function is None else function
+
+
+def _load() -> ModuleType:
+    """Return the compiler, loaded now if it was not."""
+    if isinstance(sys.modules.get(_COMPILER), _Unloaded):
+        del sys.modules[_COMPILER]
+        sys.modules.pop(_CONFIG, None)
+    compiler = import_module(_COMPILER)
+    replace(compiler, "reset", _Unloaded.reset)
+    return compiler
+
+
+class _Unloaded(ModuleType):
+    """Stands for the compiler; whatever else is asked of it loads it."""
+
+    __path__: list[str]
+    disable = staticmethod(_kept)
+
+    @staticmethod
+    def graph_break(*_: Any) -> None:
+        """Do nothing: there is no graph."""
+
+    @staticmethod
+    def reset() -> None:
+        """Do nothing, as nothing was compiled; torch's own asks a CUDA build for its graphs."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_load(), name)
+
+
+class _Parts(Loader):
+    """Finds the parts of the compiler: who imports one has all of it loaded first, perhaps with that one."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Return the specification of a module that the loading has loaded; None for what others find."""
+        if not name.startswith(f"{_COMPILER}.") or not isinstance(sys.modules.get(_COMPILER), _Unloaded):
+            return None
+        _load()
+        sys.meta_path.remove(self)
+        self._module = sys.modules.get(name)
+        self._spec = getattr(self._module, "__spec__", None)
+        return None if self._module is None else spec_from_loader(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002 - Python's
+        """Return the module, which is loaded already."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing: all was run as the module was loaded."""
+        module.__spec__ = self._spec

@@ -1,0 +1,154 @@
+"""What the screens with a table of processes have in common: they follow what comes in, are filtered and sorted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+
+from gpumem_tui.tui.kit.background import in_daemon_thread, report_error, setter_for
+from gpumem_tui.tui.kit.main_screen import KeyBar
+from gpumem_tui.tui.monitor.state import TableState, sorted_by
+from gpumem_tui.tui.replay.keys import ReplayKeys
+
+if TYPE_CHECKING:
+    from textual.widgets import Input
+
+State = TypeVar("State", bound=TableState)
+Ending = Literal["terminate", "kill"]
+_ENDINGS: dict[Ending, tuple[str, str]] = {
+    "terminate": ("Terminate", "It is asked to end (SIGTERM) and may still save its state."),
+    "kill": ("Kill", "It ends at once (SIGKILL). What it has not saved is lost."),
+}
+SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other way round"
+UNFILTER = "List all processes again"
+
+
+class TableScreen(ReplayKeys, Generic[State]):
+    """Looks at what is new when it is told that there is something; never waits for it.
+
+    Attributes:
+        WORDS: what a filter may consist of.
+        SHORTEST_S: between two looks at what is new, however much is.
+    """
+
+    WORDS: ClassVar[str]
+    SHORTEST_S: ClassVar[float]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("greater_than_sign", "sort(1)", show=False, tooltip=SORT),
+        Binding("less_than_sign", "sort(-1)", show=False, tooltip=SORT),
+        Binding("r", "reverse", show=False, tooltip=REVERSE),
+    ]
+    _state: State
+
+    @property
+    def state(self) -> State:
+        """What is shown."""
+        return self._state
+
+    @property
+    def listed(self) -> Widget:
+        """The table that has the keys once a filter is typed."""
+        raise NotImplementedError
+
+    def look(self) -> bool:
+        """Take in what is new and draw it; False if nothing is."""
+        raise NotImplementedError
+
+    def _enter(self, state: State) -> None:
+        raise NotImplementedError
+
+    def follow(self, subscribe: Callable[[Callable[[], None]], None]) -> None:
+        """Look now, and from here on whenever there is something new: looking again and again costs CPU time."""
+        self._news = asyncio.Event()
+        subscribe(setter_for(self._news))
+        self.look()
+        self.run_worker(self._look_at_news())
+
+    async def _look_at_news(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                if self.look():
+                    await asyncio.sleep(self.SHORTEST_S)
+            except Exception as error:  # noqa: BLE001  one picture is lost, not all that come
+                report_error(self.app, error)
+                await asyncio.sleep(self.SHORTEST_S)
+
+    # The filter
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter by what is typed at once, unless it is a time."""
+        self._enter(replace(self._state, filter="" if self.is_time(event.value) else event.value))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Go back to the table, which stays filtered, or to the time that was typed."""
+        self.go_to(event.input)
+        self._close_filter()
+
+    async def action_filter(self) -> None:
+        """Ask for words."""
+        from textual.widgets import Input
+
+        if not self.query(Input):
+            await self.mount(Input(placeholder=self.WORDS, compact=True), before=self.query_one(KeyBar))
+        self.add_class("-filtering")
+        self.query_one(Input).focus()
+        self._draw()
+
+    def action_unfilter(self) -> None:
+        """List all processes again."""
+        from textual.widgets import Input
+
+        for typed in self.query(Input):
+            typed.value = ""
+        self._close_filter()
+        self._enter(replace(self._state, filter=""))
+
+    def _close_filter(self) -> None:
+        if self.has_class("-filtering"):
+            self.remove_class("-filtering")
+            self.listed.focus()
+            self._draw()
+
+    # The order, and what is on or off
+
+    def action_sort(self, step: int) -> None:
+        """Sort by the next column, or by the one before."""
+        self._enter(sorted_by(self._state, step))
+
+    def action_reverse(self) -> None:
+        """Sort the other way round."""
+        self._flip("reverse")
+
+    def _flip(self, name: str) -> None:
+        """Enter the state in which something is on that was off, or off that was on."""
+        flipped: dict[str, Any] = {name: not getattr(self._state, name)}
+        self._enter(replace(self._state, **flipped))
+
+    # A process's end
+
+    def ask_to_end(self, ending: Ending, about: str, end: Callable[[], tuple[str, bool]]) -> None:
+        """Ask, then end a process: the one that is asked about, whatever its pid means by then.
+
+        Args:
+            about: which process, in one line.
+            end: ends it; returns what to say, and whether it failed. Runs in a thread.
+        """
+        from gpumem_tui.tui.kit.dialogs import QuestionScreen
+
+        async def signal() -> None:
+            words, failed = await in_daemon_thread(end)
+            self.notify(words, severity="error" if failed else "information")
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(signal())
+
+        verb, effect = _ENDINGS[ending]
+        self.app.push_screen(QuestionScreen(verb, f"{verb} this process?", about, effect), answered)

@@ -1,0 +1,324 @@
+"""The Plan screen of a command: its state, and the lines that are drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.errors import EXIT_INTERRUPTED
+from gpumem_tui.formula.techniques import Technique
+from gpumem_tui.memory import ALLOCATED_BUCKETS, format_bytes
+from gpumem_tui.plan.command import (
+    CommandAnswer,
+    CommandFigures,
+    CommandPlan,
+    Place,
+    TechniqueRow,
+    WhatIf,
+    batch_note,
+    exactness,
+    ranks_line,
+)
+from gpumem_tui.plan.report import verdict_line
+from gpumem_tui.search import report
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import Predicted
+from gpumem_tui.search.prediction import Fit
+from gpumem_tui.search.words import largest_words, range_line
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, header_line, paragraph, row
+
+PANES = {
+    "what-ifs": ("w", "What-ifs: the command run again with a change made to it"),
+    "GPUs": ("u", "Every GPU of the catalog, from the trace; enter plans for one"),
+    "batches": ("b", "Batch sizes; they need {batch} in the command"),
+    "places": ("p", "Places of the program that hold the peak"),
+}
+"""The lists, with the key that shows each and its words."""
+
+_NUMBER = 8
+_WORD = 8
+_ROOMY = 84
+_FITS, _FITS_NOT = ("✓ ", "$text-success"), ("✗ ", "$text-error")
+_MARKS: dict[Fit, Span] = {"fits": _FITS, "may fit": ("? ", "$text-warning"), "does not fit": _FITS_NOT}
+
+
+# The state, and the functions that make the next one
+
+
+@dataclass(frozen=True)
+class CommandPlanState:
+    """Everything the screen shows.
+
+    Attributes:
+        plan: None until the command as it is has been traced.
+        running: the change that is being traced. `waiting`: those that can be.
+        busy: a run is under way.
+        printed: the last line that the running command printed.
+        failure: why the command cannot be traced; one line. `exit_code`: what that stands for.
+    """
+
+    config: SearchConfig
+    batch_size: int
+    plan: CommandPlan | None = None
+    running: Technique | None = None
+    waiting: tuple[Technique, ...] = ()
+    busy: bool = False
+    printed: str = ""
+    failure: str = ""
+    exit_code: int = 0
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that is planned for; the traces are of `config`'s."""
+        return self.config.device.gpu if self.plan is None else self.plan.gpu
+
+    @property
+    def leaving_code(self) -> int:
+        """The program's exit code if it ended now."""
+        return EXIT_INTERRUPTED if self.busy and self.plan is None else self.exit_code
+
+
+def begun(state: CommandPlanState) -> CommandPlanState:
+    """Note that a run is under way."""
+    return replace(state, busy=True, failure="", exit_code=0, printed="")
+
+
+def traced(
+    state: CommandPlanState, predicted: Predicted, waiting: tuple[Technique, ...], refused: tuple[WhatIf, ...]
+) -> CommandPlanState:
+    """Take the trace of the command as it is. `refused`: the changes that cannot be made to it."""
+    plan = CommandPlan(state.config, state.batch_size, predicted, refused)
+    return replace(state, plan=plan, waiting=waiting, printed="")
+
+
+def trying(state: CommandPlanState, change: Technique) -> CommandPlanState:
+    """Note that a change is being traced."""
+    waiting = tuple(other for other in state.waiting if other != change)
+    return replace(state, running=change, waiting=waiting, printed="")
+
+
+def tried(state: CommandPlanState, found: WhatIf) -> CommandPlanState:
+    """Take the trace of a change."""
+    assert state.plan is not None, "the command itself is traced first"
+    plan = replace(state.plan, what_ifs=(found, *state.plan.what_ifs))
+    return replace(state, plan=plan, running=None, printed="")
+
+
+def printing(state: CommandPlanState, text: str) -> CommandPlanState:
+    """Take a line that the running command has printed."""
+    return replace(state, printed=text)
+
+
+def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
+    """Plan for another GPU."""
+    return state if state.plan is None else replace(state, plan=replace(state.plan, elsewhere=gpu))
+
+
+def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> CommandPlanState:
+    """Note that nothing runs any more."""
+    waiting = state.waiting if state.running is None else (state.running, *state.waiting)
+    return replace(state, busy=False, running=None, waiting=waiting, printed="", failure=failure, exit_code=exit_code)
+
+
+# The lines
+
+
+def header_row(state: CommandPlanState, time: str, width: int) -> ListRow:
+    """Return the command and the GPU."""
+    right: Row = [(state.gpu.title, "bold"), ("  ", ""), (time, MUTED), (" ", "")]
+    workload, plan = state.config.workload, state.plan
+    name = workload.name
+    if workload.hugging_face is not None:
+        name = report.workload_line(workload, 0 if plan is None else plan.base.done.parameters)
+    return row(*header_line((name, ""), (), right, width))
+
+
+def verdict_rows(state: CommandPlanState, figures: CommandFigures | None, elapsed_s: int, width: int) -> list[ListRow]:
+    """Return two lines: whether it fits, and what runs now."""
+    return [_verdict(state, figures, width), _progress(state, elapsed_s, width)]
+
+
+def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int) -> ListRow:
+    if state.failure and state.plan is None:
+        return row(_FITS_NOT, (fit(state.failure, width - 2), "bold"))
+    if figures is None:
+        word = "working it out" if state.plan is not None else f"tracing {state.config.workload.noun} as it is"
+        return row(("… ", MUTED), (fit(word, width - 2), "bold"))
+    return row(_MARKS[figures.answer.fit], (fit(verdict_line(figures.answer, with_gpu=False), width - 2), "bold"))
+
+
+def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
+    waiting = len(state.waiting)
+    if state.busy:
+        running = state.running
+        what = f"running {state.config.workload.noun}" if running is None else f"what-if: {running.name}"
+        left = f", {waiting} to go" if waiting else ""
+        printed = f" │ {state.printed}" if state.printed else ""
+        return row((fit(f"  {what}{left} · {elapsed_s} s{printed}", width), "$primary"))
+    if state.failure:
+        why = "" if state.plan is None else f"{state.failure}; "
+        return row((fit(f"  {why}r runs it again", width), "$text-warning"))
+    if waiting:
+        return row((fit(f"  {waiting} what-ifs not run: r runs them", width), MUTED))
+    return row((fit("  every what-if has been run" if state.plan is not None else "", width), MUTED))
+
+
+def ledger_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
+    """Return the buckets at the peak, and what the device holds."""
+    if figures is None:
+        return []
+    answer = figures.answer
+    plan, found = answer.plan, answer.traced
+    free = answer.spare_bytes
+    lines = [row((fit(f"at {plan.size}", width), f"bold {MUTED}"))]
+    lines += [_pair(bucket.title, answer.breakdown[bucket], width) for bucket in ALLOCATED_BUCKETS]
+    lines += [
+        _pair("= allocated", answer.peak_allocated_bytes, width, "bold"),
+        _pair("= reserved", answer.peak_reserved_bytes, width, "bold"),
+        _pair("CUDA context", answer.context_bytes, width),
+        _pair("= device used", answer.device_used_bytes, width, "bold"),
+        _pair("free", free, width, "bold" if free >= 0 else "bold $text-error"),
+        row(),
+    ]
+    between = range_line(answer.device_used_range, answer.unknowns)
+    notes = (between, report.peak_line(found, plan.batch_size), ranks_line(plan), *found.done.notes)
+    for text in filter(None, notes):
+        lines += paragraph(text, width)
+    return lines
+
+
+def _pair(title: str, size_bytes: int, width: int, style: str = "") -> ListRow:
+    shown = f"{compact_bytes(size_bytes):>{_NUMBER}}"
+    return row((fit(title, width - _NUMBER), style), (shown, style if size_bytes else MUTED))
+
+
+def technique_rows(state: CommandPlanState, figures: CommandFigures | None, width: int, selected: str) -> list[ListRow]:
+    """Return what was tried, the best first; what runs, waits, or cannot be."""
+    name = width - 2 - 3 * _NUMBER - (_WORD if width >= _ROOMY else 0)
+    by = f"  {'by':<{_WORD - 2}}" if width >= _ROOMY else ""
+    columns = f"{'saves':>{_NUMBER}}{'peak':>{_NUMBER}}{'largest':>{_NUMBER}}{by}"
+    lines = [row((fit("  GiB", name + 2) + columns, f"bold {MUTED}"))]
+    for found in figures.tried if figures is not None else ():
+        lines += _technique(found, name, width, here=found.change.key == selected)
+    if state.running is not None:
+        lines.append(row(("… ", "$primary"), (f"{state.running.name}: its run is under way", "$primary")))
+    lines += [row((fit(f"· {change.name}: not run yet", width), MUTED), key=change.key) for change in state.waiting]
+    for none in figures.not_tried if figures is not None else ():
+        lines.append(row((fit(f"– {none.name}: {none.reason}", width), MUTED), key=none.key))
+    return lines
+
+
+def _technique(found: TechniqueRow, name: int, width: int, *, here: bool) -> list[ListRow]:
+    largest = f"{found.largest:,}" if isinstance(found.largest, int) else "–"
+    spans = [
+        _FITS if found.fits else _FITS_NOT,
+        (fit(found.change.name, name), ""),
+        (f"{compact_bytes(found.saved_bytes):>{_NUMBER}}", "" if found.saved_bytes > 0 else MUTED),
+        (f"{compact_bytes(found.peak_bytes):>{_NUMBER}}", ""),
+        (f"{largest:>{_NUMBER}}", "bold" if found.fits else MUTED),
+    ]
+    if width >= _ROOMY:
+        spans.append((f"  {found.by:<{_WORD - 2}}", MUTED))
+    lines = [row(*spans, key=found.change.key)]
+    return lines + (paragraph(f"{found.by}; costs: {found.change.cost}", width, indent=2) if here else [])
+
+
+def gpu_list_rows(state: CommandPlanState, gpus: Sequence[CommandAnswer], width: int) -> list[ListRow]:
+    """Return every GPU of the catalog; a tilde stands before a figure of one whose kernels may differ."""
+    if not gpus:
+        return [row((fit(f"  worked out once {state.config.workload.noun} is traced", width), MUTED))]
+    name = width - 2 - 3 * _NUMBER
+    columns = f"{'memory':>{_NUMBER}}{'free':>{_NUMBER}}{'largest':>{_NUMBER}}"
+    lines = [row((f"{fit('  GiB', name + 2)}{columns}", f"bold {MUTED}"))]
+    lines += [_gpu(state, there, name) for there in gpus]
+    note = f"~ as traced on {state.config.device.gpu.title}: kernels there may take more or less scratch memory"
+    return [*lines, *paragraph(note, width)]
+
+
+def _gpu(state: CommandPlanState, there: CommandAnswer, name: int) -> ListRow:
+    about, gpu, most = "" if there.plan.is_exact else "~", there.plan.gpu, there.full_batch_size
+    largest = f"{about}{most:,}" if isinstance(most, int) else "–"
+    return row(
+        _MARKS[there.fit],
+        (fit(gpu.title.removeprefix("NVIDIA "), name), "bold $primary" if gpu == state.gpu else ""),
+        (f"{compact_bytes(gpu.total_bytes):>{_NUMBER}}", MUTED),
+        (f"{about + compact_bytes(there.spare_bytes):>{_NUMBER}}", "" if there.fit == "fits" else "$text-error"),
+        (f"{largest:>{_NUMBER}}", ""),
+        key=gpu.name,
+    )
+
+
+def batch_list_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
+    """Return batch sizes, or why there is one only."""
+    if figures is None:
+        return []
+    head = f"  {'batch':<{_NUMBER}}{'peak':>{_NUMBER}}{'reserved':>{_NUMBER + 1}}{'device':>{_NUMBER}}"
+    plan = figures.answer.plan
+    lines = [row((head, f"bold {MUTED}")), *(_batch(found, plan) for found in figures.batches)]
+    note = batch_note(plan)
+    return [*lines, *(paragraph(note, width) if note else [])]
+
+
+def _batch(found: CommandAnswer, plan: CommandPlan) -> ListRow:
+    size = found.plan.batch_size
+    shown = f"{size:,}" if plan.says_batch else "its own"
+    sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
+    widths = (_NUMBER, _NUMBER + 1, _NUMBER)
+    return row(
+        _MARKS[found.fit],
+        (f"{shown:<{_NUMBER}}", "bold $primary" if size == plan.batch_size else ""),
+        *((f"{compact_bytes(size):>{width}}", "") for size, width in zip(sizes, widths, strict=True)),
+    )
+
+
+def place_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
+    """Return what holds the peak, the largest first."""
+    if figures is None:
+        return []
+    where = max(10, (width - _NUMBER - 17) // 2)
+    head = f"{fit('bucket', 17)}{fit('module', where)}{fit('source', where)}{'GiB':>{_NUMBER}}"
+    return [row((head, f"bold {MUTED}")), *(_place(found, where) for found in figures.places)]
+
+
+def _place(found: Place, where: int) -> ListRow:
+    return row(
+        (fit(found.bucket.title, 17), MUTED),
+        (fit(found.module or "–", where), ""),
+        (fit(found.source or "–", where), ""),
+        (f"{compact_bytes(found.size_bytes):>{_NUMBER}}", ""),
+    )
+
+
+# Further words
+
+
+def technique_details(state: CommandPlanState, figures: CommandFigures, key: str) -> tuple[str, list[Row]] | None:
+    """Return the title and the lines of all there is to say of a what-if; None for one that is not there."""
+    for none in figures.not_tried:
+        if none.key == key:
+            return none.name, [[(f"Not tried: {none.reason}.", "")]]
+    found = next((one for one in figures.tried if one.change.key == key), None)
+    if found is None:
+        return None
+    largest = f"{found.largest:,}" if isinstance(found.largest, int) else found.largest.reason
+    noun = state.config.workload.noun
+    known = f"a run of {noun} with the change made to it" if found.by == "traced" else f"the trace of {noun} as it is"
+    pairs = [
+        ("to have it", found.change.how),
+        ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(figures.answer.peak_allocated_bytes)}"),
+        ("saves", format_bytes(found.saved_bytes)),
+        ("reserved", format_bytes(found.reserved_bytes)),
+        ("fits", f"{'yes' if found.fits else 'no'}, {figures.answer.plan.size} on {state.gpu.title}"),
+        ("largest", largest),
+        ("costs", f"{found.change.cost} ({found.change.source})"),
+        ("known by", f"{found.by}: {known}"),
+    ]
+    return found.change.name, [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs]
+
+
+def gpu_details(there: CommandAnswer) -> str:
+    """Return the note of a GPU in the list that one is picked from."""
+    most = largest_words(there.full_batch_size, there.may_fit_batch_size)
+    largest = f"; largest batch {most}" if most else ""
+    return f"{format_bytes(there.plan.gpu.total_bytes)}, {exactness(there.plan)}: {there.fit}{largest}"

@@ -1,0 +1,105 @@
+"""Every kind of alert: that the program emits it, that the JSON's contract knows it, and where it stands among others.
+
+A new kind needs a line here (what makes it begin) and one in `tests/monitor/schema.py`; without either a test fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, NewAlerts, Severity
+from gpumem_tui.monitor.probes import Growing, RanOutOfMemory
+from gpumem_tui.monitor.readings import READINGS
+from gpumem_tui.monitor.report import snapshot_json, table
+from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
+from gpumem_tui.recording.codec import from_plain, to_plain
+from gpumem_tui.remote.decode import decoded
+from tests.monitor.schema import MONITOR
+from tests.monitor.snapshots import START_S, gpu, machine
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What makes a kind begin: snapshots a second apart, and what probes say."""
+
+    snapshots: Sequence[Snapshot]
+    ended: Sequence[RanOutOfMemory] = ()
+    growing: Sequence[Growing] = ()
+
+    def alerts(self) -> tuple[Alert, ...]:
+        """What is the matter after the last of them."""
+        judge = Alerts()
+        found: tuple[Alert, ...] = ()
+        for snapshot in self.snapshots:
+            found = judge.update(snapshot, None, self.ended, self.growing)
+        return found
+
+
+UUID = gpu().uuid
+CAUSES = {
+    AlertKind.NO_DRIVER: Cause([machine([], problem="no driver on this machine: install it")]),
+    AlertKind.OOM: Cause([machine()], ended=[RanOutOfMemory(UUID, START_S, "rank 3 ran out of memory")]),
+    AlertKind.LOST: Cause([machine([gpu(state=DeviceState.LOST, state_reason="GPU is lost")])]),
+    AlertKind.ECC: Cause([machine([gpu(ecc_uncorrected=1)])]),
+    AlertKind.STALE: Cause([machine([gpu(state=DeviceState.STALE, state_reason="a call hangs", age_s=4.0)])]),
+    AlertKind.NEAR_FULL: Cause([machine([gpu(used_bytes=79 * GIB)])]),
+    AlertKind.GROWTH: Cause([machine()], growing=[Growing(UUID, "PID 7: cuda:0 after each step grows", 7200.0)]),
+    AlertKind.HOT: Cause([machine([gpu(temperature_c=89)])]),
+    AlertKind.THROTTLED: Cause([machine([gpu(throttle=("too hot",))], after_s=second) for second in range(7)]),
+}
+
+
+def test_every_kind_has_a_cause() -> None:
+    assert CAUSES.keys() == set(AlertKind), "an alert that no test makes begin"
+
+
+def test_the_contract_of_the_json_has_every_kind_and_no_other() -> None:
+    listed = MONITOR["properties"]["alerts"]["items"]["properties"]["kind"]["enum"]
+    assert sorted(listed) == sorted(kind.value for kind in AlertKind)
+
+
+@pytest.mark.parametrize("kind", AlertKind, ids=[kind.value for kind in AlertKind])
+def test_it_begins_and_travels(kind: AlertKind) -> None:
+    cause = CAUSES[kind]
+    alerts = cause.alerts()
+    (alert,) = [each for each in alerts if each.kind is kind]
+    assert alert.message
+    assert alert.message.isprintable()
+    assert f"{alert.severity.value}: {alert.message}" in table(cause.snapshots[-1], alerts, 10**6)
+    line = json.dumps(snapshot_json(cause.snapshots[-1], alerts))
+    jsonschema.validate(json.loads(line), MONITOR)
+    assert decoded(line.encode()).alerts == alerts, "from another host"
+    (mark, *_) = NewAlerts().begun(START_S, alerts, {})
+    assert from_plain(type(mark), to_plain(mark)) == mark, "in a recording"
+    calm = replace(cause.snapshots[0], problem="", gpus=(gpu(),))
+    assert kind not in [each.kind for each in Cause([calm]).alerts()], "only by its cause"
+
+
+@pytest.mark.parametrize("kind", AlertKind, ids=[kind.value for kind in AlertKind])
+def test_it_stays_while_what_it_is_judged_by_cannot_be_read(kind: AlertKind) -> None:
+    cause = CAUSES[kind]
+    last = cause.snapshots[-1]
+    if last.problem or cause.ended or cause.growing or any(one.state is not DeviceState.OK for one in last.gpus):
+        return  # no reading is its cause
+    unread: dict[str, Any] = dict.fromkeys(("memory", "processes", *READINGS), Unknown("timed out"))
+    later = replace(last, time_s=last.time_s + 20, gpus=(gpu(**unread),))
+    assert kind in [each.kind for each in Cause([*cause.snapshots, later]).alerts()], "its reading belongs in `_unread`"
+
+
+def test_the_worst_come_first_and_of_those_in_the_order_of_their_kinds() -> None:
+    alerts = [alert for cause in CAUSES.values() for alert in cause.alerts()]
+    assert {alert.severity for alert in alerts} == {Severity.CRITICAL, Severity.WARNING}
+    kinds = list(AlertKind)
+    bad = machine([gpu(temperature_c=89, ecc_uncorrected=1, used_bytes=79 * GIB)], problem="no driver")
+    found = Cause([bad]).alerts()
+    assert list(found) == sorted(
+        found, key=lambda alert: (alert.severity is not Severity.CRITICAL, kinds.index(alert.kind))
+    )
+    assert len(found) == 4

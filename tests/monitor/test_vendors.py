@@ -1,0 +1,203 @@
+"""Vendors: each passes the kit, plug-ins are found, and nothing outside of a vendor's folder names one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import gpumem_tui
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor import vendors
+from gpumem_tui.monitor.backend import Vendor
+from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.monitor.sampler import Sampler
+from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
+from tests.monitor.file_vendor import FILES
+from tests.monitor.file_vendor import NO_DRIVER as NO_AMD_DRIVER
+from tests.monitor.vendor_kit import KitGpu, VendorKit
+from tests.monitor.watching import no_processes, until
+from tests.nvml_stub.machine import FakeMachine
+from tests.nvml_stub.scenario import LIBRARY_NOT_FOUND, FakeGpu, FakeProcess, Scenario
+
+PACKAGE = Path(gpumem_tui.__file__).parent
+
+
+class NvmlLab:
+    """NVIDIA's machine, by the compiled stand-in for its library."""
+
+    vendor = NVIDIA
+
+    def __init__(self, machine: FakeMachine, proc: Path) -> None:
+        self.proc = proc
+        self._machine = machine
+
+    def show(self, *gpus: KitGpu) -> None:
+        """As the scenario of the fake library."""
+        self._machine.show(
+            Scenario(
+                gpus=[
+                    FakeGpu(
+                        total_bytes=each.total_bytes,
+                        used_bytes=each.used_bytes,
+                        temperature_c=each.temperature_c,
+                        processes=[FakeProcess(pid, held) for pid, held in (each.processes or {}).items()],
+                        lost=each.lost,
+                    )
+                    for each in gpus
+                ]
+            )
+        )
+
+    def take_driver(self) -> None:
+        """As NVML says it where its library is not there."""
+        self._machine.show(Scenario(init=LIBRARY_NOT_FOUND))
+
+
+class FileLab:
+    """The second vendor's machine: files."""
+
+    vendor = FILES
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder
+        self._root = folder / "amd"
+        self._write("version", "6.12")
+
+    def show(self, *gpus: KitGpu) -> None:
+        """As files."""
+        shutil.rmtree(self._root / "kfd", ignore_errors=True)
+        for index, each in enumerate(gpus):
+            device = f"card{index}/device"
+            self._write(f"{device}/unique_id", str(1000 + index))
+            self._write(f"{device}/mem_info_vram_total", str(each.total_bytes))
+            self._write(f"{device}/mem_info_vram_used", str(each.used_bytes))
+            self._write(f"{device}/hwmon/temp1_input", str(1000 * each.temperature_c))
+            self._write(f"{device}/gpu_busy_percent", "97")
+            for pid, held in (each.processes or {}).items():
+                self._write(f"kfd/proc/{pid}/vram_{index}", str(held))
+            if each.lost:
+                (self._root / device / "mem_info_vram_used").unlink()
+
+    def take_driver(self) -> None:
+        """Without its module."""
+        (self._root / "version").unlink()
+
+    def _write(self, name: str, text: str) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}")
+        part.write_text(text)
+        part.replace(path)
+
+
+class TestNvidia(VendorKit):
+    @pytest.fixture
+    def lab(self, fake_nvml: FakeMachine, tmp_path: Path) -> NvmlLab:
+        return NvmlLab(fake_nvml, tmp_path)
+
+
+class TestFiles(VendorKit):
+    @pytest.fixture
+    def lab(self, tmp_path: Path) -> FileLab:
+        return FileLab(tmp_path)
+
+
+class _Entry:
+    """An installed entry point."""
+
+    def __init__(self, name: str, loaded: object) -> None:
+        self.name, self.value = name, f"module:{name}"
+        self._loaded = loaded
+
+    def load(self) -> object:
+        if isinstance(self._loaded, Exception):
+            raise self._loaded
+        return self._loaded
+
+
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> list[_Entry]:
+    """Plug-ins that are installed; to be filled before they are asked for."""
+    entries: list[_Entry] = []
+
+    def entry_points(*, group: str) -> list[_Entry]:
+        assert group == "gpumem_tui.vendors"
+        return entries
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.setattr(vendors, "_chosen", NVIDIA)
+    vendors.plugged_in.cache_clear()
+    monkeypatch.setattr(vendors, "plugged_in", vendors.plugged_in.__wrapped__)
+    return entries
+
+
+def test_a_plug_in_s_gpus_are_watched_where_the_built_in_vendor_has_no_driver(
+    fake_nvml: FakeMachine, tmp_path: Path, plugged: list[_Entry]
+) -> None:
+    fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
+    plugged.append(_Entry("amd", FILES))
+    FileLab(tmp_path).show(KitGpu())
+    sampler = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path)
+    sampler.start()
+    try:
+        found = until(sampler, lambda snapshot: bool(snapshot.gpus))
+    finally:
+        sampler.stop()
+    assert [gpu.name for gpu in found.gpus] == ["AMD Instinct MI300X"]
+    assert (found.runtime, found.problem) == ("ROCm", "")
+    assert vendors.vendor() is FILES, "whose words screens use"
+
+
+def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
+    fake_nvml: FakeMachine, tmp_path: Path, plugged: list[_Entry]
+) -> None:
+    fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
+    plugged += [_Entry("amd", FILES), _Entry("broken", ImportError("no module rocm")), _Entry("text", "no vendor")]
+    sampler = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path)
+    sampler.start()
+    try:
+        found = until(sampler, lambda snapshot: bool(snapshot.problem) and "started" not in snapshot.problem)
+    finally:
+        sampler.stop()
+    assert found.problem.startswith(NVIDIA.no_driver)
+    assert NO_AMD_DRIVER not in found.problem
+    assert "the vendor “broken” cannot be loaded: an error of gpumem-tui itself: ImportError" in found.problem
+    assert "the vendor “text” is no Vendor: module:text" in found.problem
+    assert list_gpus() == Unknown(NVIDIA.no_driver)
+
+
+def test_the_built_in_vendor_is_an_entry_point_as_a_plug_in_is() -> None:
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    listed = re.search(r'\[project.entry-points."gpumem_tui.vendors"\]\nnvidia = "([\w.]+):(\w+)"', text)
+    assert listed is not None
+    module = __import__(listed[1], fromlist=[listed[2]])
+    assert isinstance(getattr(module, listed[2]), Vendor)
+
+
+NAMES = re.compile(r"nvidia|nvml|geforce|quadro", re.IGNORECASE)
+ROOMS = ("monitor", "recording", "remote", "doctor", "tui/monitor", "tui/hosts", "tui/replay")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_nothing_outside_of_a_vendor_s_folder_names_a_vendor(room: str) -> None:
+    found: Mapping[str, list[str]] = {
+        str(file.relative_to(PACKAGE)): named
+        for file in (PACKAGE / room).rglob("*.py")
+        if "vendors" not in file.parts and (named := [text for text in _texts(file) if NAMES.search(text)])
+    }
+    assert not found
+
+
+def _texts(file: Path) -> list[str]:
+    """The names and texts of a module, but for what is written to explain it."""
+    tree = ast.parse(file.read_text())
+    explained = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in explained]
+    names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    return [text for text in (*texts, *names) if isinstance(text, str)]

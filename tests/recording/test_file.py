@@ -1,0 +1,295 @@
+"""Recordings: what is written comes back, whatever happens to the file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.recording.codec import CodecError, difference, from_plain, patched, to_plain
+from gpumem_tui.recording.file import RecordingError, RecordingFile
+from gpumem_tui.recording.player import Player
+from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, record_source
+from tests.monitor.snapshots import START_S, anything, gpu, machine
+from tests.waiting import wait_until
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("abc"), inner),
+    max_leaves=12,
+)
+
+
+def _record(path: Path, count: int) -> list[Snapshot]:
+    snapshots = [machine([gpu(0, used_bytes=(n % 70) << 30)], after_s=n) for n in range(count)]
+    recorder = GpuRecorder(path)
+    for snapshot in snapshots:
+        recorder.add(snapshot)
+    recorder.close()
+    return snapshots
+
+
+@settings(suppress_health_check=[HealthCheck.data_too_large])
+@given(snapshots=st.lists(anything(Snapshot), min_size=1, max_size=3))
+def test_any_snapshots_come_back_equal(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> None:
+    path = tmp_path_factory.mktemp("recording") / "file"
+    recorder = GpuRecorder(path)
+    for snapshot in snapshots:
+        recorder.add(snapshot)
+    recorder.close()
+    recording = GpuRecording(path)
+    assert list(recording.snapshots()) == snapshots
+    assert recording.damage == ""
+
+
+@given(old=_JSON, new=_JSON)
+def test_a_patch_makes_the_new_of_the_old(old: object, new: object) -> None:
+    assert to_plain(patched(old, difference(old, new))) == to_plain(new)
+    assert difference(old, old) is None
+
+
+def test_a_patch_for_something_else_is_refused() -> None:
+    patch = difference({"a": {"b": 1}}, {"a": {"b": 2}})
+    for other in ({"x": 1}, [1], 7, {"a": 7}):
+        with pytest.raises(CodecError):
+            patched(other, patch)
+
+
+@pytest.mark.parametrize("plain", [None, [], {}, {"time_s": "now"}, {**to_plain(machine()), "gpus": [{"index": 0}]}])
+def test_what_is_no_snapshot_is_refused(plain: object) -> None:
+    with pytest.raises(CodecError):
+        from_plain(Snapshot, plain)
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    assert from_plain(Snapshot, {**to_plain(machine()), "weather": "fair"}) == machine()
+
+
+def test_an_hour_of_eight_gpus_takes_a_few_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "hour"
+    recorder = GpuRecorder(path)
+    for second in range(300):
+        gpus = [
+            replace(gpu(n, used_bytes=((second * 7919 + n) % 70) << 30), power_w=300 + (second * 31 + n) % 97 / 10)
+            for n in range(8)
+        ]
+        recorder.add(machine(gpus, after_s=second))
+    recorder.close()
+    assert path.stat().st_size / 300 * 3600 < 4_000_000
+
+
+def test_a_file_cut_anywhere_plays_to_the_cut_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    snapshots = _record(path, 130)
+    whole = path.read_bytes()
+    header, *parts = RecordingFile(path).members(0)
+    counts = {
+        header.end: 0,
+        **{part.end: sum(len(each.lines) for each in parts[: n + 1]) for n, part in enumerate(parts)},
+    }
+    assert list(counts.values()) == [0, 60, 120, 130]
+    for length in sorted({*range(header.end, len(whole), len(whole) // 40), *counts}):
+        path.write_bytes(whole[:length])
+        recording = GpuRecording(path)
+        played = list(recording.snapshots())
+        assert played == snapshots[: len(played)]
+        if length in counts:
+            assert (len(played), recording.damage) == (counts[length], ""), "between two members nothing is missed"
+        else:
+            assert f"cut off after snapshot {len(played)}" in recording.damage
+
+
+def test_a_night_is_members_that_can_be_read_by_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    snapshots = _record(path, 190)
+    file = RecordingFile(path)
+    parts = list(file.parts())
+    assert [len(part.lines) for part in parts] == [60, 60, 60, 10]
+    assert all(part.lines[0].startswith(b'{"full":') for part in parts)
+    assert [next(file.pictures(part.offset))["time_s"] for part in parts] == [
+        snapshots[n].time_s for n in (0, 60, 120, 180)
+    ]
+
+
+def test_a_damaged_file_plays_up_to_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    snapshots = _record(path, 70)
+    whole = bytearray(path.read_bytes())
+    for place in range(200, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:place])
+        before = len(list(GpuRecording(path).snapshots()))
+        for damage in (bytes([whole[place] ^ 0x10]), b"\xff\xff\xff", b"abc"):
+            path.write_bytes(whole[:place] + damage + whole[place + len(damage) :])
+            recording = GpuRecording(path)
+            played = list(recording.snapshots())
+            assert played == snapshots[: len(played)]
+            assert len(played) >= before, "every reading before it"
+            assert len(played) == 70 or f"damaged after snapshot {len(played)}" in recording.damage
+
+
+def test_a_recording_without_checksums_of_its_lines_plays_to_where_it_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    snapshots = _record(path, 3)
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    older = [re.sub(rb',"crc":\d+}', b"}", line) for line in lines]
+    assert older != lines
+    path.write_bytes(gzip.compress(older[0]) + gzip.compress(b"".join(older[1:]))[:-8])
+    recording = GpuRecording(path)
+    assert list(recording.snapshots()) == snapshots
+    assert "cut off after snapshot 3 (" in recording.damage
+
+
+def test_a_killed_recorder_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    code = (
+        "import os, sys, pathlib\n"
+        "from gpumem_tui.recording.recording import GpuRecorder\n"
+        "from tests.monitor.snapshots import machine, gpu\n"
+        f"recorder = GpuRecorder(pathlib.Path({str(path)!r}))\n"
+        "for n in range(70): recorder.add(machine([gpu()], after_s=n))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    recording = GpuRecording(path)
+    assert [snapshot.time_s - START_S for snapshot in recording.snapshots()] == list(range(70))
+    assert recording.damage.startswith(f"{path}: cut off after snapshot 70 (20")
+
+
+def test_zcat_shows_json_lines(tmp_path: Path) -> None:
+    _record(tmp_path / "file", 3)
+    lines = gzip.decompress((tmp_path / "file").read_bytes()).splitlines()
+    assert [line[:9] for line in lines] == [b'{"gpumem_', b'{"full":{', b'{"patch":', b'{"patch":']
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(RecordingError, match="exists already"):
+        GpuRecorder(path)
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is no recording"),
+        (b"hello", "is no recording"),
+        (gzip.compress(b"hello\n"), "is no recording"),
+        (gzip.compress(b"[1]\n"), "is no recording"),
+        (gzip.compress(b'{"gpumem_tui_recording":99}\n'), "of version 99, this program plays versions 1 and 2"),
+    ],
+    ids=["empty", "text", "compressed text", "compressed JSON", "a later version"],  # gzip's bytes hold the time
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=said):
+        GpuRecording(path)
+
+
+def test_a_missing_file_and_a_full_disk_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"missing cannot be read: No such file"):
+        GpuRecording(tmp_path / "missing")
+    with pytest.raises(RecordingError, match="exists already"):
+        GpuRecorder(tmp_path)
+
+
+def test_a_full_disk_ends_the_recording_but_not_the_source(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, resource, signal\n"
+        "from gpumem_tui.recording.file import RecordingError\n"
+        "from gpumem_tui.recording.recording import GpuRecorder, record_source\n"
+        "from tests.monitor.scripted import Scripted\n"
+        "from tests.monitor.snapshots import machine, gpu\n"
+        "from tests.waiting import wait_until\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        f"recorder = GpuRecorder(pathlib.Path({str(tmp_path / 'file')!r}))\n"
+        "try:\n"
+        "    for n in range(1000): recorder.add(machine([gpu()], after_s=n))\n"
+        "except RecordingError as error: print(error)\n"
+        "recorder.close()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        f"recorder = GpuRecorder(pathlib.Path({str(tmp_path / 'watched')!r}))\n"
+        "source = Scripted(machine([gpu()]))\n"
+        "def say(notice): source.notice = notice\n"
+        "recorded = record_source(source, recorder, 0.1, say=say)\n"
+        "recorded.start()\n"
+        "wait_until(lambda: source.notice)\n"
+        "print(recorded.notice, source.notice == recorded.notice, source.latest() is not None)\n"
+    )
+    command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == [
+        f"recording to {tmp_path / 'file'} stopped: File too large",
+        f"recording to {tmp_path / 'watched'} stopped: File too large True True",
+    ]
+    assert len(list(GpuRecording(tmp_path / "file").snapshots())) > 5
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_empty_file(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys; from pathlib import Path;"
+        "from gpumem_tui.recording.recording import GpuRecorder;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        "GpuRecorder(Path(sys.argv[1]))"
+    )
+    file = tmp_path / "file"
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith(f"RecordingError: recording to {file} stopped: File too large")
+    assert not file.exists()
+
+
+class TestReplay:
+    def test_it_keeps_the_recorded_time(self, tmp_path: Path) -> None:
+        snapshots = _record(tmp_path / "file", 4)
+        replay = Player(GpuRecording(tmp_path / "file"), speed=10.0)
+        began_s = time.monotonic()
+        replay.start()
+        seen: list[Snapshot] = []
+        while (snapshot := replay.wait(seen[-1] if seen else None, 30.0)) is not None:
+            seen.append(snapshot)
+        assert seen == snapshots
+        assert time.monotonic() - began_s >= 0.3
+        assert replay.latest() == snapshots[-1]
+        assert replay.notice == "end of recording"
+
+    def test_it_stops_at_once(self, tmp_path: Path) -> None:
+        _record(tmp_path / "file", 4)
+        replay = Player(GpuRecording(tmp_path / "file"), speed=0.001)
+        replay.start()
+        assert replay.wait(None, 30.0) is not None
+        assert replay.wait(replay.latest(), 0.01) is None
+        assert replay.notice == ""
+        replay.stop()
+        replay._thread.join(30.0)
+        assert not replay._thread.is_alive()
+
+
+def test_a_source_can_be_recorded_while_it_is_watched(tmp_path: Path) -> None:
+    snapshots = _record(tmp_path / "first", 5)
+    replay = Player(GpuRecording(tmp_path / "first"), speed=10.0)
+    recorded = record_source(replay, GpuRecorder(tmp_path / "second"), interval_s=0.01)
+    replay.start()
+    recorded.start()
+
+    def copied() -> list[Snapshot]:
+        return list(GpuRecording(tmp_path / "second").snapshots())
+
+    wait_until(lambda: snapshots[-1] in copied())
+    recorded.stop()
+    second = GpuRecording(tmp_path / "second")
+    assert [snapshot for snapshot in snapshots if snapshot in copied()] == list(second.snapshots())
+    assert copied()[-1] == snapshots[-1]
+    assert (second.damage, recorded.notice) == ("", "")

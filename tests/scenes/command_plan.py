@@ -1,0 +1,67 @@
+"""A plan for a command without torch: traces built by hand in the place of runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpumem_tui.formula.techniques import Technique
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.command import Watch, WhatIf
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Failed
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import CommandOutput, Predicted
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.plan.command_screen import CommandPlanScreen, Runs
+from tests.plan.commands import REFUSED, base_predicted, change, changed, command_config
+from tests.scenes.search import noon
+
+__all__ = ["command_config"]
+
+
+@dataclass
+class ScriptedRuns:
+    """Runs that end when told to: those named in `held` wait until the plan is cancelled."""
+
+    config: SearchConfig
+    batch_size: int = 8
+    held: tuple[str, ...] = ()
+    fails: str = ""
+    made: list[str] = field(default_factory=list)
+
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        """The command as it is."""
+        self.made.append("as it is")
+        watch(CommandOutput("step 0: loss 0.000"))
+        if self.fails:
+            raise Unusable(Failed("workload", self.fails))
+        changes = [change(key, self.config) for key in ("checkpointing", "sgd", "fused")]
+        return base_predicted(self.config), changes, [WhatIf(change("autocast", self.config), Unknown(REFUSED))]
+
+    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """The command with a change made to it."""
+        self.made.append(change.key)
+        watch(CommandOutput("step 0: loss 0.000"))
+        while change.key in self.held and control is not None:
+            control.check()
+            threading.Event().wait(0.01)
+        if change.key == "fused":
+            return WhatIf(change, Unknown("its run failed: train.py:12: RuntimeError: no such option"))
+        sizes = {"checkpointing": {"activations": 300}, "sgd": {"optimizer": 1}}[change.key]
+        return changed(self.config, change.key, **sizes)
+
+
+def command_app(runs: Runs, *, run_all: bool = True) -> GpuMemApp:
+    """The program on the Plan screen of a command."""
+    make: Callable[[], CommandPlanScreen] = lambda: CommandPlanScreen(runs, run_all=run_all, clock=noon)  # noqa: E731
+    return GpuMemApp({"plan": make}, "plan")
+
+
+def plan_screen(app: GpuMemApp) -> CommandPlanScreen:
+    """Its screen."""
+    screen = app.main_screen("plan")
+    assert isinstance(screen, CommandPlanScreen)
+    return screen

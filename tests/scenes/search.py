@@ -1,0 +1,193 @@
+"""A search without torch: a small trace built by hand, trials that the replay answers, and scripts of events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from textual.app import App
+
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
+from gpumem_tui.options.workload import WorkloadOptions, simulated_device
+from gpumem_tui.run.control import Cancelled, Control, Unusable
+from gpumem_tui.run.events import Failed, Ready, Sample, TrialDone
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import Predicted
+from gpumem_tui.search.prediction import Formula, Prediction, Traced
+from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
+from gpumem_tui.search.verdict import Verdict, WithHeadroom
+from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
+from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
+from gpumem_tui.tui.search.state import SearchState, reduce, started
+from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
+
+REASON = "no NVIDIA driver on this machine"
+READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100")
+LARGEST = 40
+OUT_OF_MEMORY = (
+    "Simulated NVIDIA A100 80 GB out of memory. Tried to allocate 15.70 GiB; the device has 79.15 GiB, 14.06 GiB of it "
+    "free: 64.66 GiB allocated by PyTorch, 13.00 MiB reserved but unallocated, 426.00 MiB CUDA context."
+)
+
+
+def config(model: str = "gpt2", gpu: str = "a100-80gb") -> SearchConfig:
+    """A search on a simulated GPU."""
+    device = simulated_device(gpu, reason=REASON)
+    return SearchConfig(WorkloadOptions(model=model).spec(), device, python="python")
+
+
+def timeline(batch_size: int) -> Timeline:
+    """A network whose activations take 1.2 GiB a sample."""
+    sizes = {
+        Bucket.PARAMETERS: 475 * MIB,
+        Bucket.BATCH_DATA: 16384 * batch_size,
+        Bucket.ACTIVATIONS: 1200 * MIB * batch_size,
+        Bucket.TEMPORARY: 392 * MIB * batch_size,
+        Bucket.GRADIENTS: 475 * MIB,
+        Bucket.OPTIMIZER: 950 * MIB,
+    }
+    return training(sizes, layers=12)
+
+
+TRACE = AffineTrace.fit((2, timeline(2)), (3, timeline(3)))
+
+
+def predicted(searched: SearchConfig, *, traceable: bool = True) -> Predicted:
+    """Both predictions for a configuration."""
+    gpu = searched.device.gpu
+    formula = Formula(searched.workload, gpu.total_bytes, searched.headroom)
+    by_trace: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones predict")
+    if traceable:
+        by_trace = traced(TRACE, gpu)
+    return Predicted(Prediction(formula, by_trace), READY)
+
+
+def trial(searched: SearchConfig, batch_size: int, *, off_bytes: int = 12 * MIB) -> TrialDone:
+    """What a trial reports; its temporary bytes are `off_bytes` less than traced."""
+    capacity_bytes = searched.device.gpu.cuda_total_bytes - CONTEXT_BYTES
+    ran = replay(TRACE.at(batch_size), capacity_bytes)
+    off_bytes = min(off_bytes, ran.breakdown[Bucket.TEMPORARY])
+    buckets = {bucket.value: ran.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
+    buckets[Bucket.TEMPORARY.value] -= off_bytes
+    return TrialDone(
+        batch_size=batch_size,
+        outcome="fit" if ran.fits else "oom",
+        peak_allocated_bytes=ran.peak_allocated_bytes - off_bytes,
+        peak_reserved_bytes=ran.peak_reserved_bytes,
+        device_used_bytes=ran.peak_reserved_bytes + CONTEXT_BYTES,
+        buckets=buckets,
+        buckets_unknown="",
+        seconds=0.8,
+        steps=3,
+        detail="" if ran.fits else OUT_OF_MEMORY,
+    )
+
+
+def sample(step: int = 2, phase: str = "backward") -> Sample:
+    """A running trial in the middle of a step; 1 GiB of what it holds is not explained."""
+    buckets = {"parameters": 475 * MIB, "optimizer": 950 * MIB, "activations": 46 * GIB, "batch_data": 800_000}
+    allocated_bytes = sum(buckets.values()) + GIB
+    return Sample(step, phase, allocated_bytes, allocated_bytes + 3 * GIB, buckets)
+
+
+def ended(searched: SearchConfig, *sizes: int) -> list[SearchEvent]:
+    """Prediction and finished trials."""
+    events: list[SearchEvent] = [predicted(searched)]
+    for number, size in enumerate(sizes, 1):
+        events += [TrialStarted(number, size), TrialFinished(number, trial(searched, size))]
+    return events
+
+
+def found(searched: SearchConfig) -> list[SearchEvent]:
+    """A whole search that finds the largest batch."""
+    message = f"largest batch {LARGEST} on simulated {searched.device.gpu.title}: it ran, 41 was out of memory"
+    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message, WithHeadroom(0.1, 36, 8 * GIB, "trace"))
+    return [*ended(searched, 25, LARGEST, LARGEST + 1), SearchFinished(verdict)]
+
+
+def running(searched: SearchConfig) -> list[SearchEvent]:
+    """A search in its third trial."""
+    return [*ended(searched, 25, 64), TrialStarted(3, 40), TrialProgress(3, 40, sample())]
+
+
+def nothing_fits(searched: SearchConfig) -> list[SearchEvent]:
+    """Not even one sample fits."""
+    done = TrialDone(1, "oom", 14 * GIB, 14 * GIB, 14 * GIB + CONTEXT_BYTES,
+                     {"parameters": 14 * GIB}, "", 1.2, 0, detail="CUDA out of memory")  # fmt: skip
+    message = f"nothing fits: one sample is out of memory on simulated {searched.device.gpu.title}"
+    verdict = Verdict("nothing_fits", 0, 1, False, 1, 1, message)
+    untraced = predicted(searched, traceable=False)
+    return [untraced, TrialStarted(1, 1), TrialFinished(1, done), SearchFinished(verdict)]
+
+
+TORCH_MISSING = (
+    "/usr/bin/python3 cannot import torch (No module named 'torch'): "
+    "install torch there, or give --python the interpreter of the environment you train in"
+)
+
+
+def missing_torch(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+    """A search whose interpreter has no torch."""
+    yield from ()
+    raise Unusable(Failed("torch", TORCH_MISSING))
+
+
+def scripted(events: list[SearchEvent]) -> SearchFunction:
+    """A search that says `events` and, if they do not end it, waits to be cancelled."""
+
+    def run(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
+        yield from events
+        if isinstance(events[-1], SearchFinished):
+            return
+        try:
+            while True:
+                control.check()
+                time.sleep(0.01)
+        except Cancelled:
+            message = "cancelled; the largest batch that ran is 25"
+            yield SearchFinished(Verdict("cancelled", 25, None, False, 2, 1, message))
+
+    return run
+
+
+def folded(searched: SearchConfig, events: list[SearchEvent]) -> SearchState:
+    """The state after a search has said `events`."""
+    state = started(SearchState(searched))
+    for event in events:
+        state = reduce(state, event)
+    return state
+
+
+def noon() -> datetime:
+    """A clock that stands still."""
+    return datetime(2026, 3, 2, 12, 0, tzinfo=timezone.utc)
+
+
+def app(
+    searched: SearchConfig,
+    search_function: SearchFunction,
+    *,
+    autostart: bool = True,
+    ascii_only: bool = False,
+    options: WorkloadOptions | None = None,
+) -> GpuMemApp:
+    """The program with a scripted search and a clock that stands still."""
+    shape = searched.workload.shape
+    assert shape is not None
+    chosen = options or WorkloadOptions(model=shape.name)
+
+    def search_screen() -> SearchScreen:
+        return SearchScreen(searched, chosen, autostart=autostart, search_function=search_function, clock=noon)
+
+    return GpuMemApp({"search": search_screen}, "search", ascii_only=ascii_only)
+
+
+def search_screen(program: App[int]) -> SearchScreen:
+    """The program's Search screen."""
+    assert isinstance(program, GpuMemApp)
+    screen = program.main_screen("search")
+    assert isinstance(screen, SearchScreen)
+    return screen

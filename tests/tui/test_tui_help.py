@@ -1,0 +1,89 @@
+"""The help is made from the keys' bindings: no key is without words, and no words stand twice."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.screen import ModalScreen
+from textual.widget import Widget
+
+import gpumem_tui.tui
+from gpumem_tui.manual import TOPICS
+from gpumem_tui.tui.app import GpuMemApp
+from gpumem_tui.tui.kit.help import HelpScreen, manual_tables
+from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.manual import ManualScreen
+from tests.scenes import monitor as monitor_scene
+from tests.scenes.pictures import until
+from tests.scenes.reading import read_picture
+
+_OTHERWISE = {"app.help": "the help itself is open", "app.show": "said of the keys 1, 2, 3"}
+"""Actions whose further keys need no words."""
+
+
+def _below(kind: type[DOMNode]) -> Iterator[type[DOMNode]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _ours() -> list[type[DOMNode]]:
+    """Every screen and widget of the program that is no dialogue, and the program itself."""
+    for module in pkgutil.walk_packages(gpumem_tui.tui.__path__, "gpumem_tui.tui."):
+        importlib.import_module(module.name)
+    nodes = {each for each in _below(Widget) if each.__module__.startswith("gpumem_tui.")}
+    return [GpuMemApp, *sorted((each for each in nodes if not issubclass(each, ModalScreen)), key=lambda e: e.__name__)]
+
+
+@pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)
+def test_every_key_has_words_for_the_help(node: type[DOMNode]) -> None:
+    own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))
+    silent = [b.key for b in own if not b.tooltip and b.action.partition("(")[0] not in _OTHERWISE]
+    assert not silent, f"give these keys a tooltip: {silent}"
+
+
+@pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)
+def test_every_key_has_an_action(node: type[DOMNode]) -> None:
+    """Textual says nothing of a key whose action is not there."""
+    own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))
+    places = {"app": GpuMemApp, "": node}
+    for binding in own:
+        place, _, name = binding.action.partition("(")[0].rpartition(".")
+        if place in places:
+            found = hasattr(places[place], f"action_{name}") or hasattr(places[place], f"_action_{name}")
+            assert found, f"{binding.key}: {node.__name__} has no action_{name}"
+
+
+@pytest.mark.parametrize("screen", [each for each in _ours() if issubclass(each, MainScreen)])
+def test_every_screen_has_a_page_of_the_manual(screen: type[MainScreen]) -> None:
+    if screen.SMALLEST != MainScreen.SMALLEST:
+        assert screen.TOPIC in TOPICS
+        heads = [row[0][0].lower().rstrip("s") for row in manual_tables(screen.TOPIC, screen.TABLES) if row[:1]]
+        assert all(table in heads for table in screen.TABLES)
+
+
+async def test_the_help_has_keys_tables_and_the_way_to_the_manual() -> None:
+    app = monitor_scene.app(monitor_scene.machine(2))
+    async with app.run_test(size=(120, 60)) as pilot:
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await until(pilot, lambda: "m manual" in read_picture(app.export_screenshot()))
+        text = "\n".join("".join(part for part, _ in row) for row in HelpScreen.of(monitor_scene.screen_of(app))._lines)
+        for line in (
+            "↑ k ↓ j pgup choose a process; page up, page down",
+            "T K        terminate it (SIGTERM), kill it (SIGKILL): asks first",
+            "g G        the next GPU, the one before: its ledger and its history",
+            "GPU MEM    GiB on that device; a process on two GPUs has two lines",
+            "stale 4 s  a driver call hangs: the last readings and their age",
+            "ctrl+p     all commands by name, and the themes",
+        ):
+            assert line in text
+        assert "recording" not in text, "nothing is played"
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, ManualScreen))
+        await until(pilot, lambda: "every byte of the device" in read_picture(app.export_screenshot()))
