@@ -199,8 +199,8 @@ class _Simulated(_Trial):
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
 
     def _failed_in_backward(self, error: Exception) -> None:
-        from gpumem_tui.run.errors import described
         from gpumem_tui.text import flush_output
+        from gpumem_tui.workload.errors import described
 
         self.reporter.failed(described(error))
         flush_output()

@@ -20,11 +20,11 @@ from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
-from gpumem_tui.run.errors import is_users
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.fast.uncompiled import stay_eager
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
