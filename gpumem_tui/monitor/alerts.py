@@ -239,7 +239,9 @@ class Alerts:
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
-            self._set_back(now_s)
+            for lasting in self._lasting.values():  # as the clock went back, nothing begins in the future
+                lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
+            self._past.clear()
         self._time_s = now_s
         publishing = {pid for _, pid in probes or ()}
         self._watched |= publishing
@@ -287,12 +289,6 @@ class Alerts:
 
         return tuple(sorted(alerts, key=rank))
 
-    def _set_back(self, now_s: float) -> None:
-        """Move what began in the future to now, as the clock went back."""
-        for lasting in self._lasting.values():
-            lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
-        self._past.clear()
-
     def _findings(self, gpu: GpuReading, now_s: float, probes: Probes) -> Iterator[_Finding]:
         title = f"GPU {gpu.index}"
         if gpu.state is DeviceState.LOST:
@@ -303,7 +299,10 @@ class Alerts:
             yield _Finding(AlertKind.STALE, Severity.WARNING, f"{title}: stale{age}: {gpu.state_reason}")
             return  # what it last said is not what is
         yield from self._hot(gpu, title)
-        yield from _throttled(gpu, title)
+        if not isinstance(gpu.throttle, Unknown) and gpu.throttle:
+            harmless = set(gpu.throttle) <= _HARMLESS_THROTTLING
+            message = f"{title}: clocks lowered: {', '.join(gpu.throttle)}"
+            yield _Finding(AlertKind.THROTTLED, Severity.NOTE if harmless else Severity.WARNING, message)
         yield from _ecc(gpu, title)
         for scope in _scopes(gpu):
             past = self._past.setdefault((gpu.uuid, scope.instance), _Past())
@@ -399,13 +398,6 @@ def _growing(snapshot: Snapshot, growing: Sequence[Growing]) -> Iterator[tuple[s
         uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
         where = f"GPU {indices[uuid]}: " if uuid else ""
         yield uuid, _Finding(AlertKind.GROWTH, Severity.WARNING, f"{where}{one.message}")
-
-
-def _throttled(gpu: GpuReading, title: str) -> Iterator[_Finding]:
-    if not isinstance(gpu.throttle, Unknown) and gpu.throttle:
-        harmless = set(gpu.throttle) <= _HARMLESS_THROTTLING
-        message = f"{title}: clocks lowered: {', '.join(gpu.throttle)}"
-        yield _Finding(AlertKind.THROTTLED, Severity.NOTE if harmless else Severity.WARNING, message)
 
 
 def _ecc(gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -137,7 +137,11 @@ class GpuReader:
             gpu = self._gpu
             if gpu is None or self._stale_handle:
                 gpu = self._take_handle()
-            self._read_fast(gpu)
+            self._read_each_time(gpu)
+            self.raw.instances = tuple(map(_read_instance, self._instances))
+            self.backend.check_answers()
+            self.raw.lost = ""
+            self.raw.read_at = monotonic()
             self._tell()
             self._read_slow(gpu)
             self._pass += 1
@@ -155,13 +159,6 @@ class GpuReader:
         self._gpu, self._pass = gpu, 0
         self._read_mig(gpu)
         return gpu
-
-    def _read_fast(self, gpu: GpuHandle) -> None:
-        self._read_each_time(gpu)
-        self.raw.instances = tuple(map(_read_instance, self._instances))
-        self.backend.check_answers()
-        self.raw.lost = ""
-        self.raw.read_at = monotonic()
 
     def _read_each_time(self, gpu: GpuHandle) -> None:
         self.raw.memory = gpu.memory()

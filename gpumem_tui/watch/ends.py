@@ -92,7 +92,8 @@ def signal_name(number: int) -> str:
 
 
 def _state(seen: Evidence) -> tuple[ProcessState, str]:
-    exit_, error = seen.exit, _last_error(seen)
+    exit_ = seen.exit
+    error = seen.error if seen.error is not None and seen.error.step >= seen.step else None  # else a hook outlived it
     if exit_ is not None and exit_.killed_for_memory:
         held = memory_phrase(exit_.resident_bytes, exit_.limit_bytes, exit_.limit_owner)
         return (
@@ -115,11 +116,6 @@ def _state(seen: Evidence) -> tuple[ProcessState, str]:
     if seen.left_ns:
         return ProcessState.ENDED, ProcessState.ENDED.value
     return ProcessState.VANISHED, "killed or crashed; which of them was not seen"
-
-
-def _last_error(seen: Evidence) -> UncaughtError | None:
-    """Return the error that ended it; after one that an error hook outlived, more steps came."""
-    return seen.error if seen.error is not None and seen.error.step >= seen.step else None
 
 
 def _ran_out(seen: Evidence, error: UncaughtError | None) -> bool:

@@ -166,7 +166,8 @@ class Watcher:
             _follow(ring, host)
             ring.host, ring.end = host, None if host is not None else _end(ring, header)
         state = ring.end.state if ring.end is not None else ProcessState.RUNNING
-        samples = _newest(ring) if ring.end is None else _last_of_training(ring)
+        # once it has ended, the newest in which there is a model; where there never was, the newest
+        samples = _newest(ring, None if ring.end is None else _last_with_model(ring) or None)
         age_s: Reading[float] = Unknown("no step has finished yet")
         if samples:
             age_s = max(0.0, (self._clock_ns() - samples[0].record.monotonic_ns) / 1e9)
@@ -310,11 +311,6 @@ def _slots(descriptor: int, first: int, last: int) -> Iterator[tuple[int, bytes]
         for place in range(count):
             yield first + place, data[place * SLOT_BYTES : (place + 1) * SLOT_BYTES]
         first += count
-
-
-def _last_of_training(ring: _Ring) -> tuple[ProbeSample, ...]:
-    """Return the newest samples in which there is a model; where there never was, the newest."""
-    return _newest(ring, _last_with_model(ring) or None)
 
 
 def _last_with_model(ring: _Ring) -> int:
