@@ -183,7 +183,7 @@ class SearchScreen(MainScreen):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """Header, panels, bar, log, verdict."""
+        """Yield header, panels, bar, log and verdict."""
         yield Lines(id="header")
         yield WorkloadLine()
         with Horizontal(id="panels"):
@@ -245,7 +245,7 @@ class SearchScreen(MainScreen):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what does something now is offered."""
+        """Offer only what does something now."""
         state = self._state
         match action:
             case "start":
