@@ -254,9 +254,7 @@ class Alerts:
             for finding in self._findings(gpu, now_s, probes or {}):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
-        for uuid, finding in _ended(snapshot, ended):
-            found[uuid, "", finding.kind] = finding
-        for uuid, finding in _growing(snapshot, growing):
+        for uuid, finding in _of_probes(snapshot, ended, growing):
             found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
@@ -381,23 +379,26 @@ class Alerts:
                 yield _Finding(AlertKind.OOM, Severity.WARNING, message)
 
 
-def _ended(snapshot: Snapshot, ended: Sequence[RanOutOfMemory]) -> Iterator[tuple[str, _Finding]]:
-    """Yield the processes that lately ran out of memory, with their GPU's uuid; the last one of a GPU comes last."""
+def _of_probes(
+    snapshot: Snapshot, ended: Sequence[RanOutOfMemory], growing: Sequence[Growing]
+) -> Iterator[tuple[str, _Finding]]:
+    """Yield the processes that lately ran out of memory and those that grow, with their GPU's uuid.
+
+    Of one GPU the last to run out comes last, and the one that fills it first.
+    """
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    for end in sorted(ended, key=lambda end: end.time_s):
-        if snapshot.time_s - end.time_s <= _LATELY_S:
-            uuid = end.gpu_uuid if end.gpu_uuid in indices else ""
+    lately = [end for end in ended if snapshot.time_s - end.time_s <= _LATELY_S]
+    last_out = sorted(lately, key=lambda end: end.time_s)
+    first_full = sorted(growing, key=lambda one: one.left_s, reverse=True)
+    kinds: list[tuple[AlertKind, Severity, Sequence[RanOutOfMemory | Growing]]] = [
+        (AlertKind.OOM, Severity.CRITICAL, last_out),
+        (AlertKind.GROWTH, Severity.WARNING, first_full),
+    ]
+    for kind, severity, processes in kinds:
+        for one in processes:
+            uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
             where = f"GPU {indices[uuid]}: " if uuid else ""
-            yield uuid, _Finding(AlertKind.OOM, Severity.CRITICAL, f"{where}{end.message}")
-
-
-def _growing(snapshot: Snapshot, growing: Sequence[Growing]) -> Iterator[tuple[str, _Finding]]:
-    """Yield the processes that grow, with their GPU's uuid; the one that fills a GPU first comes last."""
-    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    for one in sorted(growing, key=lambda one: one.left_s, reverse=True):
-        uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
-        where = f"GPU {indices[uuid]}: " if uuid else ""
-        yield uuid, _Finding(AlertKind.GROWTH, Severity.WARNING, f"{where}{one.message}")
+            yield uuid, _Finding(kind, severity, f"{where}{one.message}")
 
 
 def _ecc(gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -154,7 +154,7 @@ class Server:
             reason = error.strerror if isinstance(error, OSError) else error
             raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
         self.address = in_url(host, self.port)
-        """As it stands in a URL."""
+        """Host and port, as they stand in a URL."""
 
     @property
     def port(self) -> int:

@@ -83,7 +83,7 @@ class Printed:
 
     @property
     def unfinished(self) -> str:
-        """That text."""
+        """The command's unfinished line; empty for none."""
         return self._unfinished
 
     def _keep(self, line: PrintedLine) -> None:
@@ -139,12 +139,12 @@ class OutputPane(ScrollView, can_focus=True):
         self.show(self._printed)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Scrolling up stops following the output."""
+        """Stop following the output when the user scrolls up."""
         super().watch_scroll_y(old_value, new_value)
         self._follows = self.is_vertical_scroll_end
 
     def action_scroll_home(self) -> None:
-        """Without an animation, which the next line would stop."""
+        """Scroll to the first line without an animation, which the next line would stop."""
         self.scroll_home(animate=False, force=True, immediate=True, x_axis=False)
 
     def action_scroll_end(self) -> None:
@@ -191,7 +191,7 @@ class OutputPane(ScrollView, can_focus=True):
         self._unfinished_rows = 0
 
     def _add(self, lines: Iterable[PrintedLine]) -> None:
-        """Lines below those that are there; the one that has not ended comes last."""
+        """Put lines below those that are there; the one that has not ended comes last."""
         del self._rows[len(self._rows) - self._unfinished_rows :]
         self._rows += [(text, _STYLES[line.kind]) for line in lines for text in _wrapped(line.text, self._width)]
         unfinished = list(_wrapped(self._unfinished, self._width)) if self._unfinished else []
@@ -208,7 +208,7 @@ class OutputPane(ScrollView, can_focus=True):
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Rows of a line, broken at a space where one is near the end of the row."""
+    """Yield the rows of a line, broken at a space where one is near the end of the row."""
     while cell_len(text) > width:
         row = chop_cells(text[:width], width)[0]
         space = row.rfind(" ") + 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.report.objects import known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
 from gpumem_tui.watch.published import Placed, WatchedProcess
 from gpumem_tui.watch.records import FOR_MEMORY
@@ -230,21 +231,17 @@ def _gpu_index(entry: Entry) -> float:
     return float("inf") if entry.gpu is None else entry.gpu.index
 
 
-def _reading(value: Any) -> Any:
-    return None if isinstance(value, Unknown) else value
-
-
 def _of_host(read: Callable[[HostProcess], Any]) -> Callable[[Entry], Any]:
     def value(entry: Entry) -> Any:
-        return None if entry.host is None else _reading(read(entry.host))
+        return None if entry.host is None else known(read(entry.host))
 
     return value
 
 
 _VALUES: dict[SortBy, Callable[[Entry], Any]] = {
-    SortBy.MEMORY: lambda entry: _reading(entry.process.used_bytes),
+    SortBy.MEMORY: lambda entry: known(entry.process.used_bytes),
     SortBy.GPU: lambda entry: None if entry.gpu is None else entry.gpu.index,
-    SortBy.SM: lambda entry: _reading(entry.process.sm_percent),
+    SortBy.SM: lambda entry: known(entry.process.sm_percent),
     SortBy.CPU: _of_host(lambda host: host.cpu_percent),
     SortBy.HOST_MEMORY: _of_host(lambda host: host.resident_bytes),
     SortBy.AGE: _of_host(lambda host: -host.start_time_s),

@@ -18,7 +18,7 @@ from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, SegmentRow
 from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.report import segment_cells
-from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, stacked
+from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, ends_row, stacked
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.figures import (
     MUTED,
@@ -93,7 +93,7 @@ def course_rows(analysis: Analysis, width: int, height: int) -> list[ListRow]:
     bands = [Band(name, _look(name)[1]) for name in analysis.categories]
     stacks = (_stack(point, bands, top, rows) for point in _by_column(analysis, columns))
     lines = [row(*line) for line in area_rows(stacks, rows, compact_bytes(top))]
-    return [*lines, _mark_row(analysis, columns), _axis_row(analysis, columns)]
+    return [*lines, _mark_row(analysis, columns), row(*ends_row(columns, f"{format_count(analysis.events)} events"))]
 
 
 def _by_column(analysis: Analysis, columns: int) -> list[Point]:
@@ -125,11 +125,6 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     for index, character in enumerate(line[:columns]):
         spans.append(("✗", "bold $text-error") if index in failed else (character, "$warning"))
     return row(*spans)
-
-
-def _axis_row(analysis: Analysis, columns: int) -> ListRow:
-    right = f"{format_count(analysis.events)} events"
-    return row((" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
 
 
 # What the peak consists of
@@ -322,7 +317,7 @@ class SnapshotScreen(MainScreen):
         return self._analyses[self._at]
 
     def compose_parts(self) -> ComposeResult:
-        """Header, verdict, chart, the categories beside the lists."""
+        """Yield header, verdict, chart, and the categories beside the lists."""
         yield FixedRows(id="header")
         yield FixedRows(id="verdict")
         yield FixedRows(id="course")
@@ -345,7 +340,7 @@ class SnapshotScreen(MainScreen):
     # Keys
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """Only what does something is offered."""
+        """Offer only what does something."""
         return len(self._analyses) > 1 if action == "device" else True
 
     def action_pane(self, pane: str) -> None:
