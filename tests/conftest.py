@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,11 @@ interpreters.IDLE_S = 900.0
 """Tests that come later are served by it."""
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-"""Else each of the many processes that tests start compiles the package anew."""
+sys.dont_write_bytecode = False
+"""Else each of the many processes that tests start compiles the package anew, and the test processes the tests."""
+
+gc.disable()
+"""Until all is imported: see below."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,6 +50,7 @@ def _simulated_device_is_registered() -> None:
     register()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,10 @@ def attach(path: str, archive: str, answer: str) -> None:
         _say(folder, name, {"state": state, "problem": problem, "has_torch": torch is not None})
 
     try:
-        _make_private(folder)
+        try:  # the folder where the probe publishes, which this user made if it is there
+            os.makedirs(folder, 0o700)
+        except FileExistsError:
+            os.close(_opened(folder))
         if getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None) is not None:
             say(LOADS_DATA)
             return
@@ -73,16 +76,6 @@ def _start(path: str) -> tuple[bool, str]:
     from gpumem_tui.probe import entry
 
     return entry.is_attached(), entry.attach("attach")
-
-
-def _make_private(folder: str) -> None:
-    """Make the folder where the probe publishes, or check that this user made it."""
-    import os
-
-    try:
-        os.makedirs(folder, 0o700)
-    except FileExistsError:
-        os.close(_opened(folder))
 
 
 def _opened(folder: str) -> int:

@@ -117,16 +117,18 @@ def attach(target: Target, timeout_s: float, remote_exec: RemoteExec | None = RE
         AttachFailed: the probe could not start, or has not answered yet.
     """
     _check_folder(target)
-    name = _answer_name(target)
+    name = _file_name(target, "attach", "json")  # of its own: two attaches at once do not take each other's answers
     with _removed(target, name):
         begin = time.monotonic()
         if remote_exec is not None and can_remote_exec(target):
             script = _remote_script(target, name)
             try:
-                _remote_exec(target, remote_exec, str(script))
-            except AttachRefused:
+                remote_exec(target.host.pid, str(script))
+            except (OSError, RuntimeError) as error:
                 script.unlink()
-                raise
+                if isinstance(error, PermissionError):
+                    raise refusal(target.host) from None
+                raise AttachRefused(f"the Python of {target.host.title} does not take it: {error}") from error
             answer = _wait_for_answer(target, name, timeout_s, -1)  # the script removes itself, whenever it runs
             pause_s: float | Unknown = Unknown("not measured: the interpreter chose the moment")
         else:
@@ -255,15 +257,6 @@ def _remote_script(target: Target, answer: str) -> Path:
     return Path(name)
 
 
-def _remote_exec(target: Target, remote_exec: RemoteExec, script: str) -> None:
-    try:
-        remote_exec(target.host.pid, script)
-    except PermissionError:
-        raise refusal(target.host) from None
-    except (OSError, RuntimeError) as error:
-        raise AttachRefused(f"the Python of {target.host.title} does not take it: {error}") from error
-
-
 def _check_folder(target: Target) -> None:
     """Refuse before anything is touched where the probe would refuse to publish."""
     try:
@@ -278,11 +271,6 @@ def _check_folder(target: Target) -> None:
 
 def _folder(target: Target) -> Folder:
     return Folder(target.host.files.directory, (target.host.uid,))
-
-
-def _answer_name(target: Target) -> str:
-    """Choose a file name of its own for each attach, so that two at once do not take each other's answers."""
-    return _file_name(target, "attach", "json")
 
 
 def _file_name(target: Target, what: str, ending: str) -> str:

@@ -158,14 +158,23 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
     if host is None:
         raise AttachRefused(f"there is no process {pid}")
     _check_state(host)
-    _check_kind(host)
+    if host.is_kernel_thread:
+        raise AttachRefused(f"{host.title} is a thread of the kernel, no Python process")
+    if hosts.is_launcher(host):
+        found = hosts.trainers(host.pid, host.proc.parent)
+        remedy = f"attach to {named(found)}" if found else "attach to the processes that it starts, once they train"
+        raise AttachRefused(f"{host.title} starts the processes that train and trains nothing itself", remedy, found)
     try:
         mapped = mappings(host.proc)
         python = _python_version(mapped)
         if python is not None and python < OLDEST_PYTHON:
             raise AttachRefused(f"{host.title} runs Python {python[0]}.{python[1]}; the probe needs 3.9 or later")
         functions = _python_functions(host, mapped)
-        _check_memory(host, functions)
+        with (host.proc / "mem").open("rb", buffering=0) as memory:
+            for symbol in functions.values():
+                memory.seek(symbol.address)
+                if memory.read(len(symbol.code)) != symbol.code:
+                    raise AttachRefused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
         map_memory, signal_return = _of_c_library(host, mapped)
     except PermissionError:
         raise refusal(host) from None
@@ -234,16 +243,6 @@ def named(found: tuple[hosts.Host, ...]) -> str:
     return ", ".join(host.title for host in found[:4]) + more
 
 
-def _check_kind(host: hosts.Host) -> None:
-    """Refuse what never trains, before its files are looked at."""
-    if host.is_kernel_thread:
-        raise AttachRefused(f"{host.title} is a thread of the kernel, no Python process")
-    if hosts.is_launcher(host):
-        found = hosts.trainers(host.pid, host.proc.parent)
-        remedy = f"attach to {named(found)}" if found else "attach to the processes that it starts, once they train"
-        raise AttachRefused(f"{host.title} starts the processes that train and trains nothing itself", remedy, found)
-
-
 def _check_state(host: hosts.Host) -> None:
     if host.state == "Z":
         raise AttachRefused(f"{host.title} has ended")
@@ -274,15 +273,6 @@ def _python_functions(host: hosts.Host, mapped: tuple[Mapping, ...]) -> dict[str
         raise AttachRefused(f"the Python of {host.title} exports no functions (a static build)", _INSTEAD)
     below = hosts.trainers(host.pid, host.proc.parent)
     raise AttachRefused(f"{host.title} is no Python process", f"attach to {named(below)}" if below else "", below)
-
-
-def _check_memory(host: hosts.Host, functions: dict[str, Symbol]) -> None:
-    """Check that the file is still what was loaded; reading memory also shows whether the kernel lets us attach."""
-    with (host.proc / "mem").open("rb", buffering=0) as memory:
-        for symbol in functions.values():
-            memory.seek(symbol.address)
-            if memory.read(len(symbol.code)) != symbol.code:
-                raise AttachRefused(f"the Python of {host.title} was replaced since it started", _INSTEAD)
 
 
 def _of_c_library(host: hosts.Host, mapped: tuple[Mapping, ...]) -> tuple[int, int]:

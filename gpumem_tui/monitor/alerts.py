@@ -239,7 +239,9 @@ class Alerts:
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
-            self._set_back(now_s)
+            for lasting in self._lasting.values():  # as the clock went back, nothing begins in the future
+                lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
+            self._past.clear()
         self._time_s = now_s
         publishing = {pid for _, pid in probes or ()}
         self._watched |= publishing
@@ -252,9 +254,7 @@ class Alerts:
             for finding in self._findings(gpu, now_s, probes or {}):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
-        for uuid, finding in _ended(snapshot, ended):
-            found[uuid, "", finding.kind] = finding
-        for uuid, finding in _growing(snapshot, growing):
+        for uuid, finding in _of_probes(snapshot, ended, growing):
             found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
@@ -287,12 +287,6 @@ class Alerts:
 
         return tuple(sorted(alerts, key=rank))
 
-    def _set_back(self, now_s: float) -> None:
-        """Move what began in the future to now, as the clock went back."""
-        for lasting in self._lasting.values():
-            lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
-        self._past.clear()
-
     def _findings(self, gpu: GpuReading, now_s: float, probes: Probes) -> Iterator[_Finding]:
         title = f"GPU {gpu.index}"
         if gpu.state is DeviceState.LOST:
@@ -303,7 +297,10 @@ class Alerts:
             yield _Finding(AlertKind.STALE, Severity.WARNING, f"{title}: stale{age}: {gpu.state_reason}")
             return  # what it last said is not what is
         yield from self._hot(gpu, title)
-        yield from _throttled(gpu, title)
+        if not isinstance(gpu.throttle, Unknown) and gpu.throttle:
+            harmless = set(gpu.throttle) <= _HARMLESS_THROTTLING
+            message = f"{title}: clocks lowered: {', '.join(gpu.throttle)}"
+            yield _Finding(AlertKind.THROTTLED, Severity.NOTE if harmless else Severity.WARNING, message)
         yield from _ecc(gpu, title)
         for scope in _scopes(gpu):
             past = self._past.setdefault((gpu.uuid, scope.instance), _Past())
@@ -382,30 +379,26 @@ class Alerts:
                 yield _Finding(AlertKind.OOM, Severity.WARNING, message)
 
 
-def _ended(snapshot: Snapshot, ended: Sequence[RanOutOfMemory]) -> Iterator[tuple[str, _Finding]]:
-    """Yield the processes that lately ran out of memory, with their GPU's uuid; the last one of a GPU comes last."""
+def _of_probes(
+    snapshot: Snapshot, ended: Sequence[RanOutOfMemory], growing: Sequence[Growing]
+) -> Iterator[tuple[str, _Finding]]:
+    """Yield the processes that lately ran out of memory and those that grow, with their GPU's uuid.
+
+    Of one GPU the last to run out comes last, and the one that fills it first.
+    """
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    for end in sorted(ended, key=lambda end: end.time_s):
-        if snapshot.time_s - end.time_s <= _LATELY_S:
-            uuid = end.gpu_uuid if end.gpu_uuid in indices else ""
+    lately = [end for end in ended if snapshot.time_s - end.time_s <= _LATELY_S]
+    last_out = sorted(lately, key=lambda end: end.time_s)
+    first_full = sorted(growing, key=lambda one: one.left_s, reverse=True)
+    kinds: list[tuple[AlertKind, Severity, Sequence[RanOutOfMemory | Growing]]] = [
+        (AlertKind.OOM, Severity.CRITICAL, last_out),
+        (AlertKind.GROWTH, Severity.WARNING, first_full),
+    ]
+    for kind, severity, processes in kinds:
+        for one in processes:
+            uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
             where = f"GPU {indices[uuid]}: " if uuid else ""
-            yield uuid, _Finding(AlertKind.OOM, Severity.CRITICAL, f"{where}{end.message}")
-
-
-def _growing(snapshot: Snapshot, growing: Sequence[Growing]) -> Iterator[tuple[str, _Finding]]:
-    """Yield the processes that grow, with their GPU's uuid; the one that fills a GPU first comes last."""
-    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    for one in sorted(growing, key=lambda one: one.left_s, reverse=True):
-        uuid = one.gpu_uuid if one.gpu_uuid in indices else ""
-        where = f"GPU {indices[uuid]}: " if uuid else ""
-        yield uuid, _Finding(AlertKind.GROWTH, Severity.WARNING, f"{where}{one.message}")
-
-
-def _throttled(gpu: GpuReading, title: str) -> Iterator[_Finding]:
-    if not isinstance(gpu.throttle, Unknown) and gpu.throttle:
-        harmless = set(gpu.throttle) <= _HARMLESS_THROTTLING
-        message = f"{title}: clocks lowered: {', '.join(gpu.throttle)}"
-        yield _Finding(AlertKind.THROTTLED, Severity.NOTE if harmless else Severity.WARNING, message)
+            yield uuid, _Finding(kind, severity, f"{where}{one.message}")
 
 
 def _ecc(gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -23,6 +23,7 @@ from gpumem_tui.monitor.snapshot import (
     ProcessKind,
 )
 from gpumem_tui.monitor.threads import Worker
+from gpumem_tui.report.objects import picked
 
 _NOT_SUPPORTED = Unknown("not supported")
 _STUCK_AFTER_S = 0.8
@@ -137,7 +138,11 @@ class GpuReader:
             gpu = self._gpu
             if gpu is None or self._stale_handle:
                 gpu = self._take_handle()
-            self._read_fast(gpu)
+            self._read_each_time(gpu)
+            self.raw.instances = tuple(map(_read_instance, self._instances))
+            self.backend.check_answers()
+            self.raw.lost = ""
+            self.raw.read_at = monotonic()
             self._tell()
             self._read_slow(gpu)
             self._pass += 1
@@ -155,13 +160,6 @@ class GpuReader:
         self._gpu, self._pass = gpu, 0
         self._read_mig(gpu)
         return gpu
-
-    def _read_fast(self, gpu: GpuHandle) -> None:
-        self._read_each_time(gpu)
-        self.raw.instances = tuple(map(_read_instance, self._instances))
-        self.backend.check_answers()
-        self.raw.lost = ""
-        self.raw.read_at = monotonic()
 
     def _read_each_time(self, gpu: GpuHandle) -> None:
         self.raw.memory = gpu.memory()
@@ -278,23 +276,19 @@ class Roster:
         memory = _host_memory(host) if unified else raw.memory
         instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
         processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
-        reading = GpuReading(
+        return GpuReading(
+            **_named(reader.index, identity),
             **vars(raw.telemetry),
-            index=reader.index,
-            uuid=f"unknown-{reader.index}",
-            name="unknown GPU",
             state=state,
             state_reason=reason,
             age_s=age_s,
             memory=memory,
             ledger=device_ledger(memory, processes, holders=_holders(identity, unified=unified)),
             processes=processes,
-            compute_capability=NOT_READ_YET,
             unified=unified,
             mig=raw.mig,
             instances=instances,
         )
-        return _identified(reading, identity)
 
     def _identity(self, index: int, raw: RawReadings, state: DeviceState) -> Identity | None:
         """Return whose readings these are; None of a GPU that never answered, or that answers at another index now."""
@@ -311,32 +305,24 @@ class Roster:
 def _lost_reading(index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
     """Make the reading of a GPU that does not answer: nothing of it is known but its name."""
     unknown: Any = Unknown(reason)
-    reading = GpuReading(
+    return GpuReading(
+        **_named(index, identity),
         **dict.fromkeys(READINGS, unknown),
-        index=index,
-        uuid=f"unknown-{index}",
-        name="unknown GPU",
         state=DeviceState.LOST,
         state_reason=reason,
         age_s=age_s,
         memory=unknown,
         ledger=unknown,
         processes=unknown,
-        compute_capability=NOT_READ_YET,
     )
-    return _identified(reading, identity)
 
 
-def _identified(reading: GpuReading, identity: Identity | None) -> GpuReading:
+def _named(index: int, identity: Identity | None) -> dict[str, Any]:
+    """Return the fields of a reading that say which GPU it is of; None of one that never answered."""
     if identity is None:
-        return reading
-    return replace(
-        reading,
-        uuid=identity.uuid,
-        name=identity.name,
-        bus_id=identity.bus_id,
-        compute_capability=identity.compute_capability,
-    )
+        unnamed = {"uuid": f"unknown-{index}", "name": "unknown GPU", "compute_capability": NOT_READ_YET}
+        return {"index": index, **unnamed}
+    return {"index": index, **picked(identity, "uuid", "name", "bus_id", "compute_capability")}
 
 
 def _host_memory(host: HostReading) -> Reading[Memory]:

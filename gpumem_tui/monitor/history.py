@@ -59,7 +59,8 @@ class History:
     def __init__(self, interval_s: float = 1.0, hours: float = 24.0) -> None:
         self.interval_s = interval_s
         self._hours = hours
-        self._shape = _tiers(hours)
+        # (seconds a bucket, buckets): 15 minutes by the second, 2.5 hours by 10 s, the rest by the minute
+        self._shape = ((1, 900), (10, 900), (60, max(150, math.ceil(hours * 60)) + 30))
         self._gpus: dict[str, _Gpu] = {}
 
     def emptied(self) -> History:
@@ -100,11 +101,6 @@ class History:
     def size_bytes(self) -> int:
         """Return the memory the values take: constant once every GPU was seen."""
         return sum(ring.size_bytes for gpu in self._gpus.values() for ring in gpu.rings)
-
-
-def _tiers(hours: float) -> tuple[tuple[int, int], ...]:
-    """Return (seconds a bucket, buckets): 15 minutes by the second, 2.5 hours by 10 s, the rest by the minute."""
-    return ((1, 900), (10, 900), (60, max(150, math.ceil(hours * 60)) + 30))
 
 
 def values_of(gpu: GpuReading, probes: Probes) -> dict[Column, float]:

@@ -96,7 +96,15 @@ class HostProcesses:
             return known.last
         except psutil.NoSuchProcess:
             self._known.pop(pid, None)
-            return self._absent(pid)
+            if self._is_contained:
+                return self._foreign(pid)
+            try:
+                os.kill(pid, 0)
+            except PermissionError:
+                return Unknown(f"pid {pid} is hidden from this user")
+            except (OSError, OverflowError):
+                pass
+            return Unknown("no such process here")
         except psutil.AccessDenied:
             return Unknown(f"no permission to see pid {pid}")
 
@@ -134,17 +142,6 @@ class HostProcesses:
             except OSError:
                 continue  # it was closed meanwhile
         return False
-
-    def _absent(self, pid: int) -> Unknown:
-        if self._is_contained:
-            return self._foreign(pid)
-        try:
-            os.kill(pid, 0)
-        except PermissionError:
-            return Unknown(f"pid {pid} is hidden from this user")
-        except (OSError, OverflowError):
-            pass
-        return Unknown("no such process here")
 
     @staticmethod
     def _foreign(pid: int) -> Unknown:

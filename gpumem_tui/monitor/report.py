@@ -26,7 +26,7 @@ from gpumem_tui.monitor.snapshot import (
     Source,
 )
 from gpumem_tui.monitor.vendors import vendor
-from gpumem_tui.report.objects import SCHEMA, Body
+from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Printer, columns
 from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
 
@@ -224,15 +224,11 @@ def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, A
 
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     body = Body(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        bus_id=gpu.bus_id,
+        **picked(gpu, "index", "uuid", "name", "bus_id"),
         state=gpu.state.value,
         state_reason=gpu.state_reason,
         age_s=round(gpu.age_s, 3),
-        unified=gpu.unified,
-        mig=gpu.mig,
+        **picked(gpu, "unified", "mig"),
     )
     _put_memory(body, gpu)
     body.put_all((*READINGS, "compute_capability"), gpu)
@@ -241,7 +237,7 @@ def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
 
 
 def _instance_json(instance: Instance, probes: ProbeReport) -> dict[str, Any]:
-    body = Body(index=instance.index, uuid=instance.uuid, name=instance.name)
+    body = Body(**picked(instance, "index", "uuid", "name"))
     _put_memory(body, instance)
     body.put("processes", _processes_json(instance.processes, instance.uuid, probes))
     return body.done()
@@ -274,14 +270,8 @@ def _processes_json(
 
 
 def _alert_json(alert: Alert) -> dict[str, Any]:
-    return {
-        "severity": alert.severity.value,
-        "kind": alert.kind.value,
-        "gpu_uuid": alert.gpu_uuid,
-        "instance": alert.instance,
-        "message": alert.message,
-        "since_s": alert.since_s,
-    }
+    which = {"severity": alert.severity.value, "kind": alert.kind.value}
+    return {**which, **picked(alert, "gpu_uuid", "instance", "message", "since_s")}
 
 
 # Lines

@@ -158,7 +158,10 @@ class Sampler(LatestSnapshot):
         """Have everything read that is due, and put it together."""
         self._tend_driver()
         self._poll_gpus()
-        self._look_up_processes()
+        if self._host_worker.is_idle:
+            self._host.pids = self._pids()
+            self._host_worker.ask()
+            self._wait_for(lambda: self._host_worker.is_idle, _PATIENCE_S)
         known = self._known()
         self._publish()
         if first and self._readers:
@@ -227,12 +230,6 @@ class Sampler(LatestSnapshot):
             reader = self._readers.pop(index)
             reader.worker.end()
             self._former_calls.update(reader.backend.calls)
-
-    def _look_up_processes(self) -> None:
-        if self._host_worker.is_idle:
-            self._host.pids = self._pids()
-            self._host_worker.ask()
-            self._wait_for(lambda: self._host_worker.is_idle, _PATIENCE_S)
 
     def _pids(self) -> frozenset[int]:
         return frozenset().union(*(each.raw.pids for each in self._readers.values()))

@@ -205,15 +205,11 @@ def _largest_batch(plan: Plan, known: Known) -> Limit:
             note = largest.reason
         else:
             value, how = largest, "traced"
-    with_it = _with_batch(plan, value) if value else None
-    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
-
-
-def _with_batch(plan: Plan, batch_size: int) -> Plan:
     target = plan.target_batch
     if target is not None:
-        target = max(target, batch_size * plan.recipe.data_parallel)
-    return replace(plan, batch_size=batch_size, target_batch=target)
+        target = max(target, value * plan.recipe.data_parallel)
+    with_it = replace(plan, batch_size=value, target_batch=target) if value else None
+    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
 
 
 def _fewest_passes(plan: Plan, known: Known) -> Limit:
@@ -270,7 +266,8 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
     value, how = search.low, _how(settled=answer.settled)
     note = _sequence_note(plan.shape, value, most)
     if search.gap is not None:
-        note = f"{_gap_note(search.low, search.gap)}{f'; {note}' if note else ''}"
+        safe = f"{search.low:,} was traced itself, so it is safe; not every shorter one is: {search.gap:,} was traced"
+        note = "; ".join(filter(None, (f"{safe} and does not fit, as the allocator's pieces differ", note)))
     if not answer.settled:
         by_form = refined()
         value, how = (formula, "formula") if by_form is None else (by_form, "traced")
@@ -292,14 +289,6 @@ def sequence_grid(shape: ModelShape) -> tuple[int, int]:
     while step > 1 and (3 * step > shape.max_seq_len or shape.max_seq_len % step):
         step //= 2
     return step, shape.max_seq_len
-
-
-def _gap_note(value: int, gap: int) -> str:
-    """Say what is safe where a shorter sequence was traced and does not fit."""
-    return (
-        f"{value:,} was traced itself, so it is safe; not every shorter one is: {gap:,} was traced and does not fit, "
-        "as the allocator's pieces differ"
-    )
 
 
 def _sequence_note(shape: ModelShape, value: int, most: int) -> str:

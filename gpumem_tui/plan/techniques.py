@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import product, takewhile
+from itertools import product
 from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -240,19 +240,15 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
         # What does not fit with the smallest sample does not with any.
         return cheapest_at(gpus, 0) is not None or bool(most and cheapest_at(gpus, most) is not None)
 
-    numbers = list(takewhile(lambda gpus: gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus), _doubled(plan.recipe.gpus)))
+    numbers = [plan.recipe.gpus]
+    while 2 * numbers[-1] <= _MOST_ASKED_GPUS:
+        numbers.append(2 * numbers[-1])
     # What fits on some GPUs fits on more, but the first number is by far the likeliest.
     fewest = 0 if fits_on(numbers[0]) else bisect_left(numbers, True, lo=1, key=fits_on)
     if fewest == len(numbers):
         return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
     found = (cheapest_at(numbers[fewest], times_halved) for times_halved in range(most + 1))
     return next(one for one in found if one is not None)
-
-
-def _doubled(number: int) -> Iterator[int]:
-    while True:
-        yield number
-        number *= 2
 
 
 _ROOMS = (1.2, 1.1, 1.0, 0.9)

@@ -152,7 +152,16 @@ class BlackBox:
         if not isinstance(error, _OutOfMemory):
             document = _host_document(self._look(), text)
         elif document is None or document.device == CPU or time.monotonic() - self._last_at > _SAME_ERROR_S:
-            document = _document_of_message(self._look(), text)
+            state = self._look()
+            device = re.search(r"GPU (\d+)", text)
+            document = _document(
+                state,
+                int(device[1]) if device else None,
+                requested_bytes=_size(rf"Tried to allocate {_SIZE}", text),
+                requested_is_rounded=True,
+                device_total_bytes=_size(rf"total capacity of {_SIZE}", text),
+                device_free_bytes=_size(rf"of which {_SIZE} is free", text),
+            )
         source = _failing_line(trace) or document.source
         return replace(document, source=source, message=text[:_MESSAGE_LENGTH], fatal=True)
 
@@ -220,19 +229,6 @@ def _document(state: LastState, device: int | None, **more: Any) -> PostMortem:
         device_total_bytes=kind.total_bytes if total_bytes is None else total_bytes,
         requested_live_bytes=figures.pop("requested_bytes"),
         **figures,  # type: ignore[arg-type]  # each is a figure or None
-    )
-
-
-def _document_of_message(state: LastState, text: str) -> PostMortem:
-    """Make the document of an error by its message: "Tried to allocate 2.00 GiB. GPU 0 has a total…"."""
-    device = re.search(r"GPU (\d+)", text)
-    return _document(
-        state,
-        int(device[1]) if device else None,
-        requested_bytes=_size(rf"Tried to allocate {_SIZE}", text),
-        requested_is_rounded=True,
-        device_total_bytes=_size(rf"total capacity of {_SIZE}", text),
-        device_free_bytes=_size(rf"of which {_SIZE} is free", text),
     )
 
 

@@ -144,7 +144,9 @@ class Connection:
             except Exception as error:  # noqa: BLE001  named as why the host is away; the next try may go well
                 problem, is_refused = own_error(error), False
             finally:
-                self._let_go()
+                process, self._process = self._process, None
+                if process is not None:
+                    process.end()
             if self._stopped.is_set():
                 return
             wait_s = back_off.after(answered=readings.answered, is_refused=is_refused)
@@ -164,11 +166,6 @@ class Connection:
             if readings.take(lines, time.monotonic() - process.heard_s):
                 process.error_bytes = 0
         return "", False
-
-    def _let_go(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
 
     def _take(self, report: HostReport, note: str) -> None:
         now_s = time.monotonic()
@@ -222,19 +219,15 @@ class Readings:
         except NoReading:
             report = None
         if report is None:
-            self._pass_over(line)
+            self._banner += len(line) + 1
+            text = shortened(line[:200].decode("utf-8", "replace").strip(), 40)
+            self._first_line = self._first_line or ("" if self.answered else text)
+            if self._banner > _MOST_BANNER:
+                raise LinkLost(f"prints “{text}”, which is no reading; does its shell write to stdout?")
             return False
         self.answered, self._banner = True, 0
         self._hand_on(report, f"its shell prints “{self._first_line}”: passed over" if self._first_line else "")
         return True
-
-    def _pass_over(self, line: bytes) -> None:
-        """Pass over a shell's greeting before the first reading; more than that is no host to be read."""
-        self._banner += len(line) + 1
-        text = shortened(line[:200].decode("utf-8", "replace").strip(), 40)
-        self._first_line = self._first_line or ("" if self.answered else text)
-        if self._banner > _MOST_BANNER:
-            raise LinkLost(f"prints “{text}”, which is no reading; does its shell write to stdout?")
 
 
 # ---- several

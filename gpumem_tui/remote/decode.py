@@ -14,24 +14,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from types import NoneType
-from typing import Annotated, Any, Union, get_args, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from gpumem_tui.memory import Bucket, Ledger, Unknown
 from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.ledger import device_ledger
-from gpumem_tui.monitor.readings import Reading, Telemetry
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import (
     USUAL_RUNTIME,
-    DeviceState,
     GpuProcess,
     GpuReading,
     HostProcess,
     HostReading,
     Instance,
     Memory,
-    ProcessKind,
     Snapshot,
 )
 from gpumem_tui.report.objects import SCHEMA
@@ -76,13 +74,15 @@ class LineParts:
     Args:
         kind: the value's dataclass.
         without: fields of it that stand elsewhere.
+        lacks_all: any of them may be null in the line, as of a process that is not known.
     """
 
-    def __init__(self, kind: type, *without: str) -> None:
+    def __init__(self, kind: type, *without: str, lacks_all: bool = False) -> None:
         hints = get_type_hints(kind)
         self.names = tuple(field.name for field in fields(kind) if field.name not in without)
-        self.types = {name: _or_null(hints[name]) for name in self.names}
         self._can_lack = frozenset(name for name in self.names if Unknown in get_args(hints[name]))
+        nullable = self.names if lacks_all else self._can_lack
+        self.types = [(name, _line_type(hints[name], or_null=name in nullable)) for name in self.names]
         self._get = attrgetter(*self.names)
 
     def of(self, body: Any) -> tuple[Any, ...]:
@@ -96,6 +96,10 @@ class LineParts:
             return values
         pairs = zip(self.names, values, strict=True)
         return tuple(self._unknown(body, name) if value is None else value for name, value in pairs)
+
+    def named(self, body: Any) -> dict[str, Any]:
+        """Return the values by the names of the fields; raises as `of`."""
+        return dict(zip(self.names, self.of(body), strict=True))
 
     def _unknown(self, body: Any, name: str) -> Unknown:
         if name not in self._can_lack:
@@ -114,19 +118,30 @@ def reason(body: Any, name: str) -> Unknown:
     return Unknown(body.unavailable[name])
 
 
-def _or_null(hint: Any) -> Any:
+def _line_type(hint: Any, *, or_null: bool) -> Any:
     """Return the type of a reading's value, or of None."""
     members = get_args(hint) if Unknown in get_args(hint) else (hint,)
-    kinds = [Whole if member is int else member for member in members if member is not Unknown]
-    wanted = (*kinds, NoneType)
+    wanted = (*(_whole(member) for member in members if member is not Unknown), *([NoneType] if or_null else []))
     return Union[wanted]  # noqa: UP007  its members are known only now
 
 
+def _whole(hint: Any) -> Any:
+    """Return a type whose whole numbers are `Whole`."""
+    if get_origin(hint) is tuple:
+        return tuple[tuple(map(_whole, get_args(hint)))]  # type: ignore[misc]  # its members are known only now
+    return Whole if hint is int else hint
+
+
+_OWN_PLACE = ("memory", "processes", "ledger")
+"""Of a device: what is made of several values of the line."""
 MEMORY = LineParts(Memory)
-READ = LineParts(Telemetry)
-HOST = LineParts(HostReading)
-HOST_PROCESS = LineParts(HostProcess, "pid")
-ALERT = LineParts(Alert)
+GPU = LineParts(GpuReading, *_OWN_PLACE, "instances")
+INSTANCE = LineParts(Instance, *_OWN_PLACE)
+PROCESS = LineParts(GpuProcess, "host")
+SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime")
+HOST = LineParts(HostReading, lacks_all=True)
+HOST_PROCESS = LineParts(HostProcess, "pid", lacks_all=True)
+ALERT = LineParts(Alert, lacks_all=True)
 
 
 class _Memory(msgspec.Struct):
@@ -141,74 +156,44 @@ class _Memory(msgspec.Struct):
     unavailable: dict[str, str]
 
 
-_HostProcess: Any = msgspec.defstruct("_HostProcess", list(HOST_PROCESS.types.items()))
+_Process: Any = msgspec.defstruct("_Process", [*PROCESS.types, *HOST_PROCESS.types])
+_Instance: Any = msgspec.defstruct("_Instance", INSTANCE.types, bases=(_Memory,))
+_Gpu: Any = msgspec.defstruct("_Gpu", GPU.types, bases=(_Memory,))
+_Host: Any = msgspec.defstruct("_Host", HOST.types)
+_Snapshot: Any = msgspec.defstruct("_Snapshot", SNAPSHOT.types)
+AlertLine: Any = msgspec.defstruct("AlertLine", ALERT.types)
 
 
-class ProcessLine(_HostProcess):  # type: ignore[misc]
+class ProcessLine(_Process):  # type: ignore[misc]
     """A process on a GPU."""
 
-    pid: Whole
-    kind: ProcessKind
-    instance: str
-    used_bytes: Whole | None
-    sm_percent: Whole | None
     unavailable: dict[str, str]
     probe: Any = None
 
 
-class InstanceLine(_Memory):
+class InstanceLine(_Instance):  # type: ignore[misc]
     """A MIG instance."""
 
-    index: Whole
-    uuid: str
-    name: str
     processes: list[ProcessLine] | None
 
 
-_Telemetry: Any = msgspec.defstruct("_Telemetry", list(READ.types.items()), bases=(_Memory,))
-
-
-class GpuLine(_Telemetry):  # type: ignore[misc]
+class GpuLine(_Gpu):  # type: ignore[misc]
     """A GPU."""
 
-    index: Whole
-    uuid: str
-    name: str
-    bus_id: str
-    state: DeviceState
-    state_reason: str
-    age_s: float
-    unified: bool
-    mig: bool
-    compute_capability: tuple[Whole, Whole] | None
     processes: list[ProcessLine] | None
     instances: list[InstanceLine]
 
 
-_HostReading: Any = msgspec.defstruct("_HostReading", list(HOST.types.items()))
-
-
-class HostLine(_HostReading):  # type: ignore[misc]
+class HostLine(_Host):  # type: ignore[misc]
     """The machine around the GPUs."""
 
     unavailable: dict[str, str]
 
 
-_Alert: Any = msgspec.defstruct("_Alert", list(ALERT.types.items()))
-
-
-class AlertLine(_Alert):  # type: ignore[misc]
-    """What is the matter."""
-
-
-class ReadingLine(msgspec.Struct):
+class ReadingLine(_Snapshot):  # type: ignore[misc]
     """All of it."""
 
     schema: Whole
-    time_s: float
-    problem: str
-    driver_version: str | None
-    cuda_version: str | None
     host: HostLine
     gpus: list[GpuLine]
     alerts: list[AlertLine]
@@ -277,13 +262,10 @@ def _refused(word: str) -> None:
 def _snapshot(body: ReadingLine) -> Snapshot:
     _check_time(body.time_s)
     return Snapshot(
-        time_s=body.time_s,
-        driver_version=reason(body, "driver_version") if body.driver_version is None else body.driver_version,
-        cuda_version=reason(body, "cuda_version") if body.cuda_version is None else body.cuda_version,
         gpus=tuple(map(_gpu, body.gpus)),
         host=HostReading(*HOST.of(body.host)),
-        problem=body.problem,
         runtime=body.runtime,
+        **SNAPSHOT.named(body),
     )
 
 
@@ -295,29 +277,18 @@ def _check_time(time_s: float) -> None:
 def _gpu(body: GpuLine) -> GpuReading:
     memory, processes = _memory(body), _processes(body)
     return GpuReading(
-        index=body.index,
-        uuid=body.uuid,
-        name=body.name,
-        state=body.state,
-        state_reason=body.state_reason,
-        age_s=body.age_s,
         memory=memory,
         ledger=_ledger(body, memory, processes),
         processes=processes,
-        compute_capability=(
-            reason(body, "compute_capability") if body.compute_capability is None else body.compute_capability
-        ),
-        bus_id=body.bus_id,
-        unified=body.unified,
-        mig=body.mig,
         instances=tuple(map(_instance, body.instances)),
-        **dict(zip(READ.names, READ.of(body), strict=True)),
+        **GPU.named(body),
     )
 
 
 def _instance(body: InstanceLine) -> Instance:
     memory, processes = _memory(body), _processes(body)
-    return Instance(body.index, body.uuid, body.name, memory, processes, _ledger(body, memory, processes))
+    ledger = _ledger(body, memory, processes)
+    return Instance(memory=memory, processes=processes, ledger=ledger, **INSTANCE.named(body))
 
 
 def _memory(body: GpuLine | InstanceLine) -> Reading[Memory]:
@@ -332,14 +303,7 @@ def _processes(body: GpuLine | InstanceLine) -> Reading[tuple[GpuProcess, ...]]:
 def _process(body: ProcessLine) -> GpuProcess:
     host: Reading[HostProcess]
     host = reason(body, "user") if body.user is None else HostProcess(body.pid, *HOST_PROCESS.of(body))
-    return GpuProcess(
-        body.pid,
-        body.kind,
-        reason(body, "used_bytes") if body.used_bytes is None else body.used_bytes,
-        reason(body, "sm_percent") if body.sm_percent is None else body.sm_percent,
-        host,
-        body.instance,
-    )
+    return GpuProcess(host=host, **PROCESS.named(body))
 
 
 def _ledger(

@@ -47,7 +47,11 @@ def serve() -> int:
                 config = reply.config if isinstance(reply, Configured) else None
                 _write(out_fd, reply)
             elif config is not None:
-                _search(config, control, out_fd)
+                try:
+                    for event in search(config, control):
+                        _write(out_fd, event)
+                except Unusable as error:
+                    _write(out_fd, Failed(error.kind, str(error)))
     return 0
 
 
@@ -110,14 +114,6 @@ def _configured(words: dict[str, Any]) -> Configured | NotSearchable:
     except msgspec.ValidationError as error:
         return NotSearchable(f"the options cannot be read: {error}")
     return Configured(config, os.getcwd())
-
-
-def _search(config: SearchConfig, control: Control, out_fd: int) -> None:
-    try:
-        for event in search(config, control):
-            _write(out_fd, event)
-    except Unusable as error:
-        _write(out_fd, Failed(error.kind, str(error)))
 
 
 def _write(fd: int, reply: Reply) -> None:

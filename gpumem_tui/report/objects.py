@@ -53,13 +53,9 @@ class Body:
         self._values = values
         self._unavailable: dict[str, str] = {}
 
-    def put(self, key: str, value: object, *, reason_key: str = "") -> None:
-        """Add an entry. A number that is not finite counts as unknown.
-
-        Args:
-            reason_key: the key under "unavailable"; empty for `key`.
-        """
-        self._values[key] = self._known(reason_key or key, value)
+    def put(self, key: str, value: object) -> None:
+        """Add an entry. A number that is not finite counts as unknown."""
+        self._values[key] = self._known(key, value)
 
     def put_all(self, keys: Iterable[str], whole: object) -> None:
         """Add the attributes `keys` of an object; if it is unknown itself, each is unknown for its reason."""

@@ -22,9 +22,12 @@ from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.replay import interrupt, interruptions_of
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.snapshots.model import ALLOCATED, INACTIVE, NO_STACK, PENDING, Segment, SnapshotBlock
 from gpumem_tui.step import Site
 
 _UNLIMITED = 1 << 60
+_DEVICE = 0
+_NO_POOL = (0, 0)
 _FIRST_ADDRESS = 0x7F00_0000_0000
 """About where drivers begin (the recordings): viewers in a browser count exactly up to 2**53 only."""
 
@@ -48,26 +51,12 @@ class Event:
 
 
 @dataclass(frozen=True)
-class RecordedSegment:
-    """Memory that the allocator holds in one piece, with its blocks in order of address.
-
-    Attributes:
-        blocks: each with the number of the allocation that is in it; 0 for a free one, or one that was freed while
-            other streams use it.
-    """
-
-    address: int
-    size_bytes: int
-    stream: int
-    is_small: bool
-    blocks: tuple[tuple[Block, int], ...]
-
-
-@dataclass(frozen=True)
 class RecordedRun:
     """What the allocator did with a timeline.
 
     Attributes:
+        segments: at the end. The number of a block's stack is that of the allocation that is in it; `NO_STACK` of a
+            free one, and of one that was freed while other streams use it.
         starts: by mark of the timeline, the number of the first event of its phase; as many as were reached.
         fits: False if memory ran out: the last event is then the one that says so.
     """
@@ -75,7 +64,7 @@ class RecordedRun:
     timeline: Timeline
     settings: AllocatorSettings
     events: tuple[Event, ...]
-    segments: tuple[RecordedSegment, ...]
+    segments: tuple[Segment, ...]
     starts: tuple[int, ...]
     fits: bool
 
@@ -121,7 +110,8 @@ def record(
             except OutOfMemory:
                 fits = False
                 break
-    segments = tuple(_segments([*live.values(), *allocator.pending.values(), *allocator.cached_blocks()], live))
+    blocks = [*live.values(), *allocator.pending.values(), *allocator.cached_blocks()]
+    segments = tuple(_segments(blocks, live, is_expandable=settings.expandable_segments))
     return RecordedRun(timeline, settings, tuple(allocator.events), segments, tuple(starts), fits)
 
 
@@ -205,25 +195,27 @@ class _RecordingAllocator(CachingAllocator):
         self.events.append(Event(action, address, size_bytes, stream, allocation or self.allocation))
 
 
-def _segments(blocks: list[Block], live: dict[int, Block]) -> Iterator[RecordedSegment]:
+def _segments(blocks: list[Block], live: dict[int, Block], *, is_expandable: bool) -> Iterator[Segment]:
     """Yield runs of blocks with memory behind them, by address (`snapshot` in CUDACachingAllocator.cpp)."""
     numbers = {block.address: number for number, block in live.items()}
     for head in sorted(blocks, key=lambda block: block.address):
         if head.prev is not None and head.prev.mapped:
             continue
-        found: list[tuple[Block, int]] = []
+        found: list[SnapshotBlock] = []
         block: Block | None = head
         while block is not None and block.mapped:
-            found.append((block, numbers.get(block.address, 0)))
+            number = numbers.get(block.address, NO_STACK)
+            state = ALLOCATED if number else PENDING if block.allocated else INACTIVE
+            requested_bytes = block.requested_bytes if block.allocated else 0
+            found.append(SnapshotBlock(block.address, block.size_bytes, requested_bytes, state, number))
             block = block.next
-        size_bytes = sum(block.size_bytes for block, _ in found)
-        yield RecordedSegment(head.address, size_bytes, head.pool.stream, head.pool.is_small, tuple(found))
+        size_bytes, pool = sum(block.size_bytes for block in found), head.pool
+        kind = (pool.stream, pool.is_small, _NO_POOL, is_expandable)
+        yield Segment(_DEVICE, head.address, size_bytes, *kind, tuple(found))
 
 
 # As a file
 
-_DEVICE = 0
-_NO_POOL = (0, 0)
 _SMALLEST_INTERVAL_MB = 1
 """The first of the sizes that `roundup_power2_divisions` is kept for, in MiB; each next one is twice as large."""
 
@@ -249,7 +241,7 @@ def snapshot(recording: RecordedRun) -> dict[str, Any]:
     """Return a run as `torch.cuda.memory._snapshot()` returns one."""
     places = _Places(recording)
     return {
-        "segments": [_segment(segment, recording.settings, places) for segment in recording.segments],
+        "segments": [_segment(segment, places) for segment in recording.segments],
         "device_traces": [[_entry(event, index, places) for index, event in enumerate(recording.events)]],
         "allocator_settings": _settings(recording.settings),
         "external_annotations": list(_annotations(recording)),
@@ -311,39 +303,34 @@ def _entry(event: Event, index: int, places: _Places) -> dict[str, Any]:
     return entry
 
 
-def _segment(segment: RecordedSegment, settings: AllocatorSettings, places: _Places) -> dict[str, Any]:
-    in_use = sum(block.size_bytes for block, allocation in segment.blocks if allocation)
-    pending = sum(block.size_bytes for block, allocation in segment.blocks if block.allocated and not allocation)
+def _segment(segment: Segment, places: _Places) -> dict[str, Any]:
+    sizes = dict.fromkeys((ALLOCATED, PENDING, INACTIVE), 0)
+    for block in segment.blocks:
+        sizes[block.state] += block.size_bytes
     return {
-        "device": _DEVICE,
+        "device": segment.device,
         "address": segment.address,
         "total_size": segment.size_bytes,
-        "allocated_size": in_use,
-        "active_size": in_use + pending,
-        "requested_size": sum(block.requested_bytes for block, _ in segment.blocks if block.allocated),
+        "allocated_size": sizes[ALLOCATED],
+        "active_size": sizes[ALLOCATED] + sizes[PENDING],
+        "requested_size": sum(block.requested_bytes for block in segment.blocks),
         "stream": segment.stream,
         "segment_type": "small" if segment.is_small else "large",
-        "segment_pool_id": _NO_POOL,
-        "is_expandable": settings.expandable_segments,
+        "segment_pool_id": segment.pool,
+        "is_expandable": segment.is_expandable,
         "frames": [],
         "blocks": [
             {
                 "address": block.address,
                 "size": block.size_bytes,
-                "requested_size": block.requested_bytes if block.allocated else 0,
-                "state": _state(block, allocation),
-                "frames": places.frames(allocation) if allocation else [],
-                **({"category": places.category(allocation)} if allocation else {}),
+                "requested_size": block.requested_bytes,
+                "state": block.state,
+                "frames": places.frames(block.stack) if block.stack else [],
+                **({"category": places.category(block.stack)} if block.stack else {}),
             }
-            for block, allocation in segment.blocks
+            for block in segment.blocks
         ],
     }
-
-
-def _state(block: Block, allocation: int) -> str:
-    if allocation:
-        return "active_allocated"
-    return "active_pending_free" if block.allocated else "inactive"
 
 
 def _settings(settings: AllocatorSettings) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class GpuMemApp(ActingApp[int]):
         return self._made[name]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only the screens that there are can be shown, and not from within a dialogue."""
+        """Offer to show only the screens that there are, and not from within a dialogue."""
         if action == "show":
             return parameters[0] in self._makers and not self.screen.is_modal
         return True
@@ -217,7 +217,7 @@ class GpuMemApp(ActingApp[int]):
         self.push_screen(ManualScreen(topic))
 
     def notify(self, message: str, **named: Any) -> None:
-        """As in Textual, but brackets are text: notices name commands and paths. Those of all screens come here."""
+        """Notify as Textual does, with brackets as text: notices, of whatever screen, name commands and paths."""
         super().notify(message, **{**named, "markup": False})
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
@@ -225,7 +225,7 @@ class GpuMemApp(ActingApp[int]):
         return PALETTE
 
     def action_command_palette(self) -> None:
-        """Not in a terminal of a few lines: there Textual 8's list of commands fails on its keys."""
+        """Open the palette, unless there are but a few lines: there Textual 8's list of commands fails on its keys."""
         if self.size.height >= _PALETTE_LINES:
             super().action_command_palette()
 
@@ -235,12 +235,12 @@ class GpuMemApp(ActingApp[int]):
             self.pop_screen()
 
     def get_driver_class(self) -> type[Driver]:
-        """Ours in the place of Textual's for terminals."""
+        """Return our driver in the place of Textual's for terminals."""
         found = super().get_driver_class()
         return TerminalDriver if found is LinuxDriver else found
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's, and ours after them."""
+        """Return Textual's filters, and ours after them."""
         return [*super().get_line_filters(), *([self._ascii] if self._ascii.enabled else [])]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -258,7 +258,7 @@ class GpuMemApp(ActingApp[int]):
         yield SystemCommand("Screenshot", "Save a picture of the screen (SVG) in the working directory", picture)
 
     def _save_picture(self) -> None:
-        """Textual's own way needs a folder for downloads, and says nothing where there is none."""
+        """Write a picture. Textual's own way needs a folder for downloads, and says nothing where there is none."""
         if refused(self, Act.WRITE):
             return
         try:
@@ -278,7 +278,7 @@ class GpuMemApp(ActingApp[int]):
 
     @staticmethod
     def _collect_garbage() -> None:
-        """From the first frame on, and only in what came after it."""
+        """Collect garbage from the first frame on, and only in what came after it."""
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
@@ -326,7 +326,7 @@ class GpuMemApp(ActingApp[int]):
         threading.Thread(target=self._leave, args=(_EXIT_SIGNAL_BASE + number,), daemon=True).start()
 
     def _leave(self, code: int) -> None:
-        """In a thread of its own: when the terminal is gone, the event loop may hang writing to it."""
+        """End all screens in a thread of its own: when the terminal is gone, the event loop may hang writing to it."""
         for screen in self._made.values():
             with suppress(Exception):  # whatever one screen makes of it, the program ends
                 screen.cancel()

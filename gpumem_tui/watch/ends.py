@@ -92,7 +92,8 @@ def signal_name(number: int) -> str:
 
 
 def _state(seen: Evidence) -> tuple[ProcessState, str]:
-    exit_, error = seen.exit, _last_error(seen)
+    exit_ = seen.exit
+    error = seen.error if seen.error is not None and seen.error.step >= seen.step else None  # else a hook outlived it
     if exit_ is not None and exit_.killed_for_memory:
         held = memory_phrase(exit_.resident_bytes, exit_.limit_bytes, exit_.limit_owner)
         return (
@@ -115,11 +116,6 @@ def _state(seen: Evidence) -> tuple[ProcessState, str]:
     if seen.left_ns:
         return ProcessState.ENDED, ProcessState.ENDED.value
     return ProcessState.VANISHED, "killed or crashed; which of them was not seen"
-
-
-def _last_error(seen: Evidence) -> UncaughtError | None:
-    """Return the error that ended it; after one that an error hook outlived, more steps came."""
-    return seen.error if seen.error is not None and seen.error.step >= seen.step else None
 
 
 def _ran_out(seen: Evidence, error: UncaughtError | None) -> bool:
@@ -263,21 +259,27 @@ class Witness:
     Args:
         pid: as we know it.
         start_ticks: when it began, in clock ticks since boot.
+        hold: whether a descriptor of it may be taken; without one its end is seen in /proc.
     """
 
-    def __init__(self, pid: int, start_ticks: int, log: Path = KERNEL_LOG) -> None:
+    def __init__(self, pid: int, start_ticks: int, log: Path = KERNEL_LOG, *, hold: bool = True) -> None:
         self._pid = pid
         self._start_ticks = start_ticks
         self._log = log
         self._descriptor: int | None = None
         with suppress(OSError):  # a kernel before 5.3, or the process is gone
-            self._descriptor = os.pidfd_open(pid)
+            self._descriptor = os.pidfd_open(pid) if hold else None
         self._group: host_memory.MemoryGroup | None = None
         self._limit: host_memory.MemoryLimit | None = None
         self._resident_bytes: int | None = None
         self._looks = 0
         self._counters: deque[int | None] = deque(maxlen=2)
         self.look()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a descriptor of it is held."""
+        return self._descriptor is not None
 
     def look(self) -> None:
         """Note what it holds now. What is counted now was before its end only if it lives at the next look too."""

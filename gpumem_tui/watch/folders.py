@@ -28,7 +28,14 @@ def why_unusable(directory: Path) -> str:
         check_directory(directory, (os.getuid(),))
         return full_reason(directory)
     except FileNotFoundError:
-        return _why_not_made(directory)
+        try:  # to make another folder there: permissions alone do not say, as nobody makes a folder in /proc
+            above = directory.parent
+            while not above.exists():
+                above = above.parent
+            os.rmdir(tempfile.mkdtemp(prefix=".gpumem-tui-", dir=above))
+            return full_reason(above)
+        except OSError as error:
+            return f"{directory} cannot be made: {error.strerror}"
     except WireError as error:
         return str(error)
     except OSError as error:
@@ -47,18 +54,6 @@ def full_reason(directory: Path) -> str:
         return ""
     needed = format_bytes(RING_BYTES)
     return f"{directory} is full ({format_bytes(free_bytes)} free, {needed} needed): no other process can publish there"
-
-
-def _why_not_made(directory: Path) -> str:
-    """Try to make another folder there: permissions alone do not say, as nobody makes a folder in /proc."""
-    try:
-        above = directory.parent
-        while not above.exists():
-            above = above.parent
-        os.rmdir(tempfile.mkdtemp(prefix=".gpumem-tui-", dir=above))
-        return full_reason(above)
-    except OSError as error:
-        return f"{directory} cannot be made: {error.strerror}"
 
 
 # Removing what processes left that have ended
@@ -90,7 +85,8 @@ def clean(processes: tuple[ProbedProcess, ...], now_s: float | None = None, dire
     old = [
         process
         for place, process in enumerate(last_first)
-        if place >= KEEP_PROCESSES or now_s - _last_heard_s(process) > _keep_s(process)
+        if place >= KEEP_PROCESSES
+        or now_s - _last_heard_s(process) > (KEEP_ENDED_S if process.state is ProcessState.ENDED else KEEP_S)
     ]
     for process in old:
         _remove(process)
@@ -112,10 +108,6 @@ def _remove_strays(folder: Folder, publish: Collection[tuple[int, int]], now_s: 
     for name in (name for key, names in strays.items() if key not in living for name in names):
         with suppress(OSError):
             folder.remove(name)
-
-
-def _keep_s(process: ProbedProcess) -> float:
-    return KEEP_ENDED_S if process.state is ProcessState.ENDED else KEEP_S
 
 
 def _last_heard_s(process: ProbedProcess) -> float:

@@ -41,7 +41,7 @@ class Growth:
 
     @property
     def phrase(self) -> str:
-        """In a few words, as a process's title goes on."""
+        """The growth in a few words, as a process's title goes on."""
         left = "" if self.left_s is None else f", full in {span(self.left_s)}"
         where = "host memory" if self.device < 0 else device_name(self.device)
         per_hour = format_bytes(round(self.bytes_per_s * 3600))

@@ -12,7 +12,7 @@ import msgspec
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.remedies import Remedy
-from gpumem_tui.memory import Breakdown, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.memory import Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import WireError
@@ -229,7 +229,10 @@ def _formula_lines(case: Case) -> Iterator[str]:
     recipe = expected.recipe
     yield f"the formula for {expected.shape.name}, {recipe.precision}, {recipe.optimizer}:"
     yield f"  assumed: {'; '.join(expected.assumed) or 'nothing'}"
-    yield from _error_lines(expected.at(0).breakdown, case.post_mortem.breakdown)
+    predicted, found = expected.at(0).breakdown, case.post_mortem.breakdown
+    for bucket in FIXED:
+        error = f" ({(predicted[bucket] - found[bucket]) / found[bucket]:+.1%})" if found[bucket] else ""
+        yield f"  {f'{bucket.title}:':<17}{format_bytes(predicted[bucket])}, found {format_bytes(found[bucket])}{error}"
     total_bytes = case.post_mortem.device_total_bytes
     if isinstance(case.rest_bytes, int):
         yield f"  the rest is what about {expected.samples_held(case.rest_bytes)} samples of a batch hold"
@@ -241,12 +244,3 @@ def _formula_lines(case: Case) -> Iterator[str]:
         yield "what would have helped, with the largest batch that then fits:"
     for remedy in best:
         yield f"  {remedy.max_batch_size:>6,}  {remedy.name} ({remedy.option}); costs {remedy.cost}"
-
-
-def _error_lines(expected: Breakdown, found: Breakdown) -> Iterator[str]:
-    for bucket in FIXED:
-        error = ""
-        if found[bucket]:
-            error = f" ({(expected[bucket] - found[bucket]) / found[bucket]:+.1%})"
-        title = f"{bucket.title}:"
-        yield f"  {title:<17}{format_bytes(expected[bucket])}, found {format_bytes(found[bucket])}{error}"

@@ -68,7 +68,7 @@ class HostAlerts(Alerts):
         self._connection = connection
 
     def anew(self) -> HostAlerts:
-        """Itself, as it has no state."""
+        """Return itself, as it has no state."""
         return self
 
     def update(
@@ -111,16 +111,16 @@ class HostMonitor(MonitorScreen):
 
     @property
     def may_end(self) -> bool:
-        """Only where the user has allowed it."""
+        """Whether processes may be ended: only where the user has allowed it."""
         return self._signalled is not None and permitted(self, Act.END)
 
     def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:
-        """Over ssh."""
+        """End a process over ssh; return what to say, and whether it failed."""
         assert self._signalled is not None
         return end_there(self._signalled, host, ending)
 
     def action_back(self) -> None:
-        """Back to all hosts."""
+        """Go back to all hosts."""
         self.app.pop_screen()
 
 

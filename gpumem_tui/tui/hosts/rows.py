@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -25,7 +25,10 @@ from gpumem_tui.remote.status import (
     jobs,
     mean_utilization,
 )
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, fit_right, header_line
+from gpumem_tui.report.objects import known as known_or_none
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, header_line
+from gpumem_tui.tui.monitor.gpus import known
+from gpumem_tui.tui.monitor.processes import TableColumn
 from gpumem_tui.tui.monitor.state import TableState
 
 
@@ -87,24 +90,16 @@ def listed_processes(state: HostsState) -> list[RemoteProcess]:
     return [each for _, each in known] + unknown
 
 
-def _read(reading: Reading[int]) -> int | None:
-    return None if isinstance(reading, Unknown) else reading
-
-
-def _user(each: RemoteProcess) -> str | None:
-    return None if each.known is None else each.known.user
-
-
 def _job_and_rank(each: RemoteProcess) -> tuple[tuple[str, str, int], int] | None:
     rank = each.count("rank")
     return None if rank is None else (job_of(each), rank)
 
 
 _VALUES: Mapping[HostsSort, Callable[[RemoteProcess], Any]] = {
-    HostsSort.MEMORY: lambda each: _read(each.process.used_bytes),
-    HostsSort.SM: lambda each: _read(each.process.sm_percent),
+    HostsSort.MEMORY: lambda each: known_or_none(each.process.used_bytes),
+    HostsSort.SM: lambda each: known_or_none(each.process.sm_percent),
     HostsSort.HOST: lambda each: each.host_name,
-    HostsSort.USER: _user,
+    HostsSort.USER: lambda each: None if each.known is None else each.known.user,
     HostsSort.RANK: _job_and_rank,
 }
 """What each is sorted by; None where it is unknown."""
@@ -247,19 +242,10 @@ def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -
 # Processes
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column `width` cells wide, there from `needs` cells of table upward; `of_probes`: only where a probe is."""
-
-    title: str
-    width: int
-    write: Callable[[RemoteProcess], str]
-    right: bool = True
-    needs: int = 0
-    of_probes: bool = False
+_Column = TableColumn[RemoteProcess]
 
 
-def _rank(each: RemoteProcess) -> str:
+def _rank(each: RemoteProcess, _now_s: float) -> str:
     rank, size = each.count("rank"), each.count("world_size")
     return "" if rank is None else f"{rank}/{size}" if size is not None else str(rank)
 
@@ -276,36 +262,24 @@ def _of_probe(each: RemoteProcess, key: str, write: Callable[[int], str]) -> str
 def _columns(state: HostsState, width: int, *, probed: bool) -> list[_Column]:
     name = _name_width(state, width) + 1
     columns = [
-        _Column("HOST", name, lambda each: each.host_name, right=False),
-        _Column("GPU", 5, lambda each: each.place),
-        _Column("PID", 8, lambda each: str(each.process.pid)),
-        _Column("USER", 10, lambda each: ABSENT if each.known is None else each.known.user, right=False, needs=72),
-        _Column("GPU MEM", 9, lambda each: _bytes(each.process.used_bytes)),
+        _Column("HOST", name, lambda each, _: each.host_name, right=False),
+        _Column("GPU", 5, lambda each, _: each.place),
+        _Column("PID", 8, lambda each, _: str(each.process.pid)),
+        _Column("USER", 10, lambda each, _: ABSENT if each.known is None else each.known.user, right=False, needs=72),
+        _Column("GPU MEM", 9, lambda each, _: _bytes(each.process.used_bytes)),
         _Column("RANK", 8, _rank, of_probes=True),
-        _Column("STEP", 9, lambda each: _of_probe(each, "step", lambda n: f"{n:,}"), of_probes=True, needs=76),
-        _Column("PEAK", 8, lambda each: _of_probe(each, "peak_allocated_bytes", _bytes), of_probes=True, needs=76),
-        _Column(
-            "SM%", 6, lambda each: ABSENT if isinstance(each.process.sm_percent, Unknown)
-            else str(each.process.sm_percent), needs=96 if probed else 60,
-        ),
-    ]  # fmt: skip
-    columns = [column for column in columns if column.needs <= width and (probed or not column.of_probes)]
+        _Column("STEP", 9, lambda each, _: _of_probe(each, "step", lambda n: f"{n:,}"), of_probes=True, needs=76),
+        _Column("PEAK", 8, lambda each, _: _of_probe(each, "peak_allocated_bytes", _bytes), of_probes=True, needs=76),
+        _Column("SM%", 6, lambda each, _: known(each.process.sm_percent, str), needs=60, beside_probes=96),
+    ]
+    columns = [column for column in columns if column.is_shown(width, probed=probed)]
     left = max(8, width - 1 - sum(column.width for column in columns))
     return [*columns, _Column("COMMAND", left, _command, right=False)]
 
 
-def _command(each: RemoteProcess) -> str:
+def _command(each: RemoteProcess, _now_s: float) -> str:
     host = each.process.host
     return host.reason if isinstance(host, Unknown) else host.command or host.name
-
-
-def _cells(columns: Iterable[_Column], each: RemoteProcess | None = None, marked: str = "", mark: str = "") -> str:
-    """Return the cells of a process; without one the heads of the columns, with a mark at one of them."""
-    cells = []
-    for column in columns:
-        text = f"{mark if column.title == marked else ''}{column.title}" if each is None else column.write(each)
-        cells.append(fit_right(text, column.width) if column.right else fit(f" {text}", column.width))
-    return "".join(cells)
 
 
 def _job_text(job: JobRanks) -> str:
@@ -325,7 +299,8 @@ def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int
     """Return the column headings of the processes; the one that they are sorted by has a mark."""
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
     columns = _columns(state, width, probed=any(each.probe for each in listed))
-    text = _cells(columns, None, state.sort.value, mark)
+    marked = state.sort.value
+    text = "".join(column.cell(f"{mark if column.title == marked else ''}{column.title}") for column in columns)
     return [(text, f"bold {MUTED}")]
 
 
@@ -344,7 +319,8 @@ def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[
             each = lines[place]
             if isinstance(each, JobRanks):
                 return ListRow(((fit(f" {_job_text(each)}", width - 1), "bold $primary"),))
-            return ListRow(((_cells(columns, each), MUTED if each.host_name in away else ""),), each.key)
+            text = "".join(column.cell(column.write(each, state.now_s)) for column in columns)
+            return ListRow(((text, MUTED if each.host_name in away else ""),), each.key)
 
         return LazyRows(keys, make)
 

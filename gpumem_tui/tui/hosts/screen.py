@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -40,10 +40,6 @@ from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.monitor.process_actions import END_BINDINGS
 from gpumem_tui.tui.monitor.table_screen import SORT, UNFILTER, Ending, TableScreen
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
-
-if TYPE_CHECKING:
-    pass
-
 
 _TICK_S = 1.0
 """Ages go on without news."""
@@ -113,7 +109,7 @@ class HostsScreen(TableScreen[HostsState]):
         return self._processes
 
     def compose_parts(self) -> ComposeResult:
-        """Header, hosts, processes, keys; and what is shown in their place."""
+        """Yield header, hosts and processes."""
         yield Lines(id="hosts-header")
         yield Lines(id="hosts-heading")
         yield self._hosts
@@ -247,7 +243,7 @@ class HostsScreen(TableScreen[HostsState]):
             self.post_message(self.Wanted("search", (connection.host.name, connection.ssh)))
 
     def action_plan(self) -> None:
-        """For a GPU of the host, from what the host says of it."""
+        """Plan for a GPU of the host, from what the host says of it."""
         gpu = gpu_to_plan_for(self._state, self.chosen, self.chosen_process)
         if isinstance(gpu, Unknown):
             self.notify(f"no plan: {gpu.reason}", title=self.chosen, severity="warning")
@@ -255,7 +251,7 @@ class HostsScreen(TableScreen[HostsState]):
             self.post_message(self.Wanted("plan", gpu))
 
     def action_other(self) -> None:
-        """From the hosts to the processes, and back."""
+        """Go from the hosts to the processes, and back."""
         (self._hosts if self._processes.has_focus else self._processes).focus()
         self.refresh_bindings()
 

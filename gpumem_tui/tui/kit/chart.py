@@ -11,7 +11,7 @@ from math import ceil, floor, log10
 from typing import TypeVar
 
 from gpumem_tui.memory import format_count
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, joined
+from gpumem_tui.tui.kit.figures import MUTED, Row, Span, joined, ruled, span_width
 from gpumem_tui.tui.kit.glyphs import EIGHTHS
 
 T = TypeVar("T")
@@ -68,6 +68,19 @@ def area_rows(
 def label_span(text: str, width: int = LABEL_WIDTH) -> Span:
     """Return a label left of an area."""
     return f"{text:>{width - 1}} ", MUTED
+
+
+def chart_heading(title: str, values: Row, width: int, *, focused: bool) -> Row:
+    """Return the line over a chart: its title, and as many of the values, pairs of spans, as there is room for."""
+    left: Row = [(title, "bold $primary" if focused else f"bold {MUTED}")]
+    while values and span_width(values) > width - span_width(left):
+        values = values[:-2]
+    return ruled(left, values, width)
+
+
+def ends_row(columns: int, last: str) -> Row:
+    """Return the line under a chart that begins at 0 and ends at `last`."""
+    return [(" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(last)) + last, MUTED)]
 
 
 def by_column(items: Iterable[tuple[int, T]], columns: int, height: Callable[[T], int]) -> list[T | None]:
@@ -259,7 +272,7 @@ class Plot:
 
 
 def number(value: float) -> str:
-    """In at most seven characters; thousands with separators, millions by name.
+    """Return a number in at most seven characters; thousands with separators, millions by name.
 
     >>> number(8192.0), number(0.125), number(21.47), number(2_500_000.0)
     ('8,192', '0.125', '21.5', '2.5 M')
@@ -283,7 +296,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def ticks(top: float, most: int, least_step: float = 0.0) -> list[float]:
-    """From 0 to at most `top` in steps of 1, 2 or 5 of a power of ten, no more than `most` of them.
+    """Return the numbers from 0 to at most `top` in steps of 1, 2 or 5 of a power of ten, no more than `most` of them.
 
     >>> ticks(95.0, 5)
     [0.0, 50.0]

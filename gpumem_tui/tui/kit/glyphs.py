@@ -82,7 +82,10 @@ def _ascii_of(character: str) -> str:
     if 0x2800 <= code <= 0x28FF:  # braille dots: the traced line
         return ":" if code > 0x2800 else " "
     if 0x2500 <= code <= 0x257F:
-        return _box(unicodedata.name(character))
+        name = unicodedata.name(character)
+        if "HORIZONTAL" in name and "VERTICAL" not in name:
+            return "-"
+        return "|" if "VERTICAL" in name and "HORIZONTAL" not in name else "+"
     if 0x2580 <= code <= 0x259F:
         return "|" if "LEFT" in unicodedata.name(character) or "RIGHT" in unicodedata.name(character) else "#"
     plain = unicodedata.normalize("NFKD", character)[0]
@@ -90,12 +93,6 @@ def _ascii_of(character: str) -> str:
     if plain.isascii():
         return f"{plain} " if wide else plain
     return "??" if wide else "?"
-
-
-def _box(name: str) -> str:
-    if "HORIZONTAL" in name and "VERTICAL" not in name:
-        return "-"
-    return "|" if "VERTICAL" in name and "HORIZONTAL" not in name else "+"
 
 
 BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED, Bucket.FREE)

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
 
-from gpumem_tui.tui.kit.figures import Row, Span
+from gpumem_tui.tui.kit.figures import Row, Span, span_width
 
 
 def assembled(lines: Iterable[Sequence[Span]]) -> Content:
@@ -115,7 +115,7 @@ def _changes(before: Sequence[Row], after: Sequence[Row]) -> Iterator[Region]:
 def _differing(old: Row, new: Row) -> tuple[int, int]:
     """Return the first cell that differs, and the one after the last."""
     first = _common(old, new)
-    width, old_width = _width(new), _width(old)
+    width, old_width = span_width(new), span_width(old)
     if width != old_width:
         return first, max(width, old_width)
     return first, max(first + 1, width - _common(old, new, from_end=True))
@@ -138,7 +138,3 @@ def _common(old: Row, new: Row, *, from_end: bool = False) -> int:
                 cells += 1
         break
     return cells
-
-
-def _width(row: Row) -> int:
-    return sum(cell_len(text) for text, _ in row)

@@ -204,18 +204,14 @@ class MainScreen(SizedScreen):
 
     def on_resize(self, event: Resize) -> None:
         """Say what is needed where the terminal is too small, and lay the screen out for its size."""
-        self.fit_terminal(event)
-        self.laid_out(event.size)
-
-    def laid_out(self, _size: Size) -> None:
-        """Draw for another size of the terminal."""
-
-    def fit_terminal(self, event: Resize) -> None:
-        """Show one line that says what is needed where the terminal is too small."""
         (width, height), (columns, rows) = event.size, self.SMALLEST
         self.set_class(width < columns or height < rows, "-tiny")
         needs = f"needs {columns}×{rows}, this is {width}×{height}"
         self.query_one("#too-small", Lines).show_rows([[(needs, "")]])
+        self.laid_out(event.size)
+
+    def laid_out(self, _size: Size) -> None:
+        """Draw for another size of the terminal."""
 
     def on_unmount(self) -> None:
         """End what runs behind the screen, however the screen ends."""

@@ -41,13 +41,16 @@ class Printed:
 
     Args:
         first: what stands above the command's own lines.
+
+    Attributes:
+        unfinished: the command's line that has no end yet; empty for none.
     """
 
     def __init__(self, first: Iterable[PrintedLine] = ()) -> None:
         self._lock = threading.Lock()
         self._lines = deque(first, maxlen=KEPT_LINES)
         self._count = len(self._lines)
-        self._unfinished = ""
+        self.unfinished = ""
 
     @classmethod
     def of(cls, config: SearchConfig) -> Printed:
@@ -60,8 +63,7 @@ class Printed:
     def take(self, event: SearchEvent) -> None:
         """Keep what an event adds to the lines."""
         if isinstance(event, CommandOutput):
-            text = event.text
-            self.add(text)
+            self.add(event.text)
         elif isinstance(event, TraceStarted):
             self._keep(PrintedLine(f"tracing batch size {event.batch_size:,}", "heading"))
         elif isinstance(event, TrialStarted):
@@ -79,12 +81,7 @@ class Printed:
 
     def show_unfinished(self, text: str) -> None:
         """Show the command's unfinished line; empty for none."""
-        self._unfinished = _cut(text)
-
-    @property
-    def unfinished(self) -> str:
-        """That text."""
-        return self._unfinished
+        self.unfinished = _cut(text)
 
     def _keep(self, line: PrintedLine) -> None:
         with self._lock:
@@ -139,12 +136,12 @@ class OutputPane(ScrollView, can_focus=True):
         self.show(self._printed)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Scrolling up stops following the output."""
+        """Stop following the output when the user scrolls up."""
         super().watch_scroll_y(old_value, new_value)
         self._follows = self.is_vertical_scroll_end
 
     def action_scroll_home(self) -> None:
-        """Without an animation, which the next line would stop."""
+        """Scroll to the first line without an animation, which the next line would stop."""
         self.scroll_home(animate=False, force=True, immediate=True, x_axis=False)
 
     def action_scroll_end(self) -> None:
@@ -191,7 +188,7 @@ class OutputPane(ScrollView, can_focus=True):
         self._unfinished_rows = 0
 
     def _add(self, lines: Iterable[PrintedLine]) -> None:
-        """Lines below those that are there; the one that has not ended comes last."""
+        """Put lines below those that are there; the one that has not ended comes last."""
         del self._rows[len(self._rows) - self._unfinished_rows :]
         self._rows += [(text, _STYLES[line.kind]) for line in lines for text in _wrapped(line.text, self._width)]
         unfinished = list(_wrapped(self._unfinished, self._width)) if self._unfinished else []
@@ -208,7 +205,7 @@ class OutputPane(ScrollView, can_focus=True):
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Rows of a line, broken at a space where one is near the end of the row."""
+    """Yield the rows of a line, broken at a space where one is near the end of the row."""
     while cell_len(text) > width:
         row = chop_cells(text[:width], width)[0]
         space = row.rfind(" ") + 1

@@ -89,7 +89,7 @@ class RowList(ScrollView, can_focus=True):
         self._redraw()
 
     def begin(self) -> None:
-        """From the top, as if the cursor had never been moved."""
+        """Begin at the top again, as if the cursor had never been moved."""
         self._moved = False
         self.scroll_home(animate=False)
         self._redraw()

@@ -12,6 +12,7 @@ import errno
 import os
 import select
 import signal
+from abc import ABCMeta
 from codecs import getincrementaldecoder
 from collections import deque
 from time import monotonic
@@ -22,7 +23,7 @@ from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Event, Key, Resize
 from textual.message import Message
-from textual.message_pump import MessagePump
+from textual.message_pump import MessagePump, _MessagePumpMeta
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widget import Widget
@@ -130,6 +131,10 @@ class SizedScreen(Screen[None]):
         """All other events."""
         if not isinstance(event, Resize) or event.size == self.app.size:
             await super().on_event(event)
+
+
+class AbstractScreen(ABCMeta, _MessagePumpMeta):
+    """The class of screens that lack what their subclasses have: one with an abstract method cannot be made."""
 
 
 def forget_height(widget: Widget) -> None:

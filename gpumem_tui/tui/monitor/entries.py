@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.report.objects import known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
 from gpumem_tui.watch.published import Placed, WatchedProcess
 from gpumem_tui.watch.records import FOR_MEMORY
@@ -153,11 +154,10 @@ def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | 
 
 
 def _ended(state: MonitorState) -> Iterator[Entry]:
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
     lately = [
         (watched.ended_s, watched)
         for watched in state.published.processes
-        if watched.ended_s is not None and not watched.is_running and now_s - watched.ended_s < _KEPT_S
+        if watched.ended_s is not None and not watched.is_running and state.now_s - watched.ended_s < _KEPT_S
     ]
     lately.sort(key=lambda pair: pair[0], reverse=True)
     for _, watched in lately[:_MOST_ENDED]:
@@ -203,9 +203,8 @@ def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
     """
     value_of = _VALUES[state.sort]
     listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
-    first = [entry for entry in listed if entry.has_ended and _comes_first(entry, now_s)]
-    last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, now_s)]
+    first = [entry for entry in listed if entry.has_ended and _comes_first(entry, state.now_s)]
+    last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, state.now_s)]
     last.sort(key=has_ended_well)
     alive = [entry for entry in listed if not entry.has_ended]
     with_value = [entry for entry in alive if value_of(entry) is not None]
@@ -230,21 +229,17 @@ def _gpu_index(entry: Entry) -> float:
     return float("inf") if entry.gpu is None else entry.gpu.index
 
 
-def _reading(value: Any) -> Any:
-    return None if isinstance(value, Unknown) else value
-
-
 def _of_host(read: Callable[[HostProcess], Any]) -> Callable[[Entry], Any]:
     def value(entry: Entry) -> Any:
-        return None if entry.host is None else _reading(read(entry.host))
+        return None if entry.host is None else known(read(entry.host))
 
     return value
 
 
 _VALUES: dict[SortBy, Callable[[Entry], Any]] = {
-    SortBy.MEMORY: lambda entry: _reading(entry.process.used_bytes),
+    SortBy.MEMORY: lambda entry: known(entry.process.used_bytes),
     SortBy.GPU: lambda entry: None if entry.gpu is None else entry.gpu.index,
-    SortBy.SM: lambda entry: _reading(entry.process.sm_percent),
+    SortBy.SM: lambda entry: known(entry.process.sm_percent),
     SortBy.CPU: _of_host(lambda host: host.cpu_percent),
     SortBy.HOST_MEMORY: _of_host(lambda host: host.resident_bytes),
     SortBy.AGE: _of_host(lambda host: -host.start_time_s),

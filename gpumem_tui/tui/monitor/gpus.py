@@ -201,7 +201,7 @@ def _shares(ledger: Ledger[GpuProcess], device: str, parts: Parts) -> Iterator[S
             if divided is not None and isinstance(row.size_bytes, int) and divided.reserved_bytes <= row.size_bytes:
                 yield from divided_share(row.process, row.size_bytes, divided)
             else:
-                name = process_name(row.process)
+                name = row.process.host.name if not isinstance(row.process.host, Unknown) else "?"
                 look = PROCESS_LOOKS[turn % len(PROCESS_LOOKS)]
                 turn += 1
                 yield Share(f"{row.process.pid} {name}", name, row.size_bytes, look, reason(row.size_bytes, row.note))
@@ -244,11 +244,6 @@ def divided_share(process: GpuProcess, used_bytes: int, parts: ProcessParts) -> 
         if size_bytes:
             title = bucket.short_title
             yield Share(f"{process.pid} {title}", title, size_bytes, BUCKET_LOOKS[bucket])
-
-
-def process_name(process: GpuProcess) -> str:
-    """Return the program's name, or "?" for a pid that cannot be matched."""
-    return process.host.name if not isinstance(process.host, Unknown) else "?"
 
 
 _GUTTER = 2
@@ -355,7 +350,7 @@ def _window(state: MonitorState, most: int) -> tuple[Sequence[GpuReading], int]:
 def _list_heading(state: MonitorState, width: int, shown: Sequence[GpuReading], first: int) -> Row:
     """Return the headings above the columns; the rest of the line is a rule."""
     roomy = width >= _ROOMY
-    name = _marker_width(state) + _name_width(width) + 1
+    name = span_width(_marker(state, state.gpus[0])) + _name_width(width) + 1
     columns = f"{'used/total GiB':>15}{'util':>6}{'power':>6}{'temp':>6}" if roomy else f"{'GiB':>11}{'util':>5}"
     text = _how_many(state, shown, first)
     lead = max(name, len(text) + 1)
@@ -398,10 +393,6 @@ def _line_readings(state: MonitorState, gpu: GpuReading, *, roomy: bool) -> Row:
     if not roomy:
         return [used, utilization_span(gpu, 6)]
     return [used, utilization_span(gpu, 6), power_span(gpu, 6), temperature_span(state, gpu, 6)]
-
-
-def _marker_width(state: MonitorState) -> int:
-    return span_width(_marker(state, state.gpus[0]))
 
 
 def _marker(state: MonitorState, gpu: GpuReading) -> Row:

@@ -12,8 +12,19 @@ from textual.message import Message
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.history import Column, Series, values_of
 from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.tui.kit.chart import ALLOCATED, CACHED, SPANS_S, Band, Stack, TimeAxis, area_rows, duration, stacked
-from gpumem_tui.tui.kit.figures import MUTED, Row, clock, ruled, span_width
+from gpumem_tui.tui.kit.chart import (
+    ALLOCATED,
+    CACHED,
+    SPANS_S,
+    Band,
+    Stack,
+    TimeAxis,
+    area_rows,
+    chart_heading,
+    duration,
+    stacked,
+)
+from gpumem_tui.tui.kit.figures import MUTED, Row, clock
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted
 from gpumem_tui.tui.monitor.state import Feed, MonitorState
@@ -87,13 +98,9 @@ def _heading(
     gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, cursor: int | None, *, focused: bool
 ) -> Row:
     span_s = series.step_s * len(series.peaks[Column.USED])
-    name = f"GPU {gpu.index} · last {duration(span_s)}"
-    left: Row = [(name, "bold $primary" if focused else f"bold {MUTED}")]
     probed = any(value is not None for value in series.peaks[Column.RESERVED])
-    right = _values(now, probed=probed) if cursor is None else _values_at(series, cursor, probed=probed)
-    while right and span_width(right) > width - span_width(left):
-        right = right[:-2]
-    return ruled(left, right, width)
+    values = _values(now, probed=probed) if cursor is None else _values_at(series, cursor, probed=probed)
+    return chart_heading(f"GPU {gpu.index} · last {duration(span_s)}", values, width, focused=focused)
 
 
 def _values_at(series: Series, at: int, *, probed: bool) -> Row:

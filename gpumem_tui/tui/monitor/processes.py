@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, age, compact_bytes, fit, fit_right, seconds
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, Span, age, compact_bytes, fit, fit_right, joined, seconds
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import Entry, count, entries, has_ended_well
 from gpumem_tui.tui.monitor.gpus import gib, known
@@ -59,9 +59,8 @@ def table_view(state: MonitorState, width: int, height: int) -> TableView:
     first = _first(order, state.cursor, body)
     shown = listed[first : first + body]
     rows: list[Row] = [heading]
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
     for entry in shown:
-        rows.append(_row(entry, columns, now_s, chosen=entry.key == state.cursor))
+        rows.append(_row(entry, columns, state.now_s, chosen=entry.key == state.cursor))
     rows += [[(fit(text, width), style)] for text, style in tail]
     if crowded:
         rows.append([(fit(_position(first, len(shown), len(listed)), width), MUTED)])
@@ -72,8 +71,11 @@ def table_view(state: MonitorState, width: int, height: int) -> TableView:
 # How it is drawn
 
 
+Item = TypeVar("Item")
+
+
 @dataclass(frozen=True)
-class _Column:
+class TableColumn(Generic[Item]):
     """A column `width` cells wide, there from `needs` cells of table upward. `lead`: space before what stands left.
 
     `beside_probes`: the cells it needs where any process has a probe; None for as many as always.
@@ -81,7 +83,7 @@ class _Column:
 
     title: str
     width: int
-    write: Callable[[Entry, float], str]
+    write: Callable[[Item, float], str]
     sort: SortBy | None = None
     needs: int = 0
     right: bool = True
@@ -94,6 +96,13 @@ class _Column:
         if not probed:
             return not self.of_probes and self.needs <= width
         return (self.needs if self.beside_probes is None else self.beside_probes) <= width
+
+    def cell(self, text: str) -> str:
+        """Return a text as it stands in this column."""
+        return fit_right(text, self.width) if self.right else fit(" " * self.lead + text, self.width)
+
+
+_Column = TableColumn[Entry]
 
 
 def _host_cell(write: Callable[[HostProcess, float], str]) -> Callable[[Entry, float], str]:
@@ -184,13 +193,11 @@ def _heading(columns: Iterable[_Column], state: MonitorState) -> tuple[Row, tupl
     row: Row = []
     places, x = [], 0
     for column in columns:
-        title = column.title if column.right else " " * column.lead + column.title
-        chosen = column.sort is state.sort
+        title, chosen = column.title, column.sort is state.sort
         if chosen:
             mark = "▾" if state.sort.descends != state.reverse else "▴"
-            title = f"{mark}{title.strip()}" if column.right else f"{title}{mark}"
-        text = fit_right(title, column.width) if column.right else fit(title, column.width)
-        row.append((text, "bold $primary" if chosen else f"bold {MUTED}"))
+            title = f"{mark}{title}" if column.right else f"{title}{mark}"
+        row.append((column.cell(title), "bold $primary" if chosen else f"bold {MUTED}"))
         if column.sort is not None:
             places.append((x, x + column.width, column.sort))
         x += column.width
@@ -198,19 +205,13 @@ def _heading(columns: Iterable[_Column], state: MonitorState) -> tuple[Row, tupl
 
 
 def _row(entry: Entry, columns: Iterable[_Column], now_s: float, *, chosen: bool) -> Row:
-    """Neighbours of one style are one span: what is written to the terminal is short."""
+    """Return the line of a process; neighbours of one style are one span: what is written to the terminal is short."""
     columns = tuple(columns)
     if entry.has_ended:
         columns = (*columns[:_NAMING], _Column("", sum(c.width for c in columns[_NAMING:]), _ended_cell, right=False))
-    row: Row = []
-    for column in columns:
-        text = column.write(entry, now_s)
-        text = fit_right(text, column.width) if column.right else fit(" " * column.lead + text, column.width)
-        style = CURSOR if chosen else _style(column, entry)
-        if row and row[-1][1] == style:
-            row[-1] = (row[-1][0] + text, style)
-        else:
-            row.append((text, style))
+    row = joined(
+        [(column.cell(column.write(entry, now_s)), CURSOR if chosen else _style(column, entry)) for column in columns]
+    )
     if chosen and row:
         row[0] = (f"▸{row[0][0][1:]}", row[0][1])
     return row
@@ -331,11 +332,11 @@ class ProcessTable(Lines, can_focus=True):
                 self.post_message(self.Chosen(key, opened=event.chain > 1))
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        """Down the list."""
+        """Move the cursor down the list."""
         event.stop()
         self.post_message(self.Moved(_WHEEL_STEP))
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        """Up the list."""
+        """Move the cursor up the list."""
         event.stop()
         self.post_message(self.Moved(-_WHEEL_STEP))

@@ -130,7 +130,7 @@ class MonitorScreen(ProcessActions):
     # What is on it
 
     def compose_parts(self) -> ComposeResult:
-        """Header, alerts, GPUs, history, processes, filter, footer; and what is shown in their place."""
+        """Yield header, alerts, GPUs, history and processes, and what is shown in their place."""
         yield Lines(id="header")
         yield Lines(id="alerts", classes="-gone")
         yield GpuPanel()
@@ -201,7 +201,7 @@ class MonitorScreen(ProcessActions):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what does something now is offered."""
+        """Offer only what does something now."""
         state = self._state
         match action:
             case "unfilter":
@@ -238,7 +238,7 @@ class MonitorScreen(ProcessActions):
         self._enter(focused_on(self._state, step))
 
     def action_switch(self) -> None:
-        """History or processes, where there is room for one."""
+        """Show the history or the processes, where there is room for one."""
         self._prefers_history = not self._prefers_history
         self._draw()
 
@@ -255,7 +255,7 @@ class MonitorScreen(ProcessActions):
         self._enter(state)
 
     def action_unselect(self) -> None:
-        """No process is chosen."""
+        """Choose no process any more."""
         self._enter(replace(self._state, cursor=None))
 
     def has_key(self, action: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -12,6 +13,7 @@ from textual.widget import Widget
 
 from gpumem_tui.tui.kit.background import in_daemon_thread, report_error, setter_for
 from gpumem_tui.tui.kit.main_screen import KeyBar
+from gpumem_tui.tui.kit.textual_internals import AbstractScreen
 from gpumem_tui.tui.monitor.state import TableState, sorted_by
 from gpumem_tui.tui.replay.keys import ReplayKeys
 
@@ -28,7 +30,7 @@ SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other
 UNFILTER = "List all processes again"
 
 
-class TableScreen(ReplayKeys, Generic[State]):
+class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     """Looks at what is new when it is told that there is something; never waits for it.
 
     Attributes:
@@ -51,16 +53,17 @@ class TableScreen(ReplayKeys, Generic[State]):
         return self._state
 
     @property
+    @abstractmethod
     def listed(self) -> Widget:
         """The table that has the keys once a filter is typed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def look(self) -> bool:
         """Take in what is new and draw it; False if nothing is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _enter(self, state: State) -> None:
-        raise NotImplementedError
+        """Show another state."""
 
     def follow(self, subscribe: Callable[[Callable[[], None]], None]) -> None:
         """Look now, and from here on whenever there is something new: looking again and again costs CPU time."""

@@ -16,10 +16,11 @@ from gpumem_tui.tui.kit.chart import (
     TimeAxis,
     area_rows,
     by_column,
+    chart_heading,
     duration,
     stacked,
 )
-from gpumem_tui.tui.kit.figures import MUTED, Row, clock, compact_bytes, ruled, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, clock, compact_bytes, ruled
 from gpumem_tui.watch.published import WatchedProcess, total_bytes
 
 if TYPE_CHECKING:
@@ -134,13 +135,10 @@ def _heading(
         when = [(f"{clock(axis.start_s + column * axis.step_s)}  ", "bold")]
     step = "" if sample is None else f" · step {sample.record.step:,}"
     span = f"{'its last' if chart.has_ended else 'last'} {duration(chart.span_s)}"
-    left: Row = [(f"{chart.title} · {span}{step}", "bold $primary" if focused else f"bold {MUTED}")]
-    right = when
+    values = when
     for size_bytes, band in reversed([] if sample is None else _edges(sample)):
-        right = [*right, ("█", band.colour), (f" {band.title} {compact_bytes(size_bytes):>6}  ", "")]
-    while right and span_width(right) > width - span_width(left):
-        right = right[:-2]
-    return ruled(left, right, width)
+        values = [*values, ("█", band.colour), (f" {band.title} {compact_bytes(size_bytes):>6}  ", "")]
+    return chart_heading(f"{chart.title} · {span}{step}", values, width, focused=focused)
 
 
 def _step_at(shown: Sequence[ProbeSample | None], columns_ago: int) -> str:

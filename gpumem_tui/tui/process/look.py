@@ -10,7 +10,7 @@ from typing import Literal
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
 from gpumem_tui.probe.wire import LookAnswer, LookedDevice
 from gpumem_tui.text import printable
-from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, stacked
+from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, ends_row, stacked
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, seconds, span_width
 from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.watch.records import device_name
@@ -146,8 +146,7 @@ def _phase_rows(device: LookedDevice, columns: int, end_s: float) -> Iterator[Ro
         line[start : start + len(text)] = text
     if starts:
         yield [(" " * LABEL_WIDTH + "".join(line), "")]
-    right = seconds(end_s)
-    yield [(" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED)]
+    yield ends_row(columns, seconds(end_s))
 
 
 # The composition

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.supervising import TerminalCommand
 
 
-_TITLE = "Output of the command"
+_TITLE = OutputPane.BORDER_TITLE
 _CONTROL = {
     "enter": b"\r",
     "backspace": b"\x7f",
@@ -206,7 +206,7 @@ class RunScreen(MonitorScreen):
         self.query_one(CommandPane).show(self.printed)
 
     def look(self) -> bool:
-        """As the Monitor does; the first of the command's processes that publishes is chosen."""
+        """Show another state as the Monitor does; the first of the command's processes that publishes is chosen."""
         is_new = super().look()
         if is_new and not self._has_chosen and self._state.cursor is None:
             own = [entry for entry in entries(self._state) if entry.watched and entry.process.pid in self._command.pids]

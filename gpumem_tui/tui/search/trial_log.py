@@ -96,7 +96,7 @@ class TrialLog(DataTable[Text]):
             self.show(self._state)
 
     def _shape_columns(self, state: SearchState) -> None:
-        """As many columns as there is room for; fixed widths, so that a growing number does not move the others."""
+        """Lay out as many columns as fit, of fixed widths: so a number that grows does not move the others."""
         width = self.scrollable_content_region.width
         if not width:
             return

@@ -18,7 +18,7 @@ from gpumem_tui.snapshots.analysis import Analysis, Part, Point
 from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, SegmentRow
 from gpumem_tui.snapshots.model import MemorySnapshot
 from gpumem_tui.snapshots.report import segment_cells
-from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, stacked
+from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, ends_row, stacked
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.figures import (
     MUTED,
@@ -93,7 +93,7 @@ def course_rows(analysis: Analysis, width: int, height: int) -> list[ListRow]:
     bands = [Band(name, _look(name)[1]) for name in analysis.categories]
     stacks = (_stack(point, bands, top, rows) for point in _by_column(analysis, columns))
     lines = [row(*line) for line in area_rows(stacks, rows, compact_bytes(top))]
-    return [*lines, _mark_row(analysis, columns), _axis_row(analysis, columns)]
+    return [*lines, _mark_row(analysis, columns), row(*ends_row(columns, f"{format_count(analysis.events)} events"))]
 
 
 def _by_column(analysis: Analysis, columns: int) -> list[Point]:
@@ -125,11 +125,6 @@ def _mark_row(analysis: Analysis, columns: int) -> ListRow:
     for index, character in enumerate(line[:columns]):
         spans.append(("✗", "bold $text-error") if index in failed else (character, "$warning"))
     return row(*spans)
-
-
-def _axis_row(analysis: Analysis, columns: int) -> ListRow:
-    right = f"{format_count(analysis.events)} events"
-    return row((" " * LABEL_WIDTH + "0" + " " * max(1, columns - 1 - len(right)) + right, MUTED))
 
 
 # What the peak consists of
@@ -322,7 +317,7 @@ class SnapshotScreen(MainScreen):
         return self._analyses[self._at]
 
     def compose_parts(self) -> ComposeResult:
-        """Header, verdict, chart, the categories beside the lists."""
+        """Yield header, verdict, chart, and the categories beside the lists."""
         yield FixedRows(id="header")
         yield FixedRows(id="verdict")
         yield FixedRows(id="course")
@@ -345,7 +340,7 @@ class SnapshotScreen(MainScreen):
     # Keys
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """Only what does something is offered."""
+        """Offer only what does something."""
         return len(self._analyses) > 1 if action == "device" else True
 
     def action_pane(self, pane: str) -> None:
@@ -367,18 +362,17 @@ class SnapshotScreen(MainScreen):
             self.query_one(f"#{name}", RowList).begin()
         self._draw()
 
-    @on(RowList.Chosen, "#lines")
-    def _open_line(self, message: RowList.Chosen) -> None:
-        self.app.push_screen(TextScreen(*part_details(self.analysis.by_line[int(message.key)])))
-
-    @on(RowList.Chosen, "#stacks")
-    def _open_stack(self, message: RowList.Chosen) -> None:
-        self.app.push_screen(TextScreen(*part_details(self.analysis.by_stack[int(message.key)])))
-
-    @on(RowList.Chosen, "#segments")
-    def _open_segment(self, message: RowList.Chosen) -> None:
-        found = self.analysis.segments.rows[int(message.key)]
-        self.app.push_screen(TextScreen(*segment_details(found)))
+    @on(RowList.Chosen)
+    def _open(self, message: RowList.Chosen) -> None:
+        analysis, number = self.analysis, int(message.key)
+        match message.rows.id:
+            case "segments":
+                shown = segment_details(analysis.segments.rows[number])
+            case "stacks":
+                shown = part_details(analysis.by_stack[number])
+            case _:
+                shown = part_details(analysis.by_line[number])
+        self.app.push_screen(TextScreen(*shown))
 
     # Drawing
 
