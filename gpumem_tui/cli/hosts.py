@@ -160,7 +160,7 @@ def watch_hosts(asked: AskedHosts) -> int:
 
 
 def _say_who_is_away(fleet: Fleet, interval_s: float) -> None:
-    """Until a signal ends it."""
+    """Print which hosts do not answer any more, until a signal ends it."""
     from gpumem_tui.remote.status import AwayMarks
 
     stopped, away = threading.Event(), AwayMarks()

@@ -31,7 +31,6 @@ from gpumem_tui.formula.recipe import (
     NOTHING_FROZEN,
     Recipe,
 )
-from gpumem_tui.formula.weights import AdapterError
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import Candidate, RealGpu, visible_devices
 from gpumem_tui.monitor.vendors import vendor
@@ -140,7 +139,7 @@ class WorkloadOptions(Recipe):
         try:
             shape = shape.overridden(**self.changes.given())
             check_adapters(shape, recipe)
-        except (ShapeError, AdapterError) as error:
+        except ShapeError as error:
             raise OptionError(str(error)) from error
         if wrong := fault(shape, recipe):
             raise OptionError(": ".join(wrong))
@@ -198,7 +197,7 @@ class WorkloadOptions(Recipe):
             )
         try:
             check_recipe(recipe)
-        except AdapterError as error:
+        except ShapeError as error:
             raise OptionError(str(error)) from error
         seq_len = given.get("seq_len", file.usual_seq_len)
         words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]

@@ -246,7 +246,7 @@ def _ledger(found: CommandAnswer) -> str:
         *_bucket_rows(found.breakdown),
         ("= allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", format_bytes(found.peak_reserved_bytes)),
-        ("CUDA context", format_bytes(found.context_bytes)),
+        ("CUDA context", format_bytes(found.traced.ready.context_bytes)),
         ("device used", format_bytes(found.device_used_bytes)),
         ("– at least and at most", format_range(found.device_used_range)),
     ]
@@ -264,7 +264,7 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
         yield f"No trace: {traced.reason}."
     else:
         room = room_words(traced.fit, traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
-        yield f"By trace ({traced.profile}) it {traced.fit}: {room}."
+        yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
         if between := range_line(traced.device_used_range, traced.unknowns):
             yield sentence(between)
         if traced.fit == "fits" and not traced.keeps_headroom:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import product, takewhile
+from itertools import product
 from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -178,16 +178,16 @@ def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Effect | NotApplicable]
         for technique in (more_passes, smaller):
             yield NotApplicable(technique.key, technique.plain_name, "the micro-batch is 1 already")
         return
-    target, gpus = target_of(plan), plan.recipe.data_parallel
+    target, micro_batches = target_of(plan), plan.recipe.pass_micro_batches
     most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
-    micro = _even_micro_batch(-(-target // gpus), most)
-    steps = accumulation(target, micro, gpus)
+    micro = _even_micro_batch(-(-target // micro_batches), most)
+    steps = accumulation(target, micro, micro_batches)
     made = more_passes.filled(passes=steps.steps, micro=micro, cost=_accumulation_cost(plan, micro, steps))
     option = f"--batch-size {micro} --target-batch {target}"
     changed = replace(plan, batch_size=micro, target_batch=target)
     yield _effect(changed, now, replace(made, given_option=option))
     half = plan.batch_size // 2
-    made = smaller.filled(micro=half, after=half * gpus, before=target)
+    made = smaller.filled(micro=half, after=half * micro_batches, before=target)
     changed = replace(plan, batch_size=half, target_batch=None)
     yield _effect(changed, now, replace(made, given_option=f"--batch-size {half}"))
 
@@ -240,19 +240,15 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
         # What does not fit with the smallest sample does not with any.
         return cheapest_at(gpus, 0) is not None or bool(most and cheapest_at(gpus, most) is not None)
 
-    numbers = list(takewhile(lambda gpus: gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus), _doubled(plan.recipe.gpus)))
+    numbers = [plan.recipe.gpus]
+    while 2 * numbers[-1] <= _MOST_ASKED_GPUS:
+        numbers.append(2 * numbers[-1])
     # What fits on some GPUs fits on more, but the first number is by far the likeliest.
     fewest = 0 if fits_on(numbers[0]) else bisect_left(numbers, True, lo=1, key=fits_on)
     if fewest == len(numbers):
         return Unknown(f"nothing makes one sample fit on {_MOST_ASKED_GPUS:,} GPUs of this kind")
     found = (cheapest_at(numbers[fewest], times_halved) for times_halved in range(most + 1))
     return next(one for one in found if one is not None)
-
-
-def _doubled(number: int) -> Iterator[int]:
-    while True:
-        yield number
-        number *= 2
 
 
 _ROOMS = (1.2, 1.1, 1.0, 0.9)
@@ -309,7 +305,7 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
             most = min((usable - size) // more for size, more in zip(fixed_bytes, sample_bytes, strict=True))
             if most < 1:
                 continue
-            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel), most)
+            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined, most)
             if best is None or price + extra < best[0]:
                 best = price + extra, base + chosen1 + chosen2, micro
     return None if best is None else _combination(plan, *best)
@@ -360,7 +356,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
     """Return the samples of a pass where at most `fitting` fit, and the price of passes smaller than planned.
 
     Args:
-        copies: of the network, each with samples of its own.
+        copies: of the micro-batch in one pass over all GPUs.
     """
     if plan.batch_size <= fitting:
         return plan.batch_size, Price()
@@ -373,7 +369,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
 
 def _combination(plan: Plan, price: Price, chosen: tuple[Technique, ...], micro: int) -> Combination:
     changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
-    copies = changed.recipe.data_parallel
+    copies = changed.recipe.pass_micro_batches
     if (micro, changed.recipe.gpus) != (plan.batch_size, plan.recipe.gpus):
         changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * copies))
     return Combination(

@@ -63,16 +63,6 @@ class RemoteProcess:
         return value if type(value) is int and abs(value) < _LARGEST else None
 
 
-def processes_of(host_name: str, report: HostReport) -> tuple[RemoteProcess, ...]:
-    """Return the processes of a host's reading, by GPU and pid."""
-    found = [
-        RemoteProcess(host_name, gpu, process, report.probes.get((gpu.uuid, process.pid), {}))
-        for gpu in report.snapshot.gpus
-        for process in (() if isinstance(gpu.processes, Unknown) else gpu.processes)
-    ]
-    return tuple(sorted(found, key=lambda each: (each.gpu.index, each.process.pid)))
-
-
 def job_of(each: RemoteProcess) -> tuple[str, str, int]:
     """Return what a job's ranks have in common on any host: user, the job's name or their command, how many.
 
@@ -218,7 +208,14 @@ class HostStatus:
     @cached_property
     def processes(self) -> tuple[RemoteProcess, ...]:
         """Return its processes by GPU and pid; of a host that is away as they were last seen."""
-        return () if self.report is None else processes_of(self.host.name, self.report)
+        if self.report is None:
+            return ()
+        found = [
+            RemoteProcess(self.host.name, gpu, process, self.report.probes.get((gpu.uuid, process.pid), {}))
+            for gpu in self.gpus
+            for process in (() if isinstance(gpu.processes, Unknown) else gpu.processes)
+        ]
+        return tuple(sorted(found, key=lambda each: (each.gpu.index, each.process.pid)))
 
 
 def mean_utilization(gpus: Iterable[GpuReading]) -> float | None:

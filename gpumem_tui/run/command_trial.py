@@ -199,8 +199,8 @@ class _Simulated(_Trial):
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
 
     def _failed_in_backward(self, error: Exception) -> None:
-        from gpumem_tui.run.errors import described
         from gpumem_tui.text import flush_output
+        from gpumem_tui.workload.errors import described
 
         self.reporter.failed(described(error))
         flush_output()
@@ -304,17 +304,16 @@ def _follow_launchers(world: int) -> None:
 
         replace_in_torch(module, "start_processes", start_one)
 
+    def start_no_child(module: Any) -> None:
+        """Keep Lightning's launcher from starting this script again for every further rank."""
+        module._SubprocessScriptLauncher._call_children_scripts = lambda _launcher: None
+
     after_import("torch.distributed.launcher.api", launcher)
     after_import("torch.multiprocessing.spawn", spawner)
     for package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
-        after_import(f"{package}.strategies.launchers.subprocess_script", _start_no_child)
+        after_import(f"{package}.strategies.launchers.subprocess_script", start_no_child)
     if torch.distributed.is_available():
         answer_alone()
-
-
-def _start_no_child(module: Any) -> None:
-    """Lightning's launcher starts this script again for every further rank."""
-    module._SubprocessScriptLauncher._call_children_scripts = lambda _launcher: None
 
 
 def _be_rank_0(world: int, local: int) -> None:

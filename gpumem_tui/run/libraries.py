@@ -20,11 +20,11 @@ from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
-from gpumem_tui.run.errors import is_users
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.fast.uncompiled import stay_eager
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
@@ -43,7 +43,8 @@ def follow_libraries(program: Program) -> None:
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
-    _compile_nothing(program)
+    if hasattr(torch.cuda, "_compile_kernel"):
+        replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
     _iterate_in_full(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
@@ -87,11 +88,6 @@ class _KernelLeftOut:
 
     def set_shared_memory_config(self, size_bytes: int) -> None:
         """Ignore memory of the multiprocessors, which is no part of the device's."""
-
-
-def _compile_nothing(program: Program) -> None:
-    if hasattr(torch.cuda, "_compile_kernel"):
-        replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
 
 
 class _TritonDriver:

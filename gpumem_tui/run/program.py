@@ -166,11 +166,9 @@ class Program:
             self._enter(Phase.BACKWARD)
 
     def _leave_backward(self) -> None:
-        if self._is_followed and self._first is None:
-            self._remember_for_updates()
-
-    def _remember_for_updates(self) -> None:
         """Note the end of a backward while no optimizer of torch's has stepped so far."""
+        if not self._is_followed or self._first is not None:
+            return
         parameters = [parameter for module in self._roots for parameter in module.parameters()]
         self._by_hand.after_backward(parameters)
         self._tag(Bucket.GRADIENTS, gradients_of(parameters))

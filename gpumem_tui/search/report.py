@@ -64,19 +64,13 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         parameters: as a trace has counted them, where there is no closed form.
     """
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
+    how = [recipe.adapter_words, recipe.freeze_words, recipe.precision, recipe.optimizer]
+    how += [f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if model is not None:
         packed = recipe.base_quantization != "none"  # what a trace counts then are not weights
         counted = f"{parameters:,} parameters" if parameters and not packed else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
-        how = (
-            recipe.adapter_words,
-            recipe.freeze_words,
-            recipe.precision,
-            recipe.optimizer,
-            f"recompute {recipe.recompute}",
-            f"attention {recipe.attention}",
-        )
-        return " · ".join(part for part in (model.name, model.kind, counted, size, *how) if part)
+        return " · ".join(filter(None, (model.name, model.kind, counted, size, *how)))
     if workload.command is not None:
         ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
         return f"{workload.name}{ranks}"
@@ -87,15 +81,13 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         parts.append(f"sequence length {shape.seq_len:,}")
     if shape.image_size:
         parts.append(f"{shape.image_size} px")
-    parts += [recipe.adapter_words] * recipe.has_adapters
-    parts += [recipe.freeze_words] * recipe.has_frozen_layers
-    parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
+    parts += how
     if recipe.sharding != "none":
         parts.append(f"sharding {recipe.sharding} over {recipe.sharded_over} GPUs")
     elif recipe.gpus > 1:
         parts.append(f"{recipe.gpus} GPUs")
     parts += cuts(recipe)
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
 def device_line(device: Device, limit_bytes: int | None = None) -> str:
@@ -229,11 +221,12 @@ def headroom_line(found: WithHeadroom) -> str:
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
     """Return how micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
-    shape, gpus = workload.shape, workload.recipe.data_parallel
-    passes, wanted = steps.steps * gpus, f"{steps.target_batch:,}"
+    shape, recipe, wanted = workload.shape, workload.recipe, f"{steps.target_batch:,}"
+    passes = steps.steps * recipe.pass_micro_batches
     one = steps.steps == 1
     line = f"{steps.steps:,} accumulation step{'' if one else 's'} of batch {steps.global_batch_size // passes:,}"
-    line += f" on {gpus:,} GPUs" if gpus > 1 else ""
+    line += f", {recipe.pipelined:,} of them through the pipeline," if recipe.pipelined > 1 else ""
+    line += f" on {recipe.data_parallel:,} GPUs" if recipe.data_parallel > 1 else ""
     line += f" make{'s' if one else ''} a global batch of {steps.global_batch_size:,}"
     if shape is not None and shape.seq_len:
         line += f" sequences, {tokens_per_global_batch(shape, steps):,} tokens"
@@ -320,17 +313,17 @@ def prediction_lines(
 
 
 def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[str]:
-    yield peak_line(traced, batch_size)
-    yield fits_line(config.workload, traced, batch_size)
-    if line := range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)):
-        yield line
-    if note := sharding_line(config.workload.recipe):
-        yield note
-    yield f"CUDA context {context_words(traced)}"
-    if config.device.gpu.reserves:
-        yield f"driver reserve {reserve_words(config.device.gpu)}"
-    if line := layers_line(traced):
-        yield line
+    gpu = config.device.gpu
+    lines = (
+        peak_line(traced, batch_size),
+        fits_line(config.workload, traced, batch_size),
+        range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
+        sharding_line(config.workload.recipe),
+        f"CUDA context {context_words(traced)}",
+        f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
+        layers_line(traced),
+    )
+    yield from filter(None, lines)
     yield from assumed_lines(traced)
     yield from traced.done.notes
 
@@ -389,7 +382,7 @@ def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation |
     """Return how a micro-batch reaches the wanted global batch; None if none is wanted, or not one sample fits."""
     if config.target_batch is None or not batch_size:
         return None
-    return accumulation(config.target_batch, batch_size, config.workload.recipe.data_parallel)
+    return accumulation(config.target_batch, batch_size, config.workload.recipe.pass_micro_batches)
 
 
 # JSON

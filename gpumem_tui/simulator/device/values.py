@@ -145,7 +145,8 @@ class Values:
             return None
         if isinstance(content, Uniform):
             return torch.tensor(content.value, device="cpu").expand(tensor.shape) if content.certain else None
-        return _look(content, tensor)
+        seen = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return seen.set_(content, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
     def read(self, tensor: torch.Tensor) -> Any:
         """Return the value of a tensor of one element; where it is unknown, false, zero, or a number near zero."""
@@ -380,9 +381,3 @@ def _covers_storage(tensor: torch.Tensor) -> bool:
 
 def _empty_as(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-
-
-def _look(storage: torch.UntypedStorage, tensor: torch.Tensor) -> torch.Tensor:
-    """Look at the host's storage as `tensor` looks at its own."""
-    seen = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    return seen.set_(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride())
