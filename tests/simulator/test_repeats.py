@@ -60,7 +60,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.model = Counted(with_loss=self.with_loss).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
 
     def batch(self, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(512, (size, 129))
