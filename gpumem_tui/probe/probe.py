@@ -250,7 +250,7 @@ class Probe:
         if self._ring is None or started < self._count_due:
             return
         due_ns = time.monotonic_ns() + max(0, round((self._sample_due - started) * 1e9))
-        self._ring.count(wire.Pace(self._steps.steps, time.monotonic_ns(), due_ns, self._is_busy))
+        self._ring.count(wire.Heartbeat(self._steps.steps, time.monotonic_ns(), due_ns, self._is_busy))
         now = time.monotonic()
         self._count_due = now + min((now - started) / COUNT_SHARE, MOST_WAITING_PAUSE_S)
         if self._look is None:

@@ -62,9 +62,9 @@ class Ring:
         """Say which request for a look is being recorded; 0 once none is."""
         self._patch(*wire.looking_patch(request))
 
-    def count(self, pace: wire.Pace) -> None:
+    def count(self, heartbeat: wire.Heartbeat) -> None:
         """Say how many steps there are."""
-        self._patch(*wire.pace_patch(pace))
+        self._patch(*wire.heartbeat_patch(heartbeat))
 
     def switch_off(self, reason: str) -> None:
         """Say that nothing more will come, and why; empty: that it comes again."""

@@ -344,8 +344,8 @@ ENDED_AT = 32
 SWITCHED_OFF_AT = HEADER_BYTES - 256
 LOOKING_AT = SWITCHED_OFF_AT - 8
 COUNTER = struct.Struct("<Q")
-PACE = struct.Struct("<QQQII")
-PACE_AT = LOOKING_AT - PACE.size
+HEARTBEAT = struct.Struct("<QQQII")
+HEARTBEAT_AT = LOOKING_AT - HEARTBEAT.size
 RECORD = struct.Struct("<QQQQdBBhI16s13qIIQ")
 CHECKSUM = struct.Struct("<I")
 HAS_ALLOCATOR = 1
@@ -440,7 +440,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Heartbeat:
     """The ring's step counter, written far more often than samples are.
 
     Attributes:
@@ -462,7 +462,7 @@ COUNTS = tuple(field.name for field in fields(Record))[9:22]
 def encode_header(process: Process) -> bytes:
     """Return `HEADER_BYTES` bytes, with no record written yet. Arguments that do not fit are cut from the end."""
     others = json.dumps(asdict(replace(process, command=())))
-    left_bytes = PACE_AT - PREFIX.size - len(others)
+    left_bytes = HEARTBEAT_AT - PREFIX.size - len(others)
     if left_bytes < 0:
         raise WireError("the header's texts do not fit")
     command = []
@@ -519,10 +519,12 @@ def looking_patch(request: int) -> tuple[int, bytes]:
     return LOOKING_AT, COUNTER.pack(request)
 
 
-def pace_patch(pace: Pace) -> tuple[int, bytes]:
+def heartbeat_patch(heartbeat: Heartbeat) -> tuple[int, bytes]:
     """Return offset and bytes of the step counter, with a checksum: one that is half written counts as none."""
-    body = PACE.pack(pace.step, pace.monotonic_ns, pace.due_ns, pace.is_busy, 0)[: -CHECKSUM.size]
-    return PACE_AT, body + CHECKSUM.pack(crc32(body))
+    body = HEARTBEAT.pack(heartbeat.step, heartbeat.monotonic_ns, heartbeat.due_ns, heartbeat.is_busy, 0)[
+        : -CHECKSUM.size
+    ]
+    return HEARTBEAT_AT, body + CHECKSUM.pack(crc32(body))
 
 
 def switched_off_patch(reason: str) -> tuple[int, bytes]:

@@ -308,8 +308,8 @@ def _end(ring: _Ring, header: Header) -> End:
 
 def _steps(ring: _Ring) -> int:
     newest = ring.records.get(max(ring.records, default=0))
-    pace = None if ring.header is None else ring.header.pace
-    return max(0 if newest is None else newest.step, 0 if pace is None else pace.step)
+    heartbeat = None if ring.header is None else ring.header.heartbeat
+    return max(0 if newest is None else newest.step, 0 if heartbeat is None else heartbeat.step)
 
 
 def _read_new(ring: _Ring) -> Header:
@@ -383,16 +383,16 @@ def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
 def _heard_ns(header: Header, samples: tuple[ProbeSample, ...]) -> int | None:
     """Return when a step is last known to have ended, by the machine's monotonic clock; None before the first."""
     times = [sample.record.monotonic_ns for sample in samples[:1]]
-    times += [] if header.pace is None else [header.pace.monotonic_ns]
+    times += [] if header.heartbeat is None else [header.heartbeat.monotonic_ns]
     return max(times, default=None)
 
 
 def _rarer(header: Header, samples: tuple[ProbeSample, ...]) -> str:
     """Say why samples are further apart than usual; empty if they are not."""
-    pace = header.pace
-    if pace is None or not samples or pace.due_ns - samples[0].record.monotonic_ns < _RARER_S * 1e9:
+    heartbeat = header.heartbeat
+    if heartbeat is None or not samples or heartbeat.due_ns - samples[0].record.monotonic_ns < _RARER_S * 1e9:
         return ""
-    return "rarer: the machine is busy" if pace.is_busy else "rarer: one takes long"
+    return "rarer: the machine is busy" if heartbeat.is_busy else "rarer: one takes long"
 
 
 def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> str:

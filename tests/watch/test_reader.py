@@ -14,7 +14,15 @@ import pytest
 from gpumem_tui.attach.launch import warnings
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.probe.wire import RING_BYTES, SLOT_BYTES, SLOT_COUNT, Pace, pace_patch, slot_offset, switched_off_patch
+from gpumem_tui.probe.wire import (
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    Heartbeat,
+    heartbeat_patch,
+    slot_offset,
+    switched_off_patch,
+)
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import ProcessState
 from tests.attach import loops
@@ -65,11 +73,11 @@ def test_the_step_counter_tells_a_hang_from_a_sample_that_is_rare(folder: Path) 
     ring.sample(replace(RECORD, step=3, monotonic_ns=5_000_000_000, errors=2))
     watcher = Watcher([folder], clock_ns=lambda: 65_000_000_000)
     assert watcher.processes()[0].problem == "no step has finished for 60 s; the probe met 2 errors"
-    ring.patch(*pace_patch(Pace(70, 64_000_000_000, 66_000_000_000, is_busy=False)))
+    ring.patch(*heartbeat_patch(Heartbeat(70, 64_000_000_000, 66_000_000_000, is_busy=False)))
     [process] = watcher.processes()
     assert (process.step, process.age_s, process.heard_s) == (70, 60.0, 1.0)
     assert (process.rarer, process.problem) == ("rarer: one takes long", "the probe met 2 errors")
-    offset, content = pace_patch(Pace(71, 64_000_000_000, 66_000_000_000, is_busy=True))
+    offset, content = heartbeat_patch(Heartbeat(71, 64_000_000_000, 66_000_000_000, is_busy=True))
     ring.patch(offset, content[:8])  # half written
     assert watcher.processes()[0].heard_s == 60.0
 
