@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -64,9 +67,8 @@ def test_a_length_that_never_came_is_said() -> None:
 
 @needs("datasets")
 def test_the_longest_sample_of_a_data_set_is_read_from_its_columns() -> None:
-    from datasets import Dataset
-
-    rows = Dataset.from_list([{"input_ids": [1] * length} for length in (3, 9, 5)])
+    datasets: Any = importlib.import_module("datasets")
+    rows = datasets.Dataset.from_list([{"input_ids": [1] * length} for length in (3, 9, 5)])
     assert longest_sample(rows) == 9
     assert longest_sample(rows.select([0, 2])) == 5
     assert longest_sample(rows.select([0, 2]).shuffle(seed=0)) == 5
