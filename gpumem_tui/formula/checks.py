@@ -181,6 +181,5 @@ def cuts(recipe: Recipe) -> list[str]:
     if recipe.expert_parallel > 1:
         named.append(f"expert parallel {recipe.expert_parallel}")
     if recipe.pipeline_parallel > 1:
-        micro_batches = recipe.micro_batches or recipe.pipeline_parallel
-        named.append(f"pipeline {recipe.pipeline_parallel} ({recipe.schedule}, {micro_batches} micro-batches)")
+        named.append(f"pipeline {recipe.pipeline_parallel} ({recipe.schedule}, {recipe.pipelined} micro-batches)")
     return named

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -183,9 +183,13 @@ def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
 class _MachinesCollector(Collector):
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
+        self._ourselves = ProcessCollector(namespace="gpumem_self", registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        return metrics(self._machines())
+        machines = list(self._machines())
+        yield from metrics(machines)
+        if any(machine.snapshot is not None for machine in machines):
+            yield from self._ourselves.collect()
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not collect."""

@@ -75,7 +75,7 @@ def answer(plan: Plan) -> Answer:
     Raises:
         ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
     """
-    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel)
+    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches)
     tokens, beside_bytes = tokens_per_global_batch(plan.shape, steps), beside_allocator_bytes(plan.gpu)
     setup = Setup(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
     found = outlook(setup, plan.batch_size, plan.gpu, plan.headroom, beside_bytes)
@@ -137,7 +137,7 @@ def with_setup(plan: Plan, setup: Setup) -> Plan:
     """Return `plan` with another setup; a target below one pass of more GPUs becomes that pass."""
     target = plan.target_batch
     if target is not None:
-        target = max(target, plan.batch_size * setup.recipe.data_parallel)
+        target = max(target, plan.batch_size * setup.recipe.pass_micro_batches)
     return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
 
 

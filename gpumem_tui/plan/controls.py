@@ -133,10 +133,10 @@ def plan_of(draft: Draft) -> Plan:
         raise PlanError(key, str(error).removeprefix(f"{error.option}: ")) from error
     target, samples = draft.target_batch, draft.pass_samples
     if target is not None and target < samples:
-        gpu_words = f"{draft.recipe.gpus:,} GPU{'s' if draft.recipe.gpus > 1 else ''}"
-        raise PlanError(
-            "target_batch", f"{target:,} is less than one pass of {samples:,} ({draft.batch_size:,} × {gpu_words})"
-        )
+        recipe = draft.recipe
+        times = f"{draft.batch_size:,} × {recipe.data_parallel:,} GPU{'s' if recipe.data_parallel > 1 else ''}"
+        times += f" × {recipe.pipelined:,} micro-batches of a pipeline" if recipe.pipelined > 1 else ""
+        raise PlanError("target_batch", f"{target:,} is less than one pass of {samples:,} ({times})")
     if wrong := fault(shape, draft.recipe):
         option, says = wrong
         raise PlanError(_key_of(option), says)

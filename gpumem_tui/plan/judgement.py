@@ -197,7 +197,7 @@ def scaling(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
                     f"{link.name}, {link.gigabytes_per_s:g} GB/s",
                     f"{100 * least:.0f} to {100 * most:.0f} %",
                     f"{copies * least:.3g} to {copies * most:.3g}×",
-                    f"{plan.batch_size * copies:,}",
+                    f"{plan.batch_size * plan.recipe.pipelined * copies:,}",
                 )
             )
     table = Table(("GPUs", "over", "efficiency", "speed-up", "samples a pass"), tuple(rows))
@@ -224,7 +224,7 @@ _GPT3 = (
 
 def global_batch(plan: Plan) -> int:
     """Return the samples of an optimizer step over all GPUs."""
-    return accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel).global_batch_size
+    return accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches).global_batch_size
 
 
 def kaplan_critical_tokens(loss: float) -> float:

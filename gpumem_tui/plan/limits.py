@@ -207,7 +207,7 @@ def _largest_batch(plan: Plan, known: Known) -> Limit:
             value, how = largest, "traced"
     target = plan.target_batch
     if target is not None:
-        target = max(target, value * plan.recipe.data_parallel)
+        target = max(target, value * plan.recipe.pass_micro_batches)
     with_it = replace(plan, batch_size=value, target_batch=target) if value else None
     return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
 
@@ -215,7 +215,7 @@ def _largest_batch(plan: Plan, known: Known) -> Limit:
 def _fewest_passes(plan: Plan, known: Known) -> Limit:
     """Spread the samples of a step evenly over as few passes as the largest micro-batch allows."""
     batch = _largest_batch(plan, known)
-    per_gpu = -(-target_of(plan) // plan.recipe.data_parallel)
+    per_gpu = -(-target_of(plan) // plan.recipe.pass_micro_batches)
 
     def passes(largest: int | None) -> int | None:
         return -(-per_gpu // largest) if largest else None
@@ -224,7 +224,7 @@ def _fewest_passes(plan: Plan, known: Known) -> Limit:
     with_it = None
     if value is not None:
         with_it = replace(plan, batch_size=-(-per_gpu // value), target_batch=target_of(plan))
-        over = with_it.batch_size * plan.recipe.data_parallel
+        over = with_it.batch_size * plan.recipe.pass_micro_batches
         with_it = replace(with_it, target_batch=max(over, target_of(plan)))
     note = batch.note
     if not note and plan.target_batch is None:
@@ -329,12 +329,12 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
     each = recipe.model_parallel
     least = each
     if plan.target_batch is not None and passes is not None:
-        least *= max(1, -(-plan.target_batch // (plan.batch_size * passes)))
+        least *= max(1, -(-plan.target_batch // (plan.batch_size * recipe.pipelined * passes)))
 
     def with_gpus(gpus: int) -> Plan:
         target = plan.target_batch
         if target is not None:
-            target = max(target, plan.batch_size * max(1, gpus // each))
+            target = max(target, plan.batch_size * recipe.pipelined * max(1, gpus // each))
         sharding = "none" if gpus == 1 else recipe.sharding
         return replace(plan, recipe=replace(recipe, gpus=gpus, sharding=sharding), target_batch=target)
 

@@ -178,16 +178,16 @@ def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Effect | NotApplicable]
         for technique in (more_passes, smaller):
             yield NotApplicable(technique.key, technique.plain_name, "the micro-batch is 1 already")
         return
-    target, gpus = target_of(plan), plan.recipe.data_parallel
+    target, micro_batches = target_of(plan), plan.recipe.pass_micro_batches
     most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
-    micro = _even_micro_batch(-(-target // gpus), most)
-    steps = accumulation(target, micro, gpus)
+    micro = _even_micro_batch(-(-target // micro_batches), most)
+    steps = accumulation(target, micro, micro_batches)
     made = more_passes.filled(passes=steps.steps, micro=micro, cost=_accumulation_cost(plan, micro, steps))
     option = f"--batch-size {micro} --target-batch {target}"
     changed = replace(plan, batch_size=micro, target_batch=target)
     yield _effect(changed, now, replace(made, given_option=option))
     half = plan.batch_size // 2
-    made = smaller.filled(micro=half, after=half * gpus, before=target)
+    made = smaller.filled(micro=half, after=half * micro_batches, before=target)
     changed = replace(plan, batch_size=half, target_batch=None)
     yield _effect(changed, now, replace(made, given_option=f"--batch-size {half}"))
 
@@ -305,7 +305,7 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
             most = min((usable - size) // more for size, more in zip(fixed_bytes, sample_bytes, strict=True))
             if most < 1:
                 continue
-            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel), most)
+            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined, most)
             if best is None or price + extra < best[0]:
                 best = price + extra, base + chosen1 + chosen2, micro
     return None if best is None else _combination(plan, *best)
@@ -356,7 +356,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
     """Return the samples of a pass where at most `fitting` fit, and the price of passes smaller than planned.
 
     Args:
-        copies: of the network, each with samples of its own.
+        copies: of the micro-batch in one pass over all GPUs.
     """
     if plan.batch_size <= fitting:
         return plan.batch_size, Price()
@@ -369,7 +369,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
 
 def _combination(plan: Plan, price: Price, chosen: tuple[Technique, ...], micro: int) -> Combination:
     changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
-    copies = changed.recipe.data_parallel
+    copies = changed.recipe.pass_micro_batches
     if (micro, changed.recipe.gpus) != (plan.batch_size, plan.recipe.gpus):
         changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * copies))
     return Combination(

@@ -221,11 +221,12 @@ def headroom_line(found: WithHeadroom) -> str:
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
     """Return how micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
-    shape, gpus = workload.shape, workload.recipe.data_parallel
-    passes, wanted = steps.steps * gpus, f"{steps.target_batch:,}"
+    shape, recipe, wanted = workload.shape, workload.recipe, f"{steps.target_batch:,}"
+    passes = steps.steps * recipe.pass_micro_batches
     one = steps.steps == 1
     line = f"{steps.steps:,} accumulation step{'' if one else 's'} of batch {steps.global_batch_size // passes:,}"
-    line += f" on {gpus:,} GPUs" if gpus > 1 else ""
+    line += f", {recipe.pipelined:,} of them through the pipeline," if recipe.pipelined > 1 else ""
+    line += f" on {recipe.data_parallel:,} GPUs" if recipe.data_parallel > 1 else ""
     line += f" make{'s' if one else ''} a global batch of {steps.global_batch_size:,}"
     if shape is not None and shape.seq_len:
         line += f" sequences, {tokens_per_global_batch(shape, steps):,} tokens"
@@ -381,7 +382,7 @@ def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation |
     """Return how a micro-batch reaches the wanted global batch; None if none is wanted, or not one sample fits."""
     if config.target_batch is None or not batch_size:
         return None
-    return accumulation(config.target_batch, batch_size, config.workload.recipe.data_parallel)
+    return accumulation(config.target_batch, batch_size, config.workload.recipe.pass_micro_batches)
 
 
 # JSON

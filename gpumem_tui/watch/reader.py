@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +36,10 @@ from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessSta
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
 _SILENT_AFTER_S = 15.0
+_MOST_FOLDERS, _MOST_NAMES, _MOST_RINGS = 16, 4096, 256
+"""Of one user: folders in /tmp, names in a folder, rings. Nobody takes the place of others by making more."""
+_HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
+"""Of the descriptors that we may have, as many are of processes that are followed; others end in /proc."""
 _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 
 
@@ -90,7 +97,7 @@ class Watcher:
         """Look at every folder again. What cannot be trusted is listed with the reason and not read."""
         self._refused = {}
         self._hosts = None
-        seen = dict(found for directory in self._directories() for found in self._scan(directory))
+        seen = self._admitted({ring: uid for directory in self._directories() for ring, uid in self._scan(directory)})
         for path in set(self._rings) - set(seen):
             if (witness := self._rings[path].witness) is not None:
                 witness.close()
@@ -123,14 +130,24 @@ class Watcher:
     def _directories(self) -> Iterable[Path]:
         if self._given is not None:
             return dict.fromkeys([*self._given, *self._followed])
-        ours = [default_directory()]
-        if os.geteuid() == 0:
-            ours += _TMP.glob("gpumem-tui-*")
         now_s = self._clock_ns() / 1e9
         if now_s - self._foreign_at_s >= _FOREIGN_EVERY_S:
             self._foreign_at_s = now_s
             self._foreign = foreign_directories(self._proc)
-        return dict.fromkeys([*ours, *self._foreign, *self._followed])
+        everybodys = _everybodys_directories() if os.geteuid() == 0 else ()
+        return dict.fromkeys([default_directory(), *self._followed, *everybodys, *self._foreign])
+
+    def _admitted(self, found: Mapping[Path, int]) -> dict[Path, int]:
+        """Return as many rings of each user as are read; those that were read before come first."""
+        taken: Counter[int] = Counter()
+        admitted = {}
+        for path in sorted(found, key=lambda path: path not in self._rings):
+            taken[found[path]] += 1
+            if taken[found[path]] <= _MOST_RINGS:
+                admitted[path] = found[path]
+        for uid in (uid for uid, count in taken.items() if count > _MOST_RINGS):
+            self._refused[f"user {uid}"] = f"user {uid} has {taken[uid]} rings, of which {_MOST_RINGS} are read"
+        return admitted
 
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
         """Yield the rings in a folder, with the user whose folder it is."""
@@ -144,6 +161,9 @@ class Watcher:
             return
         except OSError as error:
             self._refused[str(directory)] = f"{directory} cannot be read: {error.strerror}"
+            return
+        if len(names) > _MOST_NAMES:
+            self._refused[str(directory)] = f"{directory} holds {len(names)} files, more than {_MOST_NAMES}"
             return
         if full := full_reason(directory):
             self._refused[str(directory)] = full
@@ -163,7 +183,7 @@ class Watcher:
         if ring.end is None or header is None:
             host = self._find(ring)
             header = _read_new(ring)  # after that: of a process that is gone, nothing is missed
-            _follow(ring, host)
+            self._follow(ring, host)
             ring.host, ring.end = host, None if host is not None else _end(ring, header)
         state = ring.end.state if ring.end is not None else ProcessState.RUNNING
         # once it has ended, the newest in which there is a model; where there never was, the newest
@@ -195,6 +215,30 @@ class Watcher:
                     self._hosts = {(host.inner_pid, host.start_ticks): host for host in hosts.every(self._proc)}
                 host = self._hosts.get((ring.files.pid, ring.files.start_ticks))
         return host if _writes(host, ring) else None
+
+    def _follow(self, ring: _Ring, host: hosts.Host | None) -> None:
+        """Watch a living process, so that its end is seen."""
+        if host is None:
+            return
+        if ring.witness is not None:
+            ring.witness.look()
+            return
+        held = Counter(other.uid for other in self._rings.values() if other.witness and other.witness.is_held)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_free = held.total() < most * _HELD_SHARE and held[ring.uid] < most * _HELD_SHARE_OF_A_USER
+        ring.witness = Witness(host.pid, host.start_ticks, hold=is_free)
+
+
+def _everybodys_directories() -> tuple[Path, ...]:
+    """List the folders in /tmp where probes of any user may publish, so many of each user at most."""
+    found: Counter[int] = Counter()
+    taken = []
+    for path in sorted(_TMP.glob("gpumem-tui-*"), key=lambda path: _OWNER_IN_NAME.fullmatch(path.name) is None):
+        with suppress(OSError):
+            uid = path.lstat().st_uid
+            found[uid] += 1
+            taken += [path] if found[uid] <= _MOST_FOLDERS else []
+    return tuple(taken)
 
 
 def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
@@ -230,16 +274,6 @@ def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
         and host.state != "Z"
         and (host.inner_pid, host.start_ticks, host.uid) == (ring.files.pid, ring.files.start_ticks, ring.uid)
     )
-
-
-def _follow(ring: _Ring, host: hosts.Host | None) -> None:
-    """Watch a living process, so that its end is seen."""
-    if host is None:
-        return
-    if ring.witness is None:
-        ring.witness = Witness(host.pid, host.start_ticks)
-    else:
-        ring.witness.look()
 
 
 def _end(ring: _Ring, header: Header) -> End:

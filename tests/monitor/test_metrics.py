@@ -80,6 +80,11 @@ def test_the_numbers_are_the_snapshots_in_base_units(scrape: Scrape) -> None:
     assert _of(series, "gpumem_driver", driver="550.54.14", cuda="12.4") == [1]
 
 
+def test_our_own_descriptors_are_counted(scrape: Scrape) -> None:
+    series = scrape(machine([gpu(0)]))
+    assert 0 < _of(series, "gpumem_self_process_open_fds")[0] < _of(series, "gpumem_self_process_max_fds")[0]
+
+
 def test_what_is_unknown_is_no_series(scrape: Scrape) -> None:
     blind = gpu(0, power_w=Unknown("x"), processes=Unknown("x"), memory=Unknown("x"), throttle=Unknown("x"))
     series = scrape(machine([blind]))

@@ -198,7 +198,7 @@ def command_found(state: SearchState) -> str:
     if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.max_batch_size:
         return ""
     size = verdict.max_batch_size
-    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.data_parallel)
+    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.pass_micro_batches)
     return workload.command.text_at(size, passes)
 
 
