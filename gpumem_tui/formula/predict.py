@@ -69,6 +69,7 @@ class FormulaPrediction:
         return growing_bytes // self.batch_size if self.batch_size else 0
 
 
+@lru_cache(1024)
 def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> FormulaPrediction:
     """Return the peak of one training step on one of the recipe's GPUs, term by term.
 

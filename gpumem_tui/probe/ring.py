@@ -62,8 +62,12 @@ class Ring:
         """Say which request for a look is being recorded; 0 once none is."""
         self._patch(*wire.looking_patch(request))
 
+    def count(self, heartbeat: wire.Heartbeat) -> None:
+        """Say how many steps there are."""
+        self._patch(*wire.heartbeat_patch(heartbeat))
+
     def switch_off(self, reason: str) -> None:
-        """Say that nothing more will come, and why."""
+        """Say that nothing more will come, and why; empty: that it comes again."""
         self._patch(*wire.switched_off_patch(reason))
 
     def _patch(self, offset: int, content: bytes) -> None:

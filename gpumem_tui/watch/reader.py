@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -35,7 +36,10 @@ from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessSta
 
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
-_SILENT_AFTER_S = 15.0
+_SILENT_AFTER_S, _SILENT_STEPS = 15.0, 3
+"""That no step has finished is said after so long, and so many times as long as one took before."""
+_RARER_S = 2.0
+"""Samples that are further apart than this are called rarer."""
 _MOST_FOLDERS, _MOST_NAMES, _MOST_RINGS = 16, 4096, 256
 """Of one user: folders in /tmp, names in a folder, rings. Nobody takes the place of others by making more."""
 _HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
@@ -188,9 +192,8 @@ class Watcher:
         state = ring.end.state if ring.end is not None else ProcessState.RUNNING
         # once it has ended, the newest in which there is a model; where there never was, the newest
         samples = _newest(ring, None if ring.end is None else _last_with_model(ring) or None)
-        age_s: Reading[float] = Unknown("no step has finished yet")
-        if samples:
-            age_s = max(0.0, (self._clock_ns() - samples[0].record.monotonic_ns) / 1e9)
+        age_s = self._age_s(samples[0].record.monotonic_ns if samples else None)
+        heard_s = self._age_s(_heard_ns(header, samples))
         return ProbedProcess(
             files=ring.files,
             pid=ring.host.pid if ring.host is not None else None,
@@ -199,10 +202,17 @@ class Watcher:
             state=state,
             samples=samples,
             age_s=age_s,
-            problem=ring.problem or _problem(header, state, samples, age_s),
+            problem=ring.problem or _problem(header, state, samples, heard_s),
             end=ring.end,
             steps=_steps(ring),
+            heard_s=heard_s,
+            rarer=_rarer(header, samples) if state is ProcessState.RUNNING else "",
         )
+
+    def _age_s(self, monotonic_ns: int | None) -> Reading[float]:
+        if monotonic_ns is None:
+            return Unknown("no step has finished yet")
+        return max(0.0, (self._clock_ns() - monotonic_ns) / 1e9)
 
     def _find(self, ring: _Ring) -> hosts.Host | None:
         """Find the living process that writes a ring. Its user must be the ring's, or anyone could pass for it."""
@@ -298,7 +308,8 @@ def _end(ring: _Ring, header: Header) -> End:
 
 def _steps(ring: _Ring) -> int:
     newest = ring.records.get(max(ring.records, default=0))
-    return 0 if newest is None else newest.step
+    heartbeat = None if ring.header is None else ring.header.heartbeat
+    return max(0 if newest is None else newest.step, 0 if heartbeat is None else heartbeat.step)
 
 
 def _read_new(ring: _Ring) -> Header:
@@ -369,15 +380,34 @@ def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
     return tuple(ProbeSample(newest[device]) for device in sorted(newest))
 
 
-def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], age_s: Reading[float]) -> str:
+def _heard_ns(header: Header, samples: tuple[ProbeSample, ...]) -> int | None:
+    """Return when a step is last known to have ended, by the machine's monotonic clock; None before the first."""
+    times = [sample.record.monotonic_ns for sample in samples[:1]]
+    times += [] if header.heartbeat is None else [header.heartbeat.monotonic_ns]
+    return max(times, default=None)
+
+
+def _rarer(header: Header, samples: tuple[ProbeSample, ...]) -> str:
+    """Say why samples are further apart than usual; empty if they are not."""
+    heartbeat = header.heartbeat
+    if heartbeat is None or not samples or heartbeat.due_ns - samples[0].record.monotonic_ns < _RARER_S * 1e9:
+        return ""
+    return "rarer: the machine is busy" if heartbeat.is_busy else "rarer: one takes long"
+
+
+def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> str:
     """Say in one line how far the samples are not to be trusted; empty if there is nothing to say."""
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"
     record = samples[0].record if samples else None
+    problem = ""
     if record is not None and record.errors:
-        return f"the probe met {record.errors} errors"
-    if record is not None and record.dropped:
-        return f"{record.dropped} samples could not be written"
-    if state is ProcessState.RUNNING and isinstance(age_s, float) and age_s > _SILENT_AFTER_S:
-        return f"no step has finished for {age_s:.0f} s"
-    return ""
+        problem = f"the probe met {record.errors} errors"
+    elif record is not None and record.dropped:
+        problem = f"{record.dropped} samples could not be written"
+    if state is ProcessState.RUNNING and record is not None and not isinstance(heard_s, Unknown):
+        usual_s = 0.0 if math.isnan(record.step_s) else record.step_s
+        if heard_s > max(_SILENT_AFTER_S, _SILENT_STEPS * usual_s):
+            silence = f"no step has finished for {heard_s:.0f} s"
+            problem = f"{silence}; {problem}" if problem else silence
+    return problem

@@ -182,7 +182,9 @@ class ProbedProcess:
         age_s: seconds since those were taken.
         problem: one line if something is wrong with what is shown; empty otherwise.
         end: how it ended; None while it runs.
-        steps: optimizer steps by its last record, which may be later than `samples`.
+        steps: optimizer steps by its last record or its step counter, which may be later than `samples`.
+        heard_s: seconds since a step is known to have ended.
+        rarer: why samples are further apart than usual; empty if they are not.
     """
 
     files: Files
@@ -195,6 +197,8 @@ class ProbedProcess:
     problem: str
     end: End | None = None
     steps: int = 0
+    heard_s: Reading[float] = NOT_REPORTED
+    rarer: str = ""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -211,6 +211,8 @@ def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
     body.put_each("peak_buckets", _by_key(sample.peak_buckets))
     body.put_all(_FIGURES, sample)
     body.put("age_s", process.age_s)
+    body.put("newest_step", process.step)
+    body.put("newest_step_age_s", process.heard_s)
     body.put("entry", process.process.entry)
     body.put("state", process.state.value)
     body.put("problem", process.problem or None)

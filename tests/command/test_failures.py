@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cli.conftest import Program
 from tests.command.running import Project
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -101,10 +102,10 @@ def test_a_command_that_cannot_be_started(project: Project, words: tuple[str, ..
     ],
 )
 def test_options_that_do_not_go_together(project: Project, arguments: tuple[str, ...], said: str) -> None:
-    done = project.run(*arguments)
+    done = Program(project.folder)(*arguments)
     assert done.code == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert said in done.stderr
+    assert len(done.err.splitlines()) == 1
+    assert said in done.err
 
 
 @pytest.mark.slow

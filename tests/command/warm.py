@@ -36,7 +36,10 @@ if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-m",
     os.execv({python!r}, [{python!r}, *arguments])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({server!r})
-task = {{"arguments": arguments, "directory": os.getcwd(), "environment": dict(os.environ)}}
+task = {{
+    "python": os.path.abspath(sys.argv[0]), "arguments": arguments, "directory": os.getcwd(),
+    "environment": dict(os.environ),
+}}
 socket.send_fds(server, [json.dumps(task).encode()], [0, 1, 2])
 code = int(server.recv(64) or b"1")
 if code < 0:
@@ -67,7 +70,7 @@ _BEFOREHAND = (
 """What scripts and libraries import sooner or later, and what does not look for a GPU."""
 
 _OF_TRANSFORMERS = ("datasets", "transformers.models.llama.modeling_llama")
-_USES_TRANSFORMERS = re.compile(rb"\b(transformers|hugging_face|trl|peft)\b")
+_USES_TRANSFORMERS = re.compile(rb"\b(transformers|hugging_face|trl|peft|accelerate)\b")
 """Tells it in the words of a command, or in its script."""
 
 _HIDDEN = ("torch", "torch._compile", "transformers")
@@ -184,6 +187,7 @@ def _become(task: dict[str, Any], streams: Sequence[int]) -> CodeType:
     os.setsid()
     os.chdir(task["directory"])
     multiprocessing.process.ORIGINAL_DIR = task["directory"]  # type: ignore[attr-defined]
+    sys.executable = task["python"]  # what starts a script over several GPUs runs it by this
     os.environ.clear()
     os.environ.update(task["environment"])
     for number, fd in enumerate(streams):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -152,10 +153,16 @@ class Answers:
         if isinstance(answer, int):
             given: torch.Tensor = args[answer]
             return given
-        elem = _elem(answer)
-        if answer.position >= 0:
-            elem.set_(args[answer.position].untyped_storage(), answer.offset, answer.shape, answer.stride)
-        return FakeTensor(self._mode, elem, self._device)
+        if answer.position < 0:
+            return FakeTensor(self._mode, _elem(answer), self._device)
+        base = args[answer.position]
+        # A view is an inference tensor if what it looks at is one, whatever mode it is made in.
+        is_inference = base.is_inference()
+        is_mode = is_inference is torch.is_inference_mode_enabled()
+        with nullcontext() if is_mode else torch.inference_mode(is_inference):
+            elem = _elem(answer)
+            elem.set_(base.untyped_storage(), answer.offset, answer.shape, answer.stride)
+            return FakeTensor(self._mode, elem, self._device)
 
 
 def _is_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:

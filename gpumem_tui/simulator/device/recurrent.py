@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.backends.cudnn import rnn as cudnn_rnn
+import torch.backends.cudnn.rnn as cudnn_rnn  # spelt as torch does: in 2.10 the package has something else of that name
 
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.profile import Profile

@@ -127,7 +127,7 @@ class Repeats:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
             self._called(module)
-            return self._repeat(pattern, tensors)
+            return self._repeat(pattern, tensors, module)
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
         recorder, uses = self._recorder, self._gpu.streams.recorded_uses
@@ -261,11 +261,11 @@ class Repeats:
 
     # Repeating
 
-    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor]) -> Any:
+    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor], module: nn.Module) -> Any:
         """Return the call's results, and record its events as if it had run."""
         repetition = Repetition(self._gpu, pattern, arguments, self._cached)
         if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
-            made: Any = RepeatedCall.apply(self._anchor, repetition)  # type: ignore[no-untyped-call]
+            made: Any = RepeatedCall.apply(self._anchor, repetition, list(module.parameters()))  # type: ignore[no-untyped-call]
         else:
             made = tuple(repetition.forward())
         tensors = iter(made)
@@ -402,12 +402,15 @@ class Repetition:
 
 
 class RepeatedCall(torch.autograd.Function):
-    """The place of a repeated call in autograd's graph."""
+    """The place of a repeated call in autograd's graph, which holds the parameters as the call's own would.
+
+    Those that are trained live as long as the graph (`AccumulateGrad`), the others until backward (saved tensors).
+    """
 
     @staticmethod
-    def forward(ctx: Any, _anchor: torch.Tensor, repetition: Repetition) -> Any:
+    def forward(ctx: Any, _anchor: torch.Tensor, repetition: Repetition, parameters: list[nn.Parameter]) -> Any:
         """Record what forward did, and return its results."""
-        ctx.repetition = repetition
+        ctx.repetition, ctx.parameters = repetition, parameters
         ctx.set_materialize_grads(False)
         made = repetition.forward()
         outputs = [leaf for leaf in repetition.pattern.outputs if isinstance(leaf, CallOutput)]
@@ -425,4 +428,5 @@ class RepeatedCall(torch.autograd.Function):
         for position, gradient in zip(ctx.positions, gradients, strict=True):
             by_leaf[position] = gradient
         ctx.repetition.backward(by_leaf)
-        return None, None
+        ctx.parameters = [parameter for parameter in ctx.parameters if parameter.requires_grad]
+        return None, None, None
