@@ -110,7 +110,8 @@ class TestOnePlanOneVerdict:
         now, traced = answer(GPT2), traced_answer(GPT2, TRACED)
         said = plan_answer(now, traced, recommended(GPT2, traced))
         assert said.startswith("Fits: batch 8 on NVIDIA A100 80 GB, ")
-        assert f"largest batch {traced.full_batch_size:,}–{traced.may_fit_batch_size:,} ({traced.max_batch_size:,} with 10 % left free)." in said
+        largest = f"{traced.full_batch_size:,}–{traced.may_fit_batch_size:,}"
+        assert f"largest batch {largest} ({traced.max_batch_size:,} with 10 % left free)." in said
         assert "To change" not in said
 
     def test_what_does_not_fit_says_what_to_change(self) -> None:
