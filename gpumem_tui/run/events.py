@@ -184,6 +184,7 @@ class TraceDone:
             for none.
         traced_layers: the depths of the networks that were traced instead of a deeper one (see `DeepTracer`);
             empty where it was traced itself.
+        batch_multiple: it answers for the multiples of it, as the program takes no others.
     """
 
     trace: AffineTrace
@@ -197,6 +198,7 @@ class TraceDone:
     parameters: int = 0
     rows_asked_for: int = 0
     traced_layers: tuple[int, ...] = ()
+    batch_multiple: int = 1
     event: Literal["trace"] = "trace"
 
 
