@@ -174,13 +174,7 @@ class Values:
             self._follow_change(rule, func, args, kwargs)
         elif rule.is_computed:
             first = args[0] if args else None
-            if (
-                isinstance(first, FakeTensor)
-                and is_dense(type(first))
-                and rule.needs_values
-                and first.numel()
-                and self._content(first) is None
-            ):
+            if rule.needs_values and self._is_unknown(first):
                 self._assume(func, args, result)
             else:
                 self._follow_result(rule, func, args, kwargs, result)
