@@ -98,11 +98,27 @@ def moments_of(plan: Plan) -> dict[Moment, MomentBytes]:
     return by_moment(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
 
 
-def largest_batch(plan: Plan) -> int:
-    """Return the largest batch on one GPU by the closed form; 0 for none."""
-    beside_bytes = beside_allocator_bytes(plan.gpu)
-    shape, recipe, total_bytes = plan.shape, as_run_on(plan.recipe, plan.gpu), plan.gpu.total_bytes
-    return max_batch_size(shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes)
+def largest_batch(plan: Plan, within_bytes: int | None = None) -> int:
+    """Return the largest batch on one GPU by the closed form; 0 for none.
+
+    Args:
+        within_bytes: what it has to stay within; None for `usable_of`.
+    """
+    within = usable_of(plan) if within_bytes is None else within_bytes
+    return max_batch_size(plan.shape, as_run_on(plan.recipe, plan.gpu), within, 0.0, plan.extras)
+
+
+def usable_as_traced(plan: Plan, largest: int | None) -> int:
+    """Return the bytes that give the closed form the traced largest batch: what changes of the plan are judged by.
+
+    Args:
+        largest: as traced, with the plan's headroom left free; None for no trace, and so `usable_of`.
+    """
+    usable = usable_of(plan)
+    if largest is None:
+        return usable
+    too_many = predicted(plan, largest + 1).needed_bytes - 1
+    return min(too_many, max(usable, predicted(plan, largest).needed_bytes) if largest else usable)
 
 
 def headroom_of(plan: Subject) -> int:
@@ -217,6 +233,11 @@ class TracedAnswer:
         """The largest batch that fits with the plan's headroom left free, as by formula; or why that is not known."""
         headroom_bytes = headroom_of(self.plan)
         return self.traced.max_batch_size_leaving(headroom_bytes) if headroom_bytes else self.full_batch_size
+
+    @property
+    def known_batch_size(self) -> int | None:
+        """`max_batch_size` where it is known."""
+        return self.max_batch_size if isinstance(self.max_batch_size, int) else None
 
     @property
     def full_batch_size(self) -> int | Unknown:

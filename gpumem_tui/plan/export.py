@@ -27,7 +27,7 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
-from gpumem_tui.plan.recommended import Known, recommended, untraced
+from gpumem_tui.plan.recommended import Known, plan_answer, recommended, untraced
 from gpumem_tui.plan.speed import rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -105,8 +105,10 @@ def plan_json(
     if isinstance(traced, Traced):
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
-    now, judged = answer(plan), techniques(plan)
+    now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
+    largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
+    judged = techniques(plan, largest)
     best = recommended(plan, by_trace, known)
     beside_bytes = beside_allocator_bytes(plan.gpu)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
@@ -116,6 +118,7 @@ def plan_json(
     command = command_line(plan)
     return {
         **body,
+        "answer": plan_answer(now, by_trace, best),
         **_verdict_json(now, by_trace),
         "accumulation": {
             **report.accumulation_json(now.accumulation),
@@ -131,7 +134,7 @@ def plan_json(
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
         "traceable_combination": _combination_json(best.traceable, best.traced),
         "curves": [_curve_json(curve) for curve in all_curves(plan, traced, on_gpus)],
-        "judgements": [asdict(judgement) for judgement in judgements(plan)],
+        "judgements": [asdict(judgement) for judgement in judgements(plan, (), largest)],
         "command": command if isinstance(command, str) else None,
     }
 

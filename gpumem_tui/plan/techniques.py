@@ -27,7 +27,15 @@ from gpumem_tui.formula.techniques import (
     smaller_sample,
 )
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
+from gpumem_tui.plan.answers import (
+    largest_batch,
+    predicted,
+    setup_of,
+    target_of,
+    usable_as_traced,
+    usable_of,
+    with_setup,
+)
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import busy_share
@@ -106,14 +114,26 @@ class Combination:
         """Whether one of its changes is a micro-batch smaller than planned, with more passes for it."""
         return self.price.changes > len(self.changes)
 
+    @property
+    def words(self) -> str:
+        """What it takes, by name; empty for nothing."""
+        names = [change.name for change in self.changes]
+        if self.smaller_passes:
+            names.append(f"{self.accumulation.steps} passes of {self.plan.batch_size}")
+        return " + ".join(names)
 
-def techniques(plan: Plan) -> Techniques:
+
+def techniques(plan: Plan, largest: int | None = None) -> Techniques:
     """Return every technique judged on this plan.
 
     Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
     maximum batch, then the more bytes saved.
+
+    Args:
+        largest: the plan's largest batch as traced: what each technique changes of it is the closed form's, so that
+            no row says of the plan what the trace denies. None for no trace.
     """
-    now = _Memory.of(plan)
+    now = _Memory.of(plan, usable_as_traced(plan, largest))
     helping: list[Effect] = []
     others: list[NotApplicable] = []
     for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now)]:
@@ -136,11 +156,12 @@ class _Memory:
     peak_bytes: int
     fits: bool
     max_batch_size: int
+    usable_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan) -> _Memory:
-        prediction = predicted(plan)
-        return cls(prediction.peak_bytes, prediction.needed_bytes <= usable_of(plan), largest_batch(plan))
+    def of(cls, plan: Plan, usable_bytes: int) -> _Memory:
+        prediction, largest = predicted(plan), largest_batch(plan, usable_bytes)
+        return cls(prediction.peak_bytes, prediction.needed_bytes <= usable_bytes, largest, usable_bytes)
 
 
 def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicable:
@@ -155,7 +176,7 @@ def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicab
 
 
 def _effect(changed: Plan, now: _Memory, technique: Technique) -> Effect:
-    then = _Memory.of(changed)
+    then = _Memory.of(changed, now.usable_bytes)
     return Effect(
         key=technique.key,
         name=technique.name,
@@ -255,9 +276,15 @@ _ROOMS = (1.2, 1.1, 1.0, 0.9)
 """The formula may be off by as much, so that a trace may find a cheaper set to fit, or the formula's not to."""
 
 
-def likely_combinations(plan: Plan) -> tuple[Combination, ...]:
+def room_as_traced(plan: Plan, largest: int | None) -> float:
+    """Return times what the GPU can take, so that the closed form's largest batch is the traced one; 1 for no trace."""
+    usable = usable_of(plan)
+    return usable_as_traced(plan, largest) / usable if usable else 1.0
+
+
+def likely_combinations(plan: Plan, room: float = 1.0) -> tuple[Combination, ...]:
     """Return what may be the cheapest set once it is traced, the cheapest first; without the plan as it is."""
-    found = (cheapest_combination(plan, traceable=True, room=room) for room in _ROOMS)
+    found = (cheapest_combination(plan, traceable=True, room=room * off) for off in _ROOMS)
     by_plan = {one.plan: one for one in found if isinstance(one, Combination) and one.plan != plan}
     return tuple(sorted(by_plan.values(), key=lambda one: one.price))
 
@@ -267,11 +294,11 @@ def unchanged(plan: Plan) -> Combination:
     return _combination(plan, Price(), (), plan.batch_size)
 
 
-def cheapest_but_as_it_is(plan: Plan) -> Combination | Unknown:
+def cheapest_but_as_it_is(plan: Plan, room: float = 1.0) -> Combination | Unknown:
     """Return by formula, the cheapest set where a trace says that the plan does not fit as it is."""
-    found = cheapest_combination(plan)
+    found = cheapest_combination(plan, room=room)
     if isinstance(found, Combination) and found.plan == plan:
-        return next(iter(likely_combinations(plan)), Unknown("by formula it fits as it is, traced it does not"))
+        return next(iter(likely_combinations(plan, room)), Unknown("by formula it fits as it is, traced it does not"))
     return found
 
 

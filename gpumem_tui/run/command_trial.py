@@ -37,6 +37,7 @@ from gpumem_tui.run.events import (
     TrialRequest,
     decode_request,
 )
+from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
 from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
@@ -82,6 +83,7 @@ class _Trial:
         self.program = Program(
             recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
         )
+        self.program.lengths = InputLengths(self.request.workload.longest, can_lengthen=self.request.simulated)
         self.program.start()
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
@@ -154,6 +156,7 @@ class _Simulated(_Trial):
         ranks = _ranks(gpus)
         _follow_launchers(ranks)
         self.follow(self.gpu, torch.cuda)
+        self.gpu.mode.arriving = self.program.lengths.arriving
         if ranks > gpus:
             self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())

@@ -30,6 +30,7 @@ from gpumem_tui.search.words import (
     range_json,
     range_line,
     reserve_words,
+    room_words,
     shortfall,
     signed,
     up_to,
@@ -159,6 +160,19 @@ def uneven_line(traced: Traced | Unknown) -> str:
     sizes = ", ".join(f"{size:,}" for size in too_large)
     do = "does" if len(too_large) == 1 else "do"
     return f"by trace {sizes} {do} not fit although {largest:,} does: the allocator's pieces differ by size"
+
+
+def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -> str:
+    """Return whether the step fits, what is left or missing, the largest batch, and who says what to change.
+
+    Empty where there is neither a trace nor a closed form.
+    """
+    traced = prediction.traced
+    if isinstance(traced, Unknown):
+        return formula_fits_line(prediction.formula, batch_size)
+    fit = traced.fit(batch_size)
+    change = "" if fit == "fits" else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
+    return f"{fits_line(config.workload, traced, batch_size)}; {room_words(fit, traced.free_range(batch_size))}{change}"
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
@@ -294,6 +308,8 @@ def prediction_lines(
     """
     traced = prediction.traced
     where = device_line(config.device, config.limit_bytes)
+    if answer := answer_line(config, prediction, batch_size):
+        yield answer
     yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
     by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
     yield f"on {where}, {by_what}"
@@ -301,8 +317,6 @@ def prediction_lines(
         yield predicted_line(prediction)
     yield from prediction_notes(prediction)
     yield from ledger_lines(config, prediction, None, batch_size)
-    if isinstance(traced, Unknown) and (line := formula_fits_line(prediction.formula, batch_size)):
-        yield line
     if isinstance(traced, Traced):
         yield from _traced_lines(config, traced, batch_size)
         if by is not None:
@@ -316,7 +330,6 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
     gpu = config.device.gpu
     lines = (
         peak_line(traced, batch_size),
-        fits_line(config.workload, traced, batch_size),
         range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
         sharding_line(config.workload.recipe),
         f"CUDA context {context_words(traced)}",

@@ -87,6 +87,7 @@ class DeviceMode(FakeTensorMode):
         values: what is known of the values of tensors on the device.
         rows_asked_for: the largest part into which the program cuts what it trains on (see `_rows_asked_for`), 0 for
             none.
+        arriving: called with a tensor of the host that is copied to the device; returns what to copy in its place.
     """
 
     supports_higher_order_operators = True
@@ -100,6 +101,7 @@ class DeviceMode(FakeTensorMode):
         self.assumed = memory.assumed
         self.values = Values(memory.live)
         self.rows_asked_for = 0
+        self.arriving: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._answers = Answers(self)
         self._shapes = Shapes(self.values)
         self._sparse = SparseTensors()
@@ -191,6 +193,8 @@ class DeviceMode(FakeTensorMode):
             kwargs = {**kwargs, "generator": None}
         if in_backward():
             func = kernels.in_place(func, args, self._memory.made_in, caller)
+        if func is TO_COPY and self.arriving is not None and type(args[0]) is torch.Tensor:
+            args = (self.arriving(args[0]), *args[1:])
         self._memory.operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
         result = self._answers.recall(key, args) if key is not None else MISS
