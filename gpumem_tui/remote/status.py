@@ -71,7 +71,8 @@ class RemoteProcess:
     def seconds(self, key: str) -> float:
         """Return a duration of what its probe says; 0 where it does not say."""
         value = self.probe.get(key)
-        return float(value) if type(value) in (int, float) and 0 <= value < _LARGEST else 0.0
+        known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
+        return float(value or 0.0) if known else 0.0
 
     @property
     def step(self) -> int | None:
