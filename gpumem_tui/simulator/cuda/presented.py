@@ -135,10 +135,18 @@ def _answer_for_cuda(replacements: Replacements) -> None:
 
 
 class _Guard(nullcontext[None]):
-    """`torch.cuda.device` as a context: there is one device."""
+    """`torch.cuda.device` as a context: there is one device.
 
-    def __init__(self, *_: object) -> None:
+    Attributes:
+        idx: its index, as it was asked for.
+        prev_idx: of the device before, as torch has it until the context is entered.
+    """
+
+    def __init__(self, device: Any = None) -> None:
         super().__init__()
+        named = torch.device(device) if isinstance(device, str) else device
+        self.idx = named if isinstance(named, int) else getattr(named, "index", None) or 0
+        self.prev_idx = -1
 
 
 def _answer_for_runtime(replacements: Replacements) -> None:
