@@ -6,7 +6,6 @@ Imports nothing of ours and only the standard library, and is Python 3.9: a user
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,14 +132,10 @@ def _has_memory(cgroups: Path, path: str) -> bool:
 
 
 def _counter(path: Path, name: str) -> int | None:
-    for words in map(str.split, _lines(path)):
+    for words in map(str.split, _text(path).splitlines()):
         if words and words[0] == name and len(words) > 1 and words[1].isdecimal():
             return int(words[1])
     return None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    yield from _text(path).splitlines()
 
 
 def _text(path: Path) -> str:

@@ -15,12 +15,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankVariables:
-    """Environment variables by which a launcher tells a process its place; `local_size` is empty where it has none."""
+    """Environment variables by which a launcher tells a process its place.
+
+    Attributes:
+        local_size: empty where it has none.
+        started: what each process that it starts has; empty where the others tell as much. A script that is only to
+            start them may have the others.
+    """
 
     rank: str
     local_rank: str
     world_size: str
     local_size: str
+    started: str = ""
 
 
 TORCHRUN = RankVariables("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -37,8 +44,9 @@ PMI = RankVariables("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"
 HOROVOD = RankVariables("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
 """horovod/runner/gloo_run.py."""
 
-SLURM = RankVariables("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "")
-"""srun(1), "OUTPUT ENVIRONMENT VARIABLES"."""
+SLURM = RankVariables("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "", "SLURM_STEP_ID")
+"""srun(1), "OUTPUT ENVIRONMENT VARIABLES". A batch script, which is one process, has SLURM_PROCID=0 and SLURM_NTASKS
+too (sbatch(1)), but no step."""
 
 IN_ORDER = (TORCHRUN, OPEN_MPI, PMI, HOROVOD, SLURM)
 """Whose variables count where several are set: one launcher starts another, the innermost is the first of these."""
@@ -154,7 +162,7 @@ def ranks_here(environment: Mapping[str, str]) -> RankPlace:
         place = RankPlace(
             number(names.rank), number(names.local_rank), number(names.world_size), number(names.local_size)
         )
-        if place != RankPlace():
+        if place != RankPlace() and (place.rank or not names.started or names.started in environment):
             return place
     return RankPlace()
 

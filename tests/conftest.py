@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,20 +32,27 @@ interpreters.IDLE_S = 900.0
 """Tests that come later are served by it."""
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-"""Else each of the many processes that tests start compiles the package anew."""
+sys.dont_write_bytecode = False
+"""Else each of the many processes that tests start compiles the package anew, and the test processes the tests."""
+
+gc.disable()
+"""Until all is imported: see below."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _simulated_device_is_registered() -> None:
     """Tests share a process: a backward on the CPU in one must not come before the device is known.
 
-    What has been imported and collected by now stays: the garbage collector need not go through it again and again.
+    What has been imported and collected by now stays: the garbage collector need not go through it again and again. It
+    looks for cycles less often than it would in a program: in tests of screens that was a seventh of all work.
     """
     from gpumem_tui.simulator.device.gpu import register
 
     register()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 10)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

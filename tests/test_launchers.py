@@ -91,6 +91,13 @@ def test_the_innermost_launcher_counts() -> None:
     assert ranks_here({**outer, **inner, **_environment(TORCHRUN, rank=7, of=32)}) == RankPlace(7, 7, 32)
 
 
+def test_a_batch_script_is_one_process() -> None:
+    """Slurm runs it with the variables of a task 0 of all that the job may have; only srun starts those."""
+    script = _environment(SLURM, rank=0, of=8)
+    assert ranks_here(script) == ranks_here({SLURM.world_size: "8"}) == RankPlace()
+    assert ranks_here({**script, SLURM.started: "0"}) == RankPlace(0, 0, 8)
+
+
 def test_without_a_launcher_there_is_no_place() -> None:
     assert ranks_here({"RANK": "first", "HOME": "/root"}) == RankPlace()
     assert ranks_here({"LOCAL_RANK": "1"}) == RankPlace(None, 1, None), "a program may set one alone"

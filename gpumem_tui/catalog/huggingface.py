@@ -22,19 +22,7 @@ Dropout = Annotated[float, Meta(ge=0, lt=1)]
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"]
 
 
-class HfConfig(Struct, kw_only=True):
-    """One model_type's keys."""
-
-    def shape(self, name: str) -> ModelShape:
-        """Return the shape under the given name, not yet checked.
-
-        Raises:
-            ValueError: a kind of network that a `ModelShape` cannot describe; the message names the key.
-        """
-        raise NotImplementedError
-
-
-class Gpt2Config(HfConfig, kw_only=True):
+class Gpt2Config(Struct, kw_only=True):
     """A configuration of GPT-2."""
 
     n_layer: Layers
@@ -50,7 +38,11 @@ class Gpt2Config(HfConfig, kw_only=True):
     tie_word_embeddings: bool = True
 
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
+        """Return the shape under the given name, not yet checked, as that of every configuration does.
+
+        Raises (as all do):
+            ValueError: a kind of network that a `ModelShape` cannot describe; the message names the key.
+        """
         return ModelShape(
             name=name,
             family="gpt2",
@@ -67,7 +59,7 @@ class Gpt2Config(HfConfig, kw_only=True):
         )
 
 
-class TransformerConfig(HfConfig, kw_only=True):
+class TransformerConfig(Struct, kw_only=True):
     """What the newer configurations have in common."""
 
     num_hidden_layers: Layers
@@ -93,12 +85,8 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
     attention_dropout: Dropout = 0.0
     tie_word_embeddings: bool = False
 
-    def has_qkv_bias(self) -> bool:
-        """Return whether the query, key and value projections have a bias."""
-        return False
-
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
+        """Return the shape, as `Gpt2Config.shape` does."""
         _require(self.attention_dropout == 0, "attention_dropout must be 0: the Llama family has no dropout")
         head_dim = self.head_dim or 0
         if head_dim * self.num_attention_heads == self.hidden_size:
@@ -112,7 +100,6 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
             seq_len=min(FAMILIES["llama"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
             tied_head=self.tie_word_embeddings,
-            qkv_bias=self.has_qkv_bias(),
         )
 
 
@@ -123,14 +110,10 @@ class LlamaConfig(LlamaLikeConfig, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
 
-    def has_qkv_bias(self) -> bool:
-        """Return whether these projections have a bias."""
-        return self.attention_bias
-
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
+        """Return the shape, as `Gpt2Config.shape` does."""
         _require(not self.mlp_bias, "mlp_bias must be false: a feed-forward network with biases is not supported")
-        return replace(super().shape(name), out_bias=self.attention_bias)
+        return replace(super().shape(name), qkv_bias=self.attention_bias, out_bias=self.attention_bias)
 
 
 class MistralConfig(LlamaLikeConfig, kw_only=True):
@@ -140,9 +123,9 @@ class MistralConfig(LlamaLikeConfig, kw_only=True):
 class Qwen2Config(LlamaLikeConfig, kw_only=True):
     """A configuration of Qwen2, whose query, key and value projections have biases."""
 
-    def has_qkv_bias(self) -> bool:
-        """Return whether these projections have a bias."""
-        return True
+    def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `Gpt2Config.shape` does."""
+        return replace(super().shape(name), qkv_bias=True)
 
 
 class Qwen3Config(LlamaLikeConfig, kw_only=True):
@@ -152,7 +135,7 @@ class Qwen3Config(LlamaLikeConfig, kw_only=True):
     attention_bias: Literal[False] = False
 
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
+        """Return the shape, as `Gpt2Config.shape` does."""
         return replace(super().shape(name), qk_norm=True)
 
 
@@ -161,16 +144,13 @@ class ExpertsConfig(LlamaLikeConfig, kw_only=True):
 
     num_experts_per_tok: Size
 
-    def experts(self) -> Experts:
-        """Return the experts of one block."""
-        raise NotImplementedError
-
-    def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
-        shape = replace(super().shape(name), family="moe", experts=self.experts())
-        if shape.experts is not None and shape.experts.dense_layers >= shape.layers:
-            raise ValueError("all blocks have one feed-forward network, and none has experts")
-        return shape
+    def _shape_with(self, name: str, experts: Experts, **more: Any) -> ModelShape:
+        """Return the shape with the experts of one block; `more`: further fields of it."""
+        _require(
+            experts.dense_layers < self.num_hidden_layers,
+            "all blocks have one feed-forward network, and none has experts",
+        )
+        return replace(super().shape(name), family="moe", experts=experts, **more)
 
 
 class MixtralConfig(ExpertsConfig, kw_only=True):
@@ -179,9 +159,9 @@ class MixtralConfig(ExpertsConfig, kw_only=True):
     num_local_experts: Size
     router_jitter_noise: Literal[0] = 0
 
-    def experts(self) -> Experts:
-        """Return the experts of one block."""
-        return Experts(self.num_local_experts, self.num_experts_per_tok, weighs_in_fp32=True)
+    def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `Gpt2Config.shape` does."""
+        return self._shape_with(name, Experts(self.num_local_experts, self.num_experts_per_tok, weighs_in_fp32=True))
 
 
 class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
@@ -193,20 +173,13 @@ class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
     mlp_only_layers: tuple[int, ...] | None = None
     attention_bias: Literal[False] = False
 
-    def experts(self) -> Experts:
-        """Return the experts of one block."""
+    def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `Gpt2Config.shape` does."""
         dense = sorted(self.mlp_only_layers or ())
         _require(dense == list(range(len(dense))), "mlp_only_layers must be the first blocks")
-        return Experts(
-            self.num_experts,
-            self.num_experts_per_tok,
-            dense_layers=len(dense),
-            dense_ffn=self.intermediate_size if dense else 0,
-        )
-
-    def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
-        return replace(super().shape(name), ffn=self.moe_intermediate_size, qk_norm=True)
+        dense_ffn = self.intermediate_size if dense else 0
+        experts = Experts(self.num_experts, self.num_experts_per_tok, dense_layers=len(dense), dense_ffn=dense_ffn)
+        return self._shape_with(name, experts, ffn=self.moe_intermediate_size, qk_norm=True)
 
 
 class DeepseekV3Config(ExpertsConfig, kw_only=True):
@@ -223,9 +196,9 @@ class DeepseekV3Config(ExpertsConfig, kw_only=True):
     v_head_dim: Size
     attention_bias: Literal[False] = False
 
-    def experts(self) -> Experts:
-        """Return the experts of one block."""
-        return Experts(
+    def shape(self, name: str) -> ModelShape:
+        """Return the shape, as `Gpt2Config.shape` does."""
+        experts = Experts(
             self.n_routed_experts,
             self.num_experts_per_tok,
             "sigmoid",
@@ -234,16 +207,13 @@ class DeepseekV3Config(ExpertsConfig, kw_only=True):
             dense_ffn=self.intermediate_size,
             weighs_in_fp32=True,
         )
-
-    def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
         latent = LatentAttention(self.q_lora_rank or 0, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim)
-        head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
-        return replace(
-            super().shape(name),
+        return self._shape_with(
+            name,
+            experts,
             ffn=self.moe_intermediate_size,
             kv_heads=self.num_attention_heads,
-            head_dim=head_dim,
+            head_dim=self.qk_nope_head_dim + self.qk_rope_head_dim,
             latent=latent,
         )
 
@@ -255,13 +225,10 @@ class GptOssConfig(ExpertsConfig, kw_only=True):
     head_dim: Size | None = 64
     attention_bias: Literal[True] = True
 
-    def experts(self) -> Experts:
-        """Return the experts of one block."""
-        return Experts(self.num_local_experts, self.num_experts_per_tok, "softmax-of-active", has_bias=True)
-
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
-        return replace(super().shape(name), qkv_bias=True, out_bias=True, sinks=True)
+        """Return the shape, as `Gpt2Config.shape` does."""
+        experts = Experts(self.num_local_experts, self.num_experts_per_tok, "softmax-of-active", has_bias=True)
+        return self._shape_with(name, experts, qkv_bias=True, out_bias=True, sinks=True)
 
 
 class ClassifierConfig(TransformerConfig, kw_only=True):
@@ -288,7 +255,7 @@ class BertConfig(ClassifierConfig, kw_only=True):
     hidden_dropout_prob: Dropout = 0.1
 
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
+        """Return the shape, as `Gpt2Config.shape` does."""
         return self._shape_of(
             name,
             "bert",
@@ -314,7 +281,7 @@ class VitConfig(ClassifierConfig, kw_only=True):
     hidden_dropout_prob: Dropout = 0.0
 
     def shape(self, name: str) -> ModelShape:
-        """Return the shape, as `HfConfig.shape` does."""
+        """Return the shape, as `Gpt2Config.shape` does."""
         _require(self.qkv_bias, "qkv_bias must be true: a ViT without these biases is not supported")
         return self._shape_of(
             name,
@@ -328,6 +295,9 @@ class VitConfig(ClassifierConfig, kw_only=True):
             ),
         )
 
+
+HfConfig = Gpt2Config | LlamaLikeConfig | BertConfig | VitConfig
+"""One model_type's keys."""
 
 CONFIGS: Mapping[str, type[HfConfig]] = MappingProxyType(
     {

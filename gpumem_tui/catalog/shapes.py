@@ -28,7 +28,11 @@ class LackingFamily(OptionError):
 
 
 class ShapeError(ValueError):
-    """A shape that cannot exist. `option` is the command-line option to change, the message says how."""
+    """A network that cannot exist, or cannot have the adapters that are asked for.
+
+    Attributes:
+        option: the command line's, to change as the message says.
+    """
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(f"{option}: {message}")

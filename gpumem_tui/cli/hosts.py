@@ -80,7 +80,7 @@ def serve_metrics(stack: ExitStack, machines: Machines, host: str, port: int) ->
     from gpumem_tui.monitor.metrics import CannotServe, Server
 
     try:
-        server = Server(machines, host, port)
+        server = Server(machines, host, port, counts_itself=True)
     except CannotServe as error:
         raise click.UsageError(f"--metrics: {error}") from error
     stack.callback(server.stop)
@@ -160,7 +160,7 @@ def watch_hosts(asked: AskedHosts) -> int:
 
 
 def _say_who_is_away(fleet: Fleet, interval_s: float) -> None:
-    """Until a signal ends it."""
+    """Print which hosts do not answer any more, until a signal ends it."""
     from gpumem_tui.remote.status import AwayMarks
 
     stopped, away = threading.Event(), AwayMarks()

@@ -111,14 +111,12 @@ def _monitor_here(asked: _Asked) -> int:
 
 def _replayed(path: Path, asked: _Asked, settings: Settings, *, on_screen: bool) -> int:
     recording, speed = _recording(path), asked.speed or 1.0
-    if not recording.of_one_machine:
-        if asked.as_json or asked.once:
-            raise click.UsageError(
-                "--replay of several hosts prints the alerts that began; leave out --once and --json"
-            )
-        return _show_hosts(recording, settings, speed) if on_screen else _print_hosts(recording)
+    if not recording.of_one_machine and (asked.as_json or asked.once):
+        raise click.UsageError("--replay of several hosts prints the alerts that began; leave out --once and --json")
     if on_screen:
         return _show_recording(recording, settings, speed)
+    if not recording.of_one_machine:
+        return _print_hosts(recording)
     return _print_recording(recording, _alerts(settings), once=asked.once, as_json=asked.as_json)
 
 
@@ -143,18 +141,11 @@ def _show(source: Sampler, settings: Settings, recorder: GpuRecorder | None, not
 
 def _show_recording(recording: GpuRecording, settings: Settings, speed: float) -> int:
     from gpumem_tui.recording.player import Player
-    from gpumem_tui.tui.start import open_replay
+    from gpumem_tui.tui.start import open_hosts, open_replay
 
     replay = Player(recording, speed, settings.chart_minutes * 60)
-    return _say_damage(recording, open_replay(replay, settings))
-
-
-def _show_hosts(recording: GpuRecording, settings: Settings, speed: float) -> int:
-    from gpumem_tui.recording.player import Player
-    from gpumem_tui.tui.start import open_hosts
-
-    replay = Player(recording, speed, settings.chart_minutes * 60)
-    return _say_damage(recording, open_hosts(replay, settings))
+    code = open_replay(replay, settings) if recording.of_one_machine else open_hosts(replay, settings)
+    return _say_damage(recording, code)
 
 
 def _print_hosts(recording: GpuRecording) -> int:
@@ -203,7 +194,7 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, *,
 
 
 def _print_recording(recording: GpuRecording, alerts: Alerts, *, once: bool, as_json: bool) -> int:
-    """All of it, as fast as it can be written; with `once` its last reading."""
+    """Print all of a recording, as fast as it can be written; with `once` its last reading."""
     from gpumem_tui.monitor.report import print_once, stream
 
     if not once:

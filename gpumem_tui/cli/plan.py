@@ -184,7 +184,7 @@ def _accumulated(config: SearchConfig, asked: _Asked) -> SearchConfig:
         return config
     if config.target_batch is not None:
         raise click.UsageError("--accumulation and --target-batch: give only one of them")
-    return replace(config, target_batch=(asked.batch_size or 1) * config.workload.recipe.data_parallel * passes)
+    return replace(config, target_batch=(asked.batch_size or 1) * config.workload.recipe.pass_micro_batches * passes)
 
 
 def _fewest(values: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ class Accumulation:
 
     Attributes:
         steps: forward and backward passes before the optimizer steps.
-        global_batch_size: samples the optimizer really sees: batch size · GPUs · steps.
+        global_batch_size: samples the optimizer really sees: batch size · micro-batches of a pass · steps.
         target_batch: samples it was asked to see; fewer, where they do not divide.
     """
 
@@ -27,20 +27,25 @@ class Accumulation:
         return self.global_batch_size == self.target_batch
 
 
-def accumulation(target_batch: int, batch_size: int, gpus: int = 1) -> Accumulation:
-    """Work out how many passes make a step: target / (b·D), rounded up.
+def accumulation(target_batch: int, batch_size: int, micro_batches: int = 1) -> Accumulation:
+    """Work out how many passes make a step: target / (b·m), rounded up.
 
     Args:
         target_batch: samples wanted per optimizer step, over all GPUs.
-        batch_size: samples of one pass on one GPU.
+        batch_size: samples of one micro-batch on one GPU.
+        micro_batches: of one pass over all GPUs (`Recipe.pass_micro_batches`).
 
     Raises:
         ValueError: a number below 1.
     """
-    for name, value in (("target batch", target_batch), ("batch size", batch_size), ("GPUs", gpus)):
+    for name, value in (
+        ("target batch", target_batch),
+        ("batch size", batch_size),
+        ("micro-batches of a pass", micro_batches),
+    ):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-    per_pass = batch_size * gpus
+    per_pass = batch_size * micro_batches
     steps = -(-target_batch // per_pass)
     return Accumulation(steps, per_pass * steps, target_batch)
 

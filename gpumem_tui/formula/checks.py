@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import ModelShape, ShapeError
 from gpumem_tui.formula.recipe import ALL_BUT_HEAD, ALL_LINEAR, DEFAULT_LORA_RANK, NOTHING_FROZEN, Recipe
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS, SHARDING_RECORDS, has_own_precision
-from gpumem_tui.formula.weights import AdapterError, block_count, only_head, targets
+from gpumem_tui.formula.weights import block_count, only_head, targets
 
 _ADAPTERS_UNCUT = "under adapters a network is counted uncut, with --sharding none, zero1, zero2 or zero3"
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise AdapterError where a recipe's parts about adapters do not go together, whatever the network."""
+    """Raise ShapeError where a recipe's parts about adapters do not go together, whatever the network."""
     if recipe.has_adapters:
         if recipe.has_frozen_layers:
-            raise AdapterError("--freeze", "adapters freeze every weight already; take --adapter none")
+            raise ShapeError("--freeze", "adapters freeze every weight already; take --adapter none")
         if recipe.lora_rank < 1:
-            raise AdapterError("--lora-rank", f"must be at least 1, not {recipe.lora_rank}")
+            raise ShapeError("--lora-rank", f"must be at least 1, not {recipe.lora_rank}")
         return
     if recipe.base_quantization != "none":
-        raise AdapterError(
+        raise ShapeError(
             "--base-quantization", "weights that are trained cannot be quantized; add --adapter lora to freeze them"
         )
     if recipe.lora_rank != DEFAULT_LORA_RANK:
-        raise AdapterError("--lora-rank", "all weights are trained, without adapters; add --adapter lora")
+        raise ShapeError("--lora-rank", "all weights are trained, without adapters; add --adapter lora")
     if recipe.adapter_dtype != "base":
-        raise AdapterError("--adapter-dtype", "all weights are trained, without adapters; add --adapter lora")
+        raise ShapeError("--adapter-dtype", "all weights are trained, without adapters; add --adapter lora")
     if recipe.lora_targets != ALL_LINEAR:
-        raise AdapterError("--lora-targets", "all weights are trained, without adapters; add --adapter lora")
+        raise ShapeError("--lora-targets", "all weights are trained, without adapters; add --adapter lora")
 
 
 def check_adapters(shape: ModelShape, recipe: Recipe) -> None:
-    """Raise AdapterError for adapters that this network cannot have."""
+    """Raise ShapeError for adapters that this network cannot have."""
     check_recipe(recipe)
     if recipe.has_adapters:
         targets(shape, recipe)
@@ -181,6 +181,5 @@ def cuts(recipe: Recipe) -> list[str]:
     if recipe.expert_parallel > 1:
         named.append(f"expert parallel {recipe.expert_parallel}")
     if recipe.pipeline_parallel > 1:
-        micro_batches = recipe.micro_batches or recipe.pipeline_parallel
-        named.append(f"pipeline {recipe.pipeline_parallel} ({recipe.schedule}, {micro_batches} micro-batches)")
+        named.append(f"pipeline {recipe.pipeline_parallel} ({recipe.schedule}, {recipe.pipelined} micro-batches)")
     return named

@@ -90,15 +90,13 @@ def tensor_parallel_seconds(shape: ModelShape, recipe: Recipe, batch_size: int, 
     return layers * sums * 2 * (ways - 1) / ways * stream_bytes / (link.gigabytes_per_s * _GIGA)
 
 
-def bubble(recipe: Recipe, passes: int) -> float:
+def bubble(recipe: Recipe) -> float:
     """Return the time that a pipeline's GPUs wait, over the time that they work: (p − 1)/m, interleaved over v.
 
-    Narayanan et al. 2021, section 2.2, for at least as many micro-batches as the step has passes.
+    Narayanan et al. 2021, section 2.2: once for all micro-batches of a pass.
     """
-    stages = recipe.pipeline_parallel
-    micro_batches = max(passes, recipe.micro_batches or stages)
     pieces = recipe.virtual_stages if recipe.schedule == "interleaved" else 1
-    return (stages - 1) / (micro_batches * pieces)
+    return (recipe.pipeline_parallel - 1) / (recipe.pipelined * pieces)
 
 
 def fastest_link(joined: Sequence[Link], gpus: int) -> Link:

@@ -113,7 +113,7 @@ def micro_batches_kept(recipe: Recipe, place: int) -> tuple[int, int]:
     Interleaved, a stage's blocks come in v pieces, so it is in p·v parts of a micro-batch.
     """
     stages = recipe.pipeline_parallel
-    micro_batches = recipe.micro_batches or stages
+    micro_batches = recipe.pipelined
     if recipe.schedule == "gpipe":
         return micro_batches, 1
     if recipe.schedule == "1f1b" or stages == 1:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula import convnet
@@ -68,6 +69,7 @@ class FormulaPrediction:
         return growing_bytes // self.batch_size if self.batch_size else 0
 
 
+@lru_cache(1024)
 def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras = NO_EXTRAS) -> FormulaPrediction:
     """Return the peak of one training step on one of the recipe's GPUs, term by term.
 
@@ -190,8 +192,10 @@ class Outlook:
     """The closed form's answer for one batch size on one GPU.
 
     Attributes:
-        usable_bytes: what the allocator can take of the GPU.
-        max_batch_size: the largest that stays within these; 0 for none.
+        prediction: its rows, buckets and peak.
+        usable_bytes: what the allocator can take of the GPU, with the headroom left free; the driver's reserve, the
+            CUDA context and workspaces are known to need the rest.
+        max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
         obstacle: what is too large, in one line; None if the step fits.
     """
 
@@ -230,22 +234,13 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
         return None
     needed_by = {**prediction.breakdown.buckets, Bucket.CACHE: prediction.cache_bytes}
     sizes = sorted(needed_by.items(), key=lambda item: -item[1])
-    chosen = _fewest_exceeding(sizes, capacity_bytes)
-    *others, last = (bucket.title for bucket, _ in chosen)
-    needed = format_bytes(sum(size_bytes for _, size_bytes in chosen))
+    together = list(accumulate(size_bytes for _, size_bytes in sizes))
+    fewest = next(count for count, size_bytes in enumerate(together) if size_bytes > capacity_bytes)
+    *others, last = (bucket.title for bucket, _ in sizes[: fewest + 1])
+    needed = format_bytes(together[fewest])
     needs = f"{', '.join(others)} and {last} together need {needed}" if others else f"{last} alone needs {needed}"
     what = "nothing fits" if prediction.batch_size <= 1 else f"batch size {prediction.batch_size} does not fit"
     return f"{what}: {needs} {capacity} {format_bytes(capacity_bytes)}"
-
-
-def _fewest_exceeding(sizes: Sequence[tuple[Bucket, int]], capacity_bytes: int) -> list[tuple[Bucket, int]]:
-    """Return the largest buckets, as few as exceed the capacity together. `sizes` are in descending order."""
-    chosen: list[tuple[Bucket, int]] = []
-    for item in sizes:
-        chosen.append(item)
-        if sum(size_bytes for _, size_bytes in chosen) > capacity_bytes:
-            break
-    return chosen
 
 
 # What the allocator holds beside the tensors: free pieces of its segments that nothing asked for fits into.
@@ -275,8 +270,11 @@ def _pieces_bytes(r: Resolved, moment: Moment) -> int:
     if moment is Moment.UPDATE:
         return 0
     if shape.record.has_batch_norm and full:
-        values = max(_freed_between(block) for block in convnet.resnet(shape).blocks)
-        return values * r.width
+        # Where two convolutions are all, what ReLU makes of them is no smaller than what follows.
+        return r.width * max(
+            block.convolution_values + (block.activated_values if len(block.path) == _SHORT_PATH else 0)
+            for block in convnet.resnet(shape).blocks
+        )
     if shape.experts is not None and full and moment in IN_A_BLOCK:
         return shape.seq_len * shape.experts.active * shape.hidden * r.residual
     if shape.record.predicts_tokens and moment in OF_THE_LOSS:
@@ -284,22 +282,9 @@ def _pieces_bytes(r: Resolved, moment: Moment) -> int:
     return 0
 
 
-def _freed_between(block: convnet.ConvBlock) -> int:
-    """Return values of one image.
-
-    Where two convolutions are all, what ReLU makes of them is no smaller than what follows.
-    """
-    return block.convolution_values + (block.activated_values if len(block.path) == _SHORT_PATH else 0)
-
-
 def _left_copies_bytes(r: Resolved, moment: Moment) -> int:
-    """Return under autocast with full recompute.
-
-    Where the 16-bit weights lay that forward made, between the kept inputs.
-    """
+    """Return where, under autocast with full recompute, forward's 16-bit weights lay, between the kept inputs."""
     if r.recipe.has_adapters or r.recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
-        return 0
-    if not r.precision.working_copy_bytes:
         return 0
     return r.counts.copied * r.precision.working_copy_bytes
 

@@ -133,6 +133,16 @@ class Recipe:
         return max(1, self.gpus // self.model_parallel)
 
     @property
+    def pipelined(self) -> int:
+        """Micro-batches that go through the stages of a pipeline in one pass; 1 without a pipeline."""
+        return (self.micro_batches or self.pipeline_parallel) if self.pipeline_parallel > 1 else 1
+
+    @property
+    def pass_micro_batches(self) -> int:
+        """Micro-batches of one pass over all GPUs."""
+        return self.data_parallel * self.pipelined
+
+    @property
     def sharded_over(self) -> int:
         """GPUs that hold the same part of the network, over which sharding spreads it.
 

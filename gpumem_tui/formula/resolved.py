@@ -91,7 +91,7 @@ def resolve(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> Re
     """Work out a recipe for a network.
 
     Raises:
-        AdapterError: adapters that this network cannot have.
+        ShapeError: adapters that this network cannot have.
     """
     asked, sharding = PRECISION_RECORDS[recipe.precision], SHARDING_RECORDS[recipe.sharding]
     in_16_bits = sharding.own_precision and asked.is_mixed  # throughout: the engine sees to the rest

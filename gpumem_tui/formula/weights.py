@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.shapes import ModelShape, ShapeError
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.parameters import (
     ParameterTensor,
@@ -31,14 +31,6 @@ from gpumem_tui.formula.records import PRECISION_RECORDS, QUANTIZATION_RECORDS
 
 GATHERED_BLOCKS = 2
 """Held whole under ZeRO-3 beside what lies outside the blocks: the one that runs and the one fetched ahead."""
-
-
-class AdapterError(ValueError):
-    """Adapters that this network cannot have; `option` is the command line's."""
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(f"{option}: {message}")
-        self.option = option
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +144,11 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
     """Return the linear layers that have adapters.
 
     Raises:
-        AdapterError: the network has none that could, or none of a name.
+        ShapeError: the network has none that could, or none of a name.
     """
     names = linear_names(shape)
     if not names:
-        raise AdapterError(
+        raise ShapeError(
             "--adapter", f"{shape.name} is no language model, and of others none are counted; train it in full"
         )
     if recipe.lora_targets == ALL_LINEAR:
@@ -164,7 +156,7 @@ def targets(shape: ModelShape, recipe: Recipe) -> frozenset[str]:
     wanted = [name.strip() for name in recipe.lora_targets.split(",")]
     for name in wanted:
         if name not in names:
-            raise AdapterError(
+            raise ShapeError(
                 "--lora-targets",
                 f"{shape.name} has no {name or 'layer without a name'}: {ALL_LINEAR}, or some of {','.join(names)}",
             )
@@ -176,7 +168,7 @@ def weights(shape: ModelShape, recipe: Recipe) -> Weights:
     """Return every weight of the network, adapters included.
 
     Raises:
-        AdapterError: adapters that this network cannot have.
+        ShapeError: adapters that this network cannot have.
     """
     if not recipe.has_adapters:
         return Weights(*_split(shape, recipe))

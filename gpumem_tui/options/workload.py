@@ -31,7 +31,6 @@ from gpumem_tui.formula.recipe import (
     NOTHING_FROZEN,
     Recipe,
 )
-from gpumem_tui.formula.weights import AdapterError
 from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.monitor.devices import Candidate, RealGpu, visible_devices
 from gpumem_tui.monitor.vendors import vendor
@@ -84,6 +83,7 @@ class WorkloadOptions(Recipe):
     changes: ModelChanges = ModelChanges()
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None and self.config is None and looks_like_path(self.model):
@@ -113,7 +113,9 @@ class WorkloadOptions(Recipe):
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
-            return replace(self._command_spec(), assumed_rows=self.assumed_rows)
+            return replace(self._command_spec(), assumed_rows=self.assumed_rows, longest=self.longest)
+        if self.longest is not None:
+            raise OptionError("--longest: is for a command; of a model of the catalog, give --seq-len or --image-size")
         recipe = self._recipe()
         if self.sharding != "none" and recipe.sharded_over == 1:
             gpus = 2 * recipe.model_parallel
@@ -140,7 +142,7 @@ class WorkloadOptions(Recipe):
         try:
             shape = shape.overridden(**self.changes.given())
             check_adapters(shape, recipe)
-        except (ShapeError, AdapterError) as error:
+        except ShapeError as error:
             raise OptionError(str(error)) from error
         if wrong := fault(shape, recipe):
             raise OptionError(": ".join(wrong))
@@ -198,7 +200,7 @@ class WorkloadOptions(Recipe):
             )
         try:
             check_recipe(recipe)
-        except AdapterError as error:
+        except ShapeError as error:
             raise OptionError(str(error)) from error
         seq_len = given.get("seq_len", file.usual_seq_len)
         words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]

@@ -13,6 +13,7 @@ from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_p
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
     MomentBytes,
+    Outlook,
     by_moment,
     max_batch_size,
     outlook,
@@ -35,26 +36,17 @@ from gpumem_tui.step import Phase
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The closed form's answer.
+class Answer(Outlook):
+    """The closed form's answer to a plan, at its batch size on one of its GPUs.
 
     Attributes:
-        prediction: its rows, buckets and peak at the plan's batch size, on one GPU.
-        usable_bytes: what the allocator can take of the GPU, with the plan's headroom left free: the driver's reserve,
-            the CUDA context and workspaces are known to need the rest.
-        max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
         accumulation: passes per optimizer step, and the global batch they make, in samples.
         global_batch_tokens: the same in tokens; 0 for a network without a sequence.
-        obstacle: what is too large, in one line; None if the plan fits.
     """
 
     plan: Plan
-    prediction: FormulaPrediction
-    usable_bytes: int
-    max_batch_size: int
     accumulation: Accumulation
     global_batch_tokens: int
-    obstacle: str | None
 
     @property
     def breakdown(self) -> Breakdown:
@@ -83,19 +75,11 @@ def answer(plan: Plan) -> Answer:
     Raises:
         ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
     """
-    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel)
+    steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches)
     tokens, beside_bytes = tokens_per_global_batch(plan.shape, steps), beside_allocator_bytes(plan.gpu)
     setup = Setup(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
     found = outlook(setup, plan.batch_size, plan.gpu, plan.headroom, beside_bytes)
-    return Answer(
-        plan=plan,
-        prediction=found.prediction,
-        usable_bytes=found.usable_bytes,
-        max_batch_size=found.max_batch_size,
-        accumulation=steps,
-        global_batch_tokens=tokens,
-        obstacle=found.obstacle,
-    )
+    return Answer(**vars(found), plan=plan, accumulation=steps, global_batch_tokens=tokens)
 
 
 def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:
@@ -114,11 +98,27 @@ def moments_of(plan: Plan) -> dict[Moment, MomentBytes]:
     return by_moment(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
 
 
-def largest_batch(plan: Plan) -> int:
-    """Return the largest batch on one GPU by the closed form; 0 for none."""
-    beside_bytes = beside_allocator_bytes(plan.gpu)
-    shape, recipe, total_bytes = plan.shape, as_run_on(plan.recipe, plan.gpu), plan.gpu.total_bytes
-    return max_batch_size(shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes)
+def largest_batch(plan: Plan, within_bytes: int | None = None) -> int:
+    """Return the largest batch on one GPU by the closed form; 0 for none.
+
+    Args:
+        within_bytes: what it has to stay within; None for `usable_of`.
+    """
+    within = usable_of(plan) if within_bytes is None else within_bytes
+    return max_batch_size(plan.shape, as_run_on(plan.recipe, plan.gpu), within, 0.0, plan.extras)
+
+
+def usable_as_traced(plan: Plan, largest: int | None) -> int:
+    """Return the bytes that give the closed form the traced largest batch: what changes of the plan are judged by.
+
+    Args:
+        largest: as traced, with the plan's headroom left free; None for no trace, and so `usable_of`.
+    """
+    usable = usable_of(plan)
+    if largest is None:
+        return usable
+    too_many = predicted(plan, largest + 1).needed_bytes - 1
+    return min(too_many, max(usable, predicted(plan, largest).needed_bytes) if largest else usable)
 
 
 def headroom_of(plan: Subject) -> int:
@@ -153,7 +153,7 @@ def with_setup(plan: Plan, setup: Setup) -> Plan:
     """Return `plan` with another setup; a target below one pass of more GPUs becomes that pass."""
     target = plan.target_batch
     if target is not None:
-        target = max(target, plan.batch_size * setup.recipe.data_parallel)
+        target = max(target, plan.batch_size * setup.recipe.pass_micro_batches)
     return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
 
 
@@ -235,6 +235,11 @@ class TracedAnswer:
         return self.traced.max_batch_size_leaving(headroom_bytes) if headroom_bytes else self.full_batch_size
 
     @property
+    def known_batch_size(self) -> int | None:
+        """`max_batch_size` where it is known."""
+        return self.max_batch_size if isinstance(self.max_batch_size, int) else None
+
+    @property
     def full_batch_size(self) -> int | Unknown:
         """The largest batch that fits on the whole GPU with the most that is possible."""
         return self.traced.max_batch_size
@@ -245,11 +250,6 @@ class TracedAnswer:
         return self.traced.may_fit_batch_size
 
     @property
-    def context_bytes(self) -> int:
-        """What the CUDA context takes, by assumption of the `profile`."""
-        return self.traced.ready.context_bytes
-
-    @property
     def total_bytes(self) -> int:
         """What CUDA says the GPU has."""
         return self.plan.gpu.cuda_total_bytes
@@ -258,11 +258,6 @@ class TracedAnswer:
     def spare_bytes(self) -> int:
         """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
         return self.total_bytes - self.device_used_bytes
-
-    @property
-    def profile(self) -> str:
-        """The simulator's assumptions, by name."""
-        return self.traced.ready.profile
 
     @property
     def fits(self) -> bool:
@@ -395,15 +390,13 @@ class LargestOnGpu:
         return self.traced if isinstance(self.traced, int) else self.formula
 
 
-def largest_by_gpu(plan: Plan, traced: Traced | None, finder: BatchFinder | None = None) -> tuple[LargestOnGpu, ...]:
+def largest_by_gpu(plan: Plan, traced: Traced | None) -> tuple[LargestOnGpu, ...]:
     """Return every GPU of the catalog, the one with the least memory first. With a trace this takes seconds.
 
     Args:
         traced: of the plan, whatever GPU it was made on; None for the formula alone.
-        finder: of this very trace.
     """
-    if traced is not None and finder is None and not traced.done.only_at:
-        finder = BatchFinder(traced.trace, traced.settings)
+    finder = None if traced is None or traced.done.only_at else BatchFinder(traced.trace, traced.settings)
     found = []
     for gpu in sorted(gpus().values(), key=lambda one: (one.total_bytes, one.name)):
         there = replace(plan, gpu=gpu)

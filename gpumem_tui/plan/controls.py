@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from itertools import combinations
 from typing import Any, cast
 
 import msgspec
@@ -31,12 +32,13 @@ from gpumem_tui.formula.recipe import (
     RECOMPUTES,
     SCHEDULES,
     SHARDINGS,
+    Extra,
     Extras,
     Recipe,
 )
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS, PRECISION_RECORDS, QUANTIZATION_RECORDS, SHARDING_RECORDS
 from gpumem_tui.formula.techniques import catalog_techniques, why_not
-from gpumem_tui.formula.weights import AdapterError, block_count, linear_names
+from gpumem_tui.formula.weights import block_count, linear_names
 from gpumem_tui.memory import GIB, format_count
 from gpumem_tui.plan.control import (
     ALIGNMENT,
@@ -124,17 +126,17 @@ def plan_of(draft: Draft) -> Plan:
         shape = draft.shape.overridden(**draft.changes)
         shape.check()
         check_adapters(shape, draft.recipe)
-    except (ShapeError, AdapterError) as error:
+    except ShapeError as error:
         key = _key_of(error.option)
-        if isinstance(error, AdapterError) and not (key in _ADAPTER_KEYS and _has(draft, key)):
-            key = "model"
+        if key == "freeze" or (key in _ADAPTER_KEYS and not _has(draft, key)):
+            key = "model"  # without adapters, their controls are not there
         raise PlanError(key, str(error).removeprefix(f"{error.option}: ")) from error
     target, samples = draft.target_batch, draft.pass_samples
     if target is not None and target < samples:
-        gpu_words = f"{draft.recipe.gpus:,} GPU{'s' if draft.recipe.gpus > 1 else ''}"
-        raise PlanError(
-            "target_batch", f"{target:,} is less than one pass of {samples:,} ({draft.batch_size:,} × {gpu_words})"
-        )
+        recipe = draft.recipe
+        times = f"{draft.batch_size:,} × {recipe.data_parallel:,} GPU{'s' if recipe.data_parallel > 1 else ''}"
+        times += f" × {recipe.pipelined:,} micro-batches of a pipeline" if recipe.pipelined > 1 else ""
+        raise PlanError("target_batch", f"{target:,} is less than one pass of {samples:,} ({times})")
     if wrong := fault(shape, draft.recipe):
         option, says = wrong
         raise PlanError(_key_of(option), says)
@@ -309,23 +311,24 @@ def _target_options(draft: Draft) -> tuple[Option, ...]:
     return tuple(Option(value, note) for value, note in notes.items())
 
 
-_LOSSES: Mapping[str, Extras] = {"whole": frozenset(), "chunked": frozenset({"chunked-loss"})}
-_OFFLOADS: Mapping[str, Extras] = {
-    "none": frozenset(),
-    "optimizer": frozenset({"offload-optimizer"}),
-    "activations": frozenset({"offload-activations"}),
-    "both": frozenset({"offload-optimizer", "offload-activations"}),
-}
+def _extras_choice(key: str, none: str, **extras: Extra) -> Choice:
+    """Return a choice of any of some techniques that only the formula knows.
 
-
-def _extras_choice(key: str, extras: Mapping[str, Extras]) -> Choice:
-    """Return a choice whose values stand for sets of techniques that only the formula knows."""
-    every: Extras = frozenset().union(*extras.values())
+    Args:
+        none: the value without any.
+        extras: by the value that stands for it alone. Several are "both" of two, else their values joined by "+".
+    """
+    every = frozenset(extras.values())
+    sets: dict[str, Extras] = {none: frozenset()}
+    for count in range(1, len(extras) + 1):
+        for some in combinations(extras, count):
+            name = "both" if count == len(extras) == 2 else "+".join(some)
+            sets[name] = frozenset(extras[value] for value in some)
 
     def get(draft: Draft) -> str:
-        return next(value for value, there in extras.items() if there == draft.extras & every)
+        return next(value for value, there in sets.items() if there == draft.extras & every)
 
-    return _choice(key, tuple(extras), None, get, lambda d, value: replace(d, extras=d.extras - every | extras[value]))
+    return _choice(key, tuple(sets), None, get, lambda d, value: replace(d, extras=d.extras - every | sets[value]))
 
 
 def _percent(draft: Draft) -> int:
@@ -360,8 +363,8 @@ _ALL: tuple[Control, ...] = (
     _choice("lora_targets", _target_options),
     _choice("adapter_dtype", ADAPTER_DTYPES),
     _choice("base_quantization", BASE_QUANTIZATIONS, _keeps(QUANTIZATION_RECORDS)),
-    _extras_choice("loss", _LOSSES),
-    _extras_choice("offload", _OFFLOADS),
+    _extras_choice("loss", "whole", chunked="chunked-loss"),
+    _extras_choice("offload", "none", optimizer="offload-optimizer", activations="offload-activations"),
     _choice("gpu", _gpu_options, get=lambda d: d.gpu.name, put=_put_gpu),
     _recipe_number("gpus"),
     _choice("sharding", SHARDINGS, _keeps(SHARDING_RECORDS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import gpus, models
@@ -193,18 +194,13 @@ def _sample_sizes(shape: ModelShape) -> list[tuple[int, ModelShape]]:
     _, field = _axis(shape)
     found = []
     for size in sorted({*sizes, getattr(shape, field)}):
-        try:
+        with suppress(ShapeError):
             found.append((size, shape.overridden(**{field: size})))
-        except ShapeError:
-            continue
     return found
 
 
 def _doublings(first: int, last: int) -> list[int]:
-    sizes = [first]
-    while 2 * sizes[-1] <= last:
-        sizes.append(2 * sizes[-1])
-    return sizes
+    return [first << power for power in range((last // first).bit_length())]
 
 
 def _relatives(shape: ModelShape) -> list[ModelShape]:
@@ -217,12 +213,9 @@ def _relatives(shape: ModelShape) -> list[ModelShape]:
     _, field = _axis(shape)
     found = []
     for other in models().values():
-        if other.family != shape.family or other.name == shape.name:
-            continue
-        try:
-            found.append(other.overridden(**{field: getattr(shape, field)}))
-        except ShapeError:
-            continue
+        if other.family == shape.family and other.name != shape.name:
+            with suppress(ShapeError):
+                found.append(other.overridden(**{field: getattr(shape, field)}))
     return [*found, shape]
 
 
@@ -269,11 +262,14 @@ def _moments(timeline: Timeline) -> tuple[list[tuple[float, Totals]], list[Curve
     """Return the fullest moment of each slice of each phase of the steps drawn, by event number."""
     ends = [mark.event for mark in timeline.marks[1:]] + [len(timeline.events)]
     drawn = [(mark, end) for mark, end in zip(timeline.marks, ends, strict=True) if mark.step in _STEPS]
-    cuts = sorted({cut for mark, end in drawn for cut in _cuts(mark.event, end)})
+    cuts = set()
+    for mark, end in drawn:
+        count = max(1, min(_SLICES, end - mark.event))
+        cuts |= {mark.event + (end - mark.event) * number // count for number in range(1, count + 1)}
     totals = [0] * len(ALLOCATED_BUCKETS)
     moments: list[tuple[float, Totals]] = []
     position = 0
-    for start in cuts:
+    for start in sorted(cuts):
         fullest, fullest_at = tuple(totals), position
         for position in range(position, start):  # noqa: B020  continues where the last slice ended
             number = timeline.events[position]
@@ -285,12 +281,6 @@ def _moments(timeline: Timeline) -> tuple[list[tuple[float, Totals]], list[Curve
         position = start
         moments.append((float(fullest_at), fullest))
     return moments, [CurveMark(float(mark.event), f"{mark.phase.value} {mark.step}") for mark, _ in drawn]
-
-
-def _cuts(start: int, end: int) -> Iterator[int]:
-    slices = max(1, min(_SLICES, end - start))
-    for number in range(1, slices + 1):
-        yield start + (end - start) * number // slices
 
 
 _PHASES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 
@@ -42,15 +42,8 @@ class Explanation:
     limits: str
 
 
-class _DecisionHelp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    title: str
-    formula: str
-    numbers: str
-    source: str
-    limits: str
-
-
-_DECISIONS = msgspec.convert(toml_tables("help.toml")["decisions"], dict[str, _DecisionHelp])
+_DECISION_WORDS = msgspec.convert(toml_tables("help.toml")["decisions"], dict[str, dict[str, str]])
+_DECISIONS = {key: Explanation(key, **words) for key, words in _DECISION_WORDS.items()}
 
 DECISIONS = tuple(_DECISIONS)
 """What is explained besides rows, techniques and judgements; the textbook's two forms for transformers only."""
@@ -74,16 +67,6 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
         ),
     ]
     return MappingProxyType({explanation.key: explanation for explanation in found})
-
-
-def explain(plan: Plan, key: str) -> Explanation:
-    """Return one help text.
-
-    Raises:
-        KeyError: no row, technique, decision or judgement of this plan has that key.
-        ValueError: as `answer`.
-    """
-    return explanations(plan)[key]
 
 
 def _row(row: FormulaRow) -> Explanation:
@@ -144,14 +127,7 @@ def _decisions(now: Answer) -> list[Explanation]:
     if takes_tokens:
         known |= _textbook(plan)
     return [
-        Explanation(
-            key,
-            words.title,
-            words.formula,
-            words.numbers.format(**known),
-            words.source,
-            words.limits.format(**known),
-        )
+        replace(words, numbers=words.numbers.format(**known), limits=words.limits.format(**known))
         for key, words in _DECISIONS.items()
         if takes_tokens or not key.startswith("textbook")
     ]

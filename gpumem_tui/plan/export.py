@@ -27,7 +27,7 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
-from gpumem_tui.plan.recommended import Known, recommended, untraced
+from gpumem_tui.plan.recommended import Known, plan_answer, recommended, untraced
 from gpumem_tui.plan.speed import rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -58,7 +58,10 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--target-batch", str(plan.target_batch)]
     for extra in sorted(plan.extras):
         words += ["--extra", extra]
-    words += _goal_words(plan.goals)
+    goals = ((field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name != "norms")
+    words += _options((field.name, value) for field, value in goals if value != field.default)
+    for one in plan.goals.norms:
+        words += ["--gradient-norm", f"{one.batch_size}={one.norm!r}"]
     return shlex.join(words)
 
 
@@ -79,16 +82,6 @@ def device_option(plan: Plan) -> str | Unknown:
     if plan.gpu.name.isdigit():
         return plan.gpu.name  # a GPU of this machine, by its index
     return Unknown("the GPU is none of the catalog's, nor one of this machine")
-
-
-def _goal_words(goals: Goals) -> list[str]:
-    given = [
-        (field.name, getattr(goals, field.name))
-        for field in fields(Goals)
-        if field.name != "norms" and getattr(goals, field.name) != field.default
-    ]
-    norms = [word for one in goals.norms for word in ("--gradient-norm", f"{one.batch_size}={one.norm!r}")]
-    return [*_options(given), *norms]
 
 
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:
@@ -112,8 +105,10 @@ def plan_json(
     if isinstance(traced, Traced):
         traced = on_gpu(plan, traced)
     config = SearchConfig(WorkloadSpec(plan.recipe, shape=plan.shape), device or Device(plan.gpu, simulated=True))
-    now, judged = answer(plan), techniques(plan)
+    now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
+    largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
+    judged = techniques(plan, largest)
     best = recommended(plan, by_trace, known)
     beside_bytes = beside_allocator_bytes(plan.gpu)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
@@ -123,6 +118,7 @@ def plan_json(
     command = command_line(plan)
     return {
         **body,
+        "answer": plan_answer(now, by_trace, best),
         **_verdict_json(now, by_trace),
         "accumulation": {
             **report.accumulation_json(now.accumulation),
@@ -138,7 +134,7 @@ def plan_json(
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
         "traceable_combination": _combination_json(best.traceable, best.traced),
         "curves": [_curve_json(curve) for curve in all_curves(plan, traced, on_gpus)],
-        "judgements": [asdict(judgement) for judgement in judgements(plan)],
+        "judgements": [asdict(judgement) for judgement in judgements(plan, (), largest)],
         "command": command if isinstance(command, str) else None,
     }
 
@@ -158,7 +154,16 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
         "techniques": [_tried_json(row) for row in tried],
         "not_applicable": [picked(entry, "key", "name", "reason") for entry in others],
         "gpus": [_on_gpu_json(there) for there in on_every_gpu(plan)],
-        "batch_sizes": [_batch_json(row) for row in found.batches()],
+        "batch_sizes": [
+            {
+                "batch_size": row.plan.batch_size,
+                **picked(row, "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes"),
+                "device_used_range": row.device_used_range.as_json(),
+                "fits": row.fit == "fits",
+                "fit": row.fit,
+            }
+            for row in found.batches()
+        ],
         "ranks": {"ranks": plan.ranks, "sharded": plan.base.done.is_sharded, "note": ranks_line(plan)},
     }
 
@@ -219,18 +224,8 @@ def _on_gpu_json(there: CommandAnswer) -> dict[str, Any]:
     }
 
 
-def _batch_json(row: CommandAnswer) -> dict[str, Any]:
-    return {
-        "batch_size": row.plan.batch_size,
-        **picked(row, "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes"),
-        "device_used_range": row.device_used_range.as_json(),
-        "fits": row.fit == "fits",
-        "fit": row.fit,
-    }
-
-
 def _tried_json(row: TechniqueRow) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    return {
         **picked(row.change, "key", "name", "how"),
         **picked(row, "saved_bytes", "peak_bytes"),
         "peak_reserved_bytes": row.reserved_bytes,
@@ -240,10 +235,8 @@ def _tried_json(row: TechniqueRow) -> dict[str, Any]:
         "cost": row.change.cost,
         "cost_source": row.change.source,
         "source": row.by,
+        **({"unavailable": row.largest.reason} if isinstance(row.largest, Unknown) else {}),
     }
-    if isinstance(row.largest, Unknown):
-        body["unavailable"] = row.largest.reason
-    return body
 
 
 def _speed_json(plan: Plan) -> dict[str, Any]:

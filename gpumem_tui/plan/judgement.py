@@ -83,13 +83,18 @@ class _Advice:
         return Judgement(self._key, self._words.title, text, source, table, warning)
 
 
-def judgements(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> tuple[Judgement, ...]:
-    """Return all advice on `plan`. `measured`: the throughput of its step, by micro-batch, where it is known."""
+def judgements(plan: Plan, measured: Sequence[MeasuredRate] = (), largest: int | None = None) -> tuple[Judgement, ...]:
+    """Return all advice on `plan`.
+
+    Args:
+        measured: the throughput of its step, by micro-batch, where it is known.
+        largest: its largest batch as traced; None for the closed form's.
+    """
     return (
         busy(plan, measured),
         cost(plan, measured),
         critical_batch(plan),
-        multiples(plan),
+        multiples(plan, largest),
         learning_rate(plan),
         batch_norm(plan),
         precision(plan),
@@ -138,13 +143,18 @@ def rate_words(plan: Plan, found: Rate) -> str:
 
     For example ``104 to 158 samples/s, 107,000 to 162,000 tokens/s``.
     """
-    words = f"{_span(found.least, found.most)} samples/s"
+    words = f"{span(found.least, found.most)} samples/s"
     if plan.shape.seq_len:
-        words += f", {_span(found.least * plan.shape.seq_len, found.most * plan.shape.seq_len)} tokens/s"
+        words += f", {span(found.least * plan.shape.seq_len, found.most * plan.shape.seq_len)} tokens/s"
     return words
 
 
-def _span(least: float, most: float) -> str:
+def span(least: float, most: float) -> str:
+    """Return a range in three digits that count.
+
+    >>> span(104.4, 1584.0), span(7.0, 7.001)
+    ('104 to 1,580', '7')
+    """
     low, high = _three_digits(least), _three_digits(most)
     return low if low == high else f"{low} to {high}"
 
@@ -164,10 +174,10 @@ def cost(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
     over = advice.text("on_one")
     if found.link is not None:
         over = advice.text("over", gpus=f"{gpus:,}", link=found.link.name)
-    text = advice.text("time", tokens=f"{found.tokens:,}", over=over, hours=_span(*found.hours))
-    text += advice.text("gpu_hours", gpu_hours=_span(*found.gpu_hours)) if gpus > 1 else "."
+    text = advice.text("time", tokens=f"{found.tokens:,}", over=over, hours=span(*found.hours))
+    text += advice.text("gpu_hours", gpu_hours=span(*found.gpu_hours)) if gpus > 1 else "."
     if found.cost is not None:
-        text += advice.text("price", price=f"{plan.goals.price:g}", cost=_span(*found.cost))
+        text += advice.text("price", price=f"{plan.goals.price:g}", cost=span(*found.cost))
     else:
         text += advice.text("no_price")
     return advice.judgement(text)
@@ -197,7 +207,7 @@ def scaling(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
                     f"{link.name}, {link.gigabytes_per_s:g} GB/s",
                     f"{100 * least:.0f} to {100 * most:.0f} %",
                     f"{copies * least:.3g} to {copies * most:.3g}×",
-                    f"{plan.batch_size * copies:,}",
+                    f"{plan.batch_size * plan.recipe.pipelined * copies:,}",
                 )
             )
     table = Table(("GPUs", "over", "efficiency", "speed-up", "samples a pass"), tuple(rows))
@@ -224,7 +234,7 @@ _GPT3 = (
 
 def global_batch(plan: Plan) -> int:
     """Return the samples of an optimizer step over all GPUs."""
-    return accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel).global_batch_size
+    return accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches).global_batch_size
 
 
 def kaplan_critical_tokens(loss: float) -> float:
@@ -282,16 +292,17 @@ def rounded_batch(plan: Plan, largest: int) -> int:
     return largest // multiple * multiple or largest
 
 
-def multiples(plan: Plan) -> Judgement:
-    """Say which micro-batch to take, in the multiples that are wanted."""
-    advice, multiple, largest = _Advice("batch-multiple"), plan.goals.batch_multiple, largest_batch(plan)
+def multiples(plan: Plan, largest: int | None = None) -> Judgement:
+    """Say which micro-batch to take, in the multiples that are wanted; `largest` as in `judgements`."""
+    advice, multiple = _Advice("batch-multiple"), plan.goals.batch_multiple
+    how, largest = ("formula", largest_batch(plan)) if largest is None else ("trace", largest)
     if not largest:
-        text = advice.text("none_fits")
+        text = advice.text("none_fits", how=how)
     else:
         rounded, words = rounded_batch(plan, largest), advice.text("no_multiple")
         if rounded % multiple == 0:
             words = advice.text("rounded", rounded=f"{rounded:,}", multiple=multiple)
-        text = advice.text("most", largest=f"{largest:,}", rounded=words)
+        text = advice.text("most", how=how, largest=f"{largest:,}", rounded=words)
     seq_len = plan.shape.seq_len
     if seq_len and seq_len % multiple == 0:
         text += advice.text("sequence", seq_len=f"{seq_len:,}", multiple=multiple)

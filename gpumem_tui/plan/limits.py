@@ -205,21 +205,17 @@ def _largest_batch(plan: Plan, known: Known) -> Limit:
             note = largest.reason
         else:
             value, how = largest, "traced"
-    with_it = _with_batch(plan, value) if value else None
-    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
-
-
-def _with_batch(plan: Plan, batch_size: int) -> Plan:
     target = plan.target_batch
     if target is not None:
-        target = max(target, batch_size * plan.recipe.data_parallel)
-    return replace(plan, batch_size=batch_size, target_batch=target)
+        target = max(target, value * plan.recipe.pass_micro_batches)
+    with_it = replace(plan, batch_size=value, target_batch=target) if value else None
+    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
 
 
 def _fewest_passes(plan: Plan, known: Known) -> Limit:
     """Spread the samples of a step evenly over as few passes as the largest micro-batch allows."""
     batch = _largest_batch(plan, known)
-    per_gpu = -(-target_of(plan) // plan.recipe.data_parallel)
+    per_gpu = -(-target_of(plan) // plan.recipe.pass_micro_batches)
 
     def passes(largest: int | None) -> int | None:
         return -(-per_gpu // largest) if largest else None
@@ -228,7 +224,7 @@ def _fewest_passes(plan: Plan, known: Known) -> Limit:
     with_it = None
     if value is not None:
         with_it = replace(plan, batch_size=-(-per_gpu // value), target_batch=target_of(plan))
-        over = with_it.batch_size * plan.recipe.data_parallel
+        over = with_it.batch_size * plan.recipe.pass_micro_batches
         with_it = replace(with_it, target_batch=max(over, target_of(plan)))
     note = batch.note
     if not note and plan.target_batch is None:
@@ -270,7 +266,8 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
     value, how = search.low, _how(settled=answer.settled)
     note = _sequence_note(plan.shape, value, most)
     if search.gap is not None:
-        note = f"{_gap_note(search.low, search.gap)}{f'; {note}' if note else ''}"
+        safe = f"{search.low:,} was traced itself, so it is safe; not every shorter one is: {search.gap:,} was traced"
+        note = "; ".join(filter(None, (f"{safe} and does not fit, as the allocator's pieces differ", note)))
     if not answer.settled:
         by_form = refined()
         value, how = (formula, "formula") if by_form is None else (by_form, "traced")
@@ -292,14 +289,6 @@ def sequence_grid(shape: ModelShape) -> tuple[int, int]:
     while step > 1 and (3 * step > shape.max_seq_len or shape.max_seq_len % step):
         step //= 2
     return step, shape.max_seq_len
-
-
-def _gap_note(value: int, gap: int) -> str:
-    """Say what is safe where a shorter sequence was traced and does not fit."""
-    return (
-        f"{value:,} was traced itself, so it is safe; not every shorter one is: {gap:,} was traced and does not fit, "
-        "as the allocator's pieces differ"
-    )
 
 
 def _sequence_note(shape: ModelShape, value: int, most: int) -> str:
@@ -340,12 +329,12 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
     each = recipe.model_parallel
     least = each
     if plan.target_batch is not None and passes is not None:
-        least *= max(1, -(-plan.target_batch // (plan.batch_size * passes)))
+        least *= max(1, -(-plan.target_batch // (plan.batch_size * recipe.pipelined * passes)))
 
     def with_gpus(gpus: int) -> Plan:
         target = plan.target_batch
         if target is not None:
-            target = max(target, plan.batch_size * max(1, gpus // each))
+            target = max(target, plan.batch_size * recipe.pipelined * max(1, gpus // each))
         sharding = "none" if gpus == 1 else recipe.sharding
         return replace(plan, recipe=replace(recipe, gpus=gpus, sharding=sharding), target_batch=target)
 

@@ -66,7 +66,7 @@ class Plan:
     @property
     def pass_samples(self) -> int:
         """Samples of one forward and backward over all GPUs."""
-        return self.batch_size * self.recipe.data_parallel
+        return self.batch_size * self.recipe.pass_micro_batches
 
     @property
     def values(self) -> dict[str, Any]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import TracedAnswer
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.answers import Answer, TracedAnswer
+from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.speed import run
 from gpumem_tui.plan.techniques import (
     Combination,
     cheapest_but_as_it_is,
     cheapest_combination,
     likely_combinations,
+    room_as_traced,
     unchanged,
 )
+from gpumem_tui.search.words import largest_words, room_words
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
 """What a trace says of a plan, or why there is none."""
@@ -58,12 +62,13 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
     """
     if isinstance(now, TracedAnswer) and now.fits:
         return Recommended(unchanged(plan), now)
-    best = cheapest_combination(plan) if isinstance(now, Unknown) else cheapest_but_as_it_is(plan)
+    room = room_as_traced(plan, now.known_batch_size if isinstance(now, TracedAnswer) else None)
+    best = cheapest_combination(plan, room=room) if isinstance(now, Unknown) else cheapest_but_as_it_is(plan, room)
     if isinstance(best, Combination) and best.plan == plan:
         return Recommended(best, now)
     only = best if isinstance(best, Combination) and best.formula_only else None
-    first = best if only is None else cheapest_combination(plan, traceable=True)
-    candidates = list(likely_combinations(plan))
+    first = best if only is None else cheapest_combination(plan, traceable=True, room=room)
+    candidates = list(likely_combinations(plan, room))
     if isinstance(first, Combination) and first.plan != plan:
         others = [one for one in candidates if one.plan != first.plan]
         candidates = [first, *sorted(others, key=lambda one: one.price < first.price)]
@@ -95,3 +100,50 @@ def _confirmed(
         elif answer.fits:
             found = one, answer
     return found, left
+
+
+# The answer in one line
+
+
+def plan_answer(now: Answer, traced: TracedAnswer | Unknown, best: Recommended) -> str:
+    """Say whether a plan fits, its largest batch, what to change and what its tokens take, by trace where there is one.
+
+    For example ``Does not fit: batch 64 on NVIDIA GeForce RTX 4090, 40.1 GiB missing; largest batch 18 (16 with 10 %
+    left free). To change: 4 passes of 16.``
+    """
+    plan, by_trace = now.plan, isinstance(traced, TracedAnswer)
+    gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
+    where = f"batch {plan.batch_size:,} on {gpus}{plan.gpu.title}"
+    kept = f"{100 * plan.headroom:g} % left free"
+    if isinstance(traced, TracedAnswer):
+        fits, room = traced.fits, room_words(traced.fit, traced.free_range)
+        verdict = traced.fit if fits or traced.fit != "fits" else f"fits without {kept}"
+        largest = largest_words(traced.full_batch_size, traced.may_fit_batch_size) or "unknown"
+        largest = "none" if largest == "0" else largest
+        if plan.headroom and traced.known_batch_size:
+            largest += f" ({traced.known_batch_size:,} with {kept})"
+    else:
+        fits, verdict = now.fits, "fits by formula" if now.fits else "does not fit by formula"
+        room = f"{format_bytes(abs(now.spare_bytes))} {'to spare' if fits else 'missing'}"
+        largest = f"≈{now.max_batch_size:,} with {kept}" if now.max_batch_size else "none"
+    of_one = " of a GPU" if gpus else ""
+    answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}."
+    return " ".join(filter(None, (answer, "" if fits else _to_change(best, by_trace=by_trace), _takes(plan))))
+
+
+def _to_change(best: Recommended, *, by_trace: bool) -> str:
+    found = best.combination
+    if isinstance(found, Unknown):
+        return f"Nothing known makes it fit: {found.reason}."
+    how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
+    return f"To change: {found.words}{how}."
+
+
+def _takes(plan: Plan) -> str:
+    """Say how fast all GPUs are together, hours and cost, where the tokens are given and the rates known."""
+    found = run(plan)
+    if isinstance(found, Unknown):
+        return ""
+    a_second = sorted(found.tokens / hours / 3600 for hours in found.hours)
+    cost = "" if found.cost is None else f", cost {span(*found.cost)}"
+    return f"{span(*a_second)} tokens/s: {span(*found.hours)} h for {found.tokens:,} tokens{cost}."

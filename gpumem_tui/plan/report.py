@@ -34,7 +34,7 @@ from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.judgement import Judgement, judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Known, recommended, untraced
+from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, untraced
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.search import report
@@ -139,24 +139,27 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced)
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
     on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
+    best = recommended(plan, by_trace, known)
+    largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
     layers = report.layers_line(traced) if isinstance(traced, Traced) else ""
     command = command_line(plan)
     return document(
         (
+            plan_answer(now, by_trace, best),
             f"# Plan: {plan.shape.name} on {plan.gpu.title}",
             _workload(plan),
             "## Memory of one GPU",
             _compared_ledger(now, by_trace),
             bullets([*_verdict(now, by_trace), *map(sentence, filter(None, (layers, *lacking(plan))))]),
             "## What would help",
-            *_combinations(plan, by_trace, known),
-            _techniques(techniques(plan)),
+            *_combinations(by_trace, best),
+            _techniques(techniques(plan, largest)),
             "## Every GPU",
             _largest_on_gpus(on_gpus, plan),
             "## Curves",
             *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
             "## Batch size",
-            *(_judgement(judgement) for judgement in judgements(plan)),
+            *(_judgement(judgement) for judgement in judgements(plan, (), largest)),
             "## This plan again",
             shell(command) if isinstance(command, str) else f"There is no command for it: {command.reason}.",
         )
@@ -246,7 +249,7 @@ def _ledger(found: CommandAnswer) -> str:
         *_bucket_rows(found.breakdown),
         ("= allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", format_bytes(found.peak_reserved_bytes)),
-        ("CUDA context", format_bytes(found.context_bytes)),
+        ("CUDA context", format_bytes(found.traced.ready.context_bytes)),
         ("device used", format_bytes(found.device_used_bytes)),
         ("– at least and at most", format_range(found.device_used_range)),
     ]
@@ -254,33 +257,38 @@ def _ledger(found: CommandAnswer) -> str:
 
 
 def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
-    if now.fits:
+    if isinstance(traced, TracedAnswer):
+        yield from _traced_verdict(now, traced)
+    elif now.fits:
         yield f"By formula it fits, with {format_bytes(now.spare_bytes)} of {format_bytes(now.usable_bytes)} to spare."
     else:
         yield f"By formula it does not fit: {format_bytes(-now.spare_bytes)} are missing."
-    if now.obstacle is not None and not (isinstance(traced, TracedAnswer) and traced.fits):
-        yield sentence(now.obstacle)
     if isinstance(traced, Unknown):
+        if now.obstacle is not None:
+            yield sentence(now.obstacle)
         yield f"No trace: {traced.reason}."
-    else:
-        room = room_words(traced.fit, traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
-        yield f"By trace ({traced.profile}) it {traced.fit}: {room}."
-        if between := range_line(traced.device_used_range, traced.unknowns):
-            yield sentence(between)
-        if traced.fit == "fits" and not traced.keeps_headroom:
-            yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
-        if traced.frees_cache:
-            yield f"{cache_words(traced)}."
-        if (phase := differing_phase(now, traced)) is not None:
-            yield (
-                f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
-                f"{now.prediction.moment.value}."
-            )
     steps = now.accumulation
     passes = "1 pass a step makes" if steps.steps == 1 else f"{steps.steps} passes a step make"
     tokens = f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else ""
     rounded = "" if steps.exact else f"; {steps.target_batch:,} is not a multiple of a pass"
     yield f"{passes} a global batch of {steps.global_batch_size:,}{tokens}{rounded}."
+
+
+def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
+    """Yield what the trace says, and nothing that the formula says otherwise."""
+    room = room_words(traced.fit, traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
+    yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
+    if between := range_line(traced.device_used_range, traced.unknowns):
+        yield sentence(between)
+    if traced.fit == "fits" and not traced.keeps_headroom:
+        yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
+    if traced.frees_cache:
+        yield f"{cache_words(traced)}."
+    if (phase := differing_phase(now, traced)) is not None:
+        yield (
+            f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
+            f"{now.prediction.moment.value}."
+        )
 
 
 def _command_verdict(found: CommandAnswer) -> Iterator[str]:
@@ -298,12 +306,11 @@ def _command_verdict(found: CommandAnswer) -> Iterator[str]:
 # What would help
 
 
-def _combinations(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Iterator[str]:
-    """Yield the cheapest combinations, by trace as far as `known` tells, else by formula."""
+def _combinations(now: TracedAnswer | Unknown, best: Recommended) -> Iterator[str]:
+    """Yield the cheapest combinations, by trace as far as there are traces, else by formula."""
     if isinstance(now, TracedAnswer) and now.fits:
-        yield "By trace it fits as it is: nothing is needed."
+        yield "By trace it fits as it is: nothing is needed. For a larger batch:"
         return
-    best = recommended(plan, now, known)
     if best.formula_only is not None:
         yield _combination("By formula, the cheapest combination that fits", best.formula_only)
     found, what = best.combination, "combination that fits" if best.formula_only is None else "that a trace can confirm"
@@ -321,10 +328,7 @@ def _combinations(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Iter
 
 
 def _combination(heading: str, found: Combination, traced: TracedAnswer | None = None) -> str:
-    names = [change.name for change in found.changes]
-    if found.smaller_passes:
-        names.append(f"{found.accumulation.steps} passes of {found.plan.batch_size}")
-    what = " + ".join(names) if names else "none needed, it fits as it is"
+    what = found.words or "none needed, it fits as it is"
     command = command_line(found.plan)
     peak, largest = f"≈{format_bytes(found.peak_bytes)}", f"≈{found.max_batch_size:,}"
     if traced is not None:

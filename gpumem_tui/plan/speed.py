@@ -78,7 +78,7 @@ def rate(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Rate | Unknown:
         seconds = step_seconds(plan, share)
         if isinstance(seconds, Unknown):
             return seconds
-        bounds.append(passes(plan) * plan.batch_size / seconds / plan.recipe.model_parallel)
+        bounds.append(passes(plan) * plan.batch_size * plan.recipe.pipelined / seconds / plan.recipe.model_parallel)
     return Rate(bounds[0], bounds[1], engine=found)
 
 
@@ -101,12 +101,12 @@ def step_seconds(plan: Plan, share: float) -> float | Unknown:
             return joined
         link = fastest_link(joined, recipe.tensor_parallel)
         one_pass += tensor_parallel_seconds(plan.shape, recipe, plan.batch_size, link)
-    return passes(plan) * one_pass * (1 + bubble(recipe, passes(plan))) + update
+    return passes(plan) * recipe.pipelined * one_pass * (1 + bubble(recipe)) + update
 
 
 def passes(plan: Plan) -> int:
     """Return the passes of one optimizer step."""
-    return accumulation(target_of(plan), plan.batch_size, plan.recipe.data_parallel).steps
+    return accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches).steps
 
 
 # The saturation curve
@@ -214,7 +214,7 @@ def kept_shares(plan: Plan, alike: int, link: Link, found: Rate) -> tuple[float,
         alike: GPUs that hold the same part of the network.
     """
     steps = passes(plan)
-    samples = steps * plan.batch_size / plan.recipe.model_parallel
+    samples = steps * plan.batch_size * plan.recipe.pipelined / plan.recipe.model_parallel
     least, _ = efficiency(plan.shape, plan.recipe, alike, link, samples / found.most, steps)
     _, most = efficiency(plan.shape, plan.recipe, alike, link, samples / found.least, steps)
     return least, most

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import product, takewhile
+from itertools import product
 from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -27,7 +27,15 @@ from gpumem_tui.formula.techniques import (
     smaller_sample,
 )
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import largest_batch, predicted, setup_of, target_of, usable_of, with_setup
+from gpumem_tui.plan.answers import (
+    largest_batch,
+    predicted,
+    setup_of,
+    target_of,
+    usable_as_traced,
+    usable_of,
+    with_setup,
+)
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import busy_share
@@ -106,14 +114,26 @@ class Combination:
         """Whether one of its changes is a micro-batch smaller than planned, with more passes for it."""
         return self.price.changes > len(self.changes)
 
+    @property
+    def words(self) -> str:
+        """What it takes, by name; empty for nothing."""
+        names = [change.name for change in self.changes]
+        if self.smaller_passes:
+            names.append(f"{self.accumulation.steps} passes of {self.plan.batch_size}")
+        return " + ".join(names)
 
-def techniques(plan: Plan) -> Techniques:
+
+def techniques(plan: Plan, largest: int | None = None) -> Techniques:
     """Return every technique judged on this plan.
 
     Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
     maximum batch, then the more bytes saved.
+
+    Args:
+        largest: the plan's largest batch as traced: what each technique changes of it is the closed form's, so that
+            no row says of the plan what the trace denies. None for no trace.
     """
-    now = _Memory.of(plan)
+    now = _Memory.of(plan, usable_as_traced(plan, largest))
     helping: list[Effect] = []
     others: list[NotApplicable] = []
     for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now)]:
@@ -136,11 +156,12 @@ class _Memory:
     peak_bytes: int
     fits: bool
     max_batch_size: int
+    usable_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan) -> _Memory:
-        prediction = predicted(plan)
-        return cls(prediction.peak_bytes, prediction.needed_bytes <= usable_of(plan), largest_batch(plan))
+    def of(cls, plan: Plan, usable_bytes: int) -> _Memory:
+        prediction, largest = predicted(plan), largest_batch(plan, usable_bytes)
+        return cls(prediction.peak_bytes, prediction.needed_bytes <= usable_bytes, largest, usable_bytes)
 
 
 def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicable:
@@ -155,7 +176,7 @@ def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicab
 
 
 def _effect(changed: Plan, now: _Memory, technique: Technique) -> Effect:
-    then = _Memory.of(changed)
+    then = _Memory.of(changed, now.usable_bytes)
     return Effect(
         key=technique.key,
         name=technique.name,
@@ -178,16 +199,16 @@ def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Effect | NotApplicable]
         for technique in (more_passes, smaller):
             yield NotApplicable(technique.key, technique.plain_name, "the micro-batch is 1 already")
         return
-    target, gpus = target_of(plan), plan.recipe.data_parallel
+    target, micro_batches = target_of(plan), plan.recipe.pass_micro_batches
     most = now.max_batch_size if 0 < now.max_batch_size < plan.batch_size else plan.batch_size // 2
-    micro = _even_micro_batch(-(-target // gpus), most)
-    steps = accumulation(target, micro, gpus)
+    micro = _even_micro_batch(-(-target // micro_batches), most)
+    steps = accumulation(target, micro, micro_batches)
     made = more_passes.filled(passes=steps.steps, micro=micro, cost=_accumulation_cost(plan, micro, steps))
     option = f"--batch-size {micro} --target-batch {target}"
     changed = replace(plan, batch_size=micro, target_batch=target)
     yield _effect(changed, now, replace(made, given_option=option))
     half = plan.batch_size // 2
-    made = smaller.filled(micro=half, after=half * gpus, before=target)
+    made = smaller.filled(micro=half, after=half * micro_batches, before=target)
     changed = replace(plan, batch_size=half, target_batch=None)
     yield _effect(changed, now, replace(made, given_option=f"--batch-size {half}"))
 
@@ -240,7 +261,9 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
         # What does not fit with the smallest sample does not with any.
         return cheapest_at(gpus, 0) is not None or bool(most and cheapest_at(gpus, most) is not None)
 
-    numbers = list(takewhile(lambda gpus: gpus <= max(_MOST_ASKED_GPUS, plan.recipe.gpus), _doubled(plan.recipe.gpus)))
+    numbers = [plan.recipe.gpus]
+    while 2 * numbers[-1] <= _MOST_ASKED_GPUS:
+        numbers.append(2 * numbers[-1])
     # What fits on some GPUs fits on more, but the first number is by far the likeliest.
     fewest = 0 if fits_on(numbers[0]) else bisect_left(numbers, True, lo=1, key=fits_on)
     if fewest == len(numbers):
@@ -249,19 +272,19 @@ def cheapest_combination(plan: Plan, *, traceable: bool = False, room: float = 1
     return next(one for one in found if one is not None)
 
 
-def _doubled(number: int) -> Iterator[int]:
-    while True:
-        yield number
-        number *= 2
-
-
 _ROOMS = (1.2, 1.1, 1.0, 0.9)
 """The formula may be off by as much, so that a trace may find a cheaper set to fit, or the formula's not to."""
 
 
-def likely_combinations(plan: Plan) -> tuple[Combination, ...]:
+def room_as_traced(plan: Plan, largest: int | None) -> float:
+    """Return times what the GPU can take, so that the closed form's largest batch is the traced one; 1 for no trace."""
+    usable = usable_of(plan)
+    return usable_as_traced(plan, largest) / usable if usable else 1.0
+
+
+def likely_combinations(plan: Plan, room: float = 1.0) -> tuple[Combination, ...]:
     """Return what may be the cheapest set once it is traced, the cheapest first; without the plan as it is."""
-    found = (cheapest_combination(plan, traceable=True, room=room) for room in _ROOMS)
+    found = (cheapest_combination(plan, traceable=True, room=room * off) for off in _ROOMS)
     by_plan = {one.plan: one for one in found if isinstance(one, Combination) and one.plan != plan}
     return tuple(sorted(by_plan.values(), key=lambda one: one.price))
 
@@ -271,11 +294,11 @@ def unchanged(plan: Plan) -> Combination:
     return _combination(plan, Price(), (), plan.batch_size)
 
 
-def cheapest_but_as_it_is(plan: Plan) -> Combination | Unknown:
+def cheapest_but_as_it_is(plan: Plan, room: float = 1.0) -> Combination | Unknown:
     """Return by formula, the cheapest set where a trace says that the plan does not fit as it is."""
-    found = cheapest_combination(plan)
+    found = cheapest_combination(plan, room=room)
     if isinstance(found, Combination) and found.plan == plan:
-        return next(iter(likely_combinations(plan)), Unknown("by formula it fits as it is, traced it does not"))
+        return next(iter(likely_combinations(plan, room)), Unknown("by formula it fits as it is, traced it does not"))
     return found
 
 
@@ -309,7 +332,7 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
             most = min((usable - size) // more for size, more in zip(fixed_bytes, sample_bytes, strict=True))
             if most < 1:
                 continue
-            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel), most)
+            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined, most)
             if best is None or price + extra < best[0]:
                 best = price + extra, base + chosen1 + chosen2, micro
     return None if best is None else _combination(plan, *best)
@@ -360,7 +383,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
     """Return the samples of a pass where at most `fitting` fit, and the price of passes smaller than planned.
 
     Args:
-        copies: of the network, each with samples of its own.
+        copies: of the micro-batch in one pass over all GPUs.
     """
     if plan.batch_size <= fitting:
         return plan.batch_size, Price()
@@ -373,7 +396,7 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
 
 def _combination(plan: Plan, price: Price, chosen: tuple[Technique, ...], micro: int) -> Combination:
     changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
-    copies = changed.recipe.data_parallel
+    copies = changed.recipe.pass_micro_batches
     if (micro, changed.recipe.gpus) != (plan.batch_size, plan.recipe.gpus):
         changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * copies))
     return Combination(

@@ -113,17 +113,24 @@ class Folder:
             if error.errno == errno.ELOOP:
                 raise WireError(f"{name} is a link") from error
             raise
-        with FileIO(descriptor) as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise WireError(f"{name} is not a regular file")
-            if found.st_uid not in self._owners:
-                raise WireError(f"{name} belongs to user {found.st_uid}")
-            if found.st_mode & 0o022:
-                raise WireError(f"{name} can be written by other users (mode {stat.S_IMODE(found.st_mode):o})")
-            if found.st_size > limit_bytes:
-                raise WireError(f"{name} has {found.st_size} bytes, more than {limit_bytes}")
+        try:
+            self._check_file(name, os.fstat(descriptor), limit_bytes)
+            file = FileIO(descriptor)
+        except BaseException:  # nothing else closes it: FileIO takes none that is a folder's
+            os.close(descriptor)
+            raise
+        with file:
             yield file
+
+    def _check_file(self, name: str, found: os.stat_result, limit_bytes: int) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            raise WireError(f"{name} is not a regular file")
+        if found.st_uid not in self._owners:
+            raise WireError(f"{name} belongs to user {found.st_uid}")
+        if found.st_mode & 0o022:
+            raise WireError(f"{name} can be written by other users (mode {stat.S_IMODE(found.st_mode):o})")
+        if found.st_size > limit_bytes:
+            raise WireError(f"{name} has {found.st_size} bytes, more than {limit_bytes}")
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         """Read the bytes of such a file.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe.wire import HeldPlace, KeptPlace, LookedDevice
@@ -202,20 +203,15 @@ class StepHistory:
         return points if points[-1] == (end_s, live) else [*points, (end_s, live)]
 
 
+def _of_site(site: Site, sizes: list[int]) -> dict[str, Any]:
+    """Return the fields of a place, and of what was allocated there."""
+    place = {"operator": site.operator, "module": site.module, "source": site.source}
+    return {**place, "bytes": sum(sizes), "allocations": len(sizes)}
+
+
 def listed_as_kept(device: int, kept: dict[Site, list[int]]) -> list[KeptPlace]:
     """List what `StepHistory.kept` found on a device, the largest first."""
-    rows = [
-        KeptPlace(
-            device=device,
-            operator=site.operator,
-            module=site.module,
-            source=site.source,
-            bytes=sum(sizes),
-            allocations=len(sizes),
-        )
-        for site, sizes in kept.items()
-        if sum(sizes)
-    ]
+    rows = [KeptPlace(device=device, **_of_site(site, sizes)) for site, sizes in kept.items() if sum(sizes)]
     return sorted(rows, key=lambda row: -row.bytes)[:LISTED_PLACES]
 
 
@@ -227,14 +223,6 @@ def _listed(places: dict[_Place, list[int]]) -> list[HeldPlace]:
     for (bucket, _, before_step), sizes in ordered[LISTED_PLACES:]:
         rest[bucket, Site(), before_step] += sizes
     return [
-        HeldPlace(
-            bucket=bucket,
-            operator=site.operator,
-            module=site.module,
-            source=site.source,
-            bytes=sum(sizes),
-            allocations=len(sizes),
-            before_step=before_step,
-        )
+        HeldPlace(bucket=bucket, **_of_site(site, sizes), before_step=before_step)
         for (bucket, site, before_step), sizes in [*rows, *rest.items()]
     ]

@@ -43,11 +43,17 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.5
 SAMPLE_SHARE = 1 / 400
 """Samples take at most this share of the training's time: where one takes long, they become rarer."""
+MOST_PAUSE_S, MOST_WAITING_PAUSE_S = 30.0, 5.0
+"""However long one computes, or waits: on a busy machine that is no time which the training would have had."""
+COUNT_SHARE = 1 / 2000
+"""Writing the step counter takes at most this share: it is written after every step of 0.1 s and more."""
 SCAN_SHARE = 1 / 1000
 SCAN_ALLOWANCE_S = 0.25
 """Putting modules in order takes at most this share of the time since the first, and this much beyond it: a program
 that makes some now and then has them found at the next sample, one that makes some in each step is not held up."""
 MOST_FAILURES = 5
+AGAIN_S = 60.0
+"""After so long a probe that has switched itself off tries again."""
 KEPT_SAMPLES = 32
 
 _T = TypeVar("_T")
@@ -58,8 +64,8 @@ class Probe:
     """Lives in the training process. Never waits, never raises into the program, has no thread.
 
     All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
-    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off. A forked child publishes for
-    itself, once it steps an optimizer; those that load data never do.
+    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off, and tries again every
+    `AGAIN_S`. A forked child publishes for itself, once it steps an optimizer; those that load data never do.
 
     Args:
         entry: as `wire.Process.entry`.
@@ -77,7 +83,8 @@ class Probe:
         self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
-        self._due = 0.0
+        self._due = self._sample_due = self._count_due = 0.0
+        self._is_busy = False
         self._scanned_since = time.monotonic()
         self._scan_s = 0.0
         self._last: tuple[float, int] | None = None
@@ -115,7 +122,10 @@ class Probe:
 
     def _boundary(self, optimizer: torch.optim.Optimizer) -> None:
         """Do what is due after an optimizer's step, or get to know a new optimizer."""
-        self._guarded(lambda: self._at_boundary(optimizer))
+        if self._is_off:
+            self._guarded(lambda: self._try_again(optimizer), though_off=True)
+        else:
+            self._guarded(lambda: self._at_boundary(optimizer))
 
     def _end(self) -> None:
         """Publish the last sample as the interpreter exits."""
@@ -133,7 +143,7 @@ class Probe:
         if self._look is not None:
             self._look.disarm()
             self._look = None
-        self._due = math.inf if self._is_off else 0.0
+        self._due = self._sample_due = self._count_due = 0.0
 
     def _guarded(self, work: Callable[[], _T], though_off: bool = False) -> _T | None:
         """Do something, of which no failure reaches the program; skip it if another thread is at it, or in a child."""
@@ -141,9 +151,7 @@ class Probe:
         if skipped or not self._lock.acquire(blocking=False):
             return None
         try:
-            result = work()
-            self._failures = 0
-            return result
+            return work()
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on; it is counted and published
             self._errors += 1
             self._failures += 1
@@ -156,7 +164,7 @@ class Probe:
 
     def _switch_off(self, reason: str) -> None:
         self._is_off = True
-        self._due = math.inf
+        self._due = time.monotonic() + AGAIN_S
         self._finder.leave()
         if self._look is not None:
             self._look.disarm()
@@ -167,6 +175,24 @@ class Probe:
                 self._ring.switch_off(reason)
         _log.warning("gpumem-tui stops watching this process: %s", reason)
 
+    def _try_again(self, optimizer: torch.optim.Optimizer) -> None:
+        """Come back after a while, if a sample can be taken and published."""
+        if time.monotonic() < self._due:
+            return
+        if not self._steps.knows(optimizer):
+            self._register(optimizer)
+        self._steps.recheck(optimizer)
+        if not self._steps.is_whole(optimizer) or torch._C._current_graph_task_id() != -1:
+            return
+        try:
+            self._sample()
+            self._open_ring().switch_off("")
+            self._finder.follow(late=True)
+            self._look, self._is_off = None, False
+        finally:
+            if self._is_off:
+                self._due = time.monotonic() + AGAIN_S
+
     # Sampling
 
     def _at_boundary(self, optimizer: torch.optim.Optimizer) -> None:
@@ -175,7 +201,8 @@ class Probe:
         if time.monotonic() < self._due:
             return
         self._steps.recheck(optimizer)
-        if not self._steps.is_whole(optimizer):
+        self._count()
+        if not self._steps.is_whole(optimizer) or (self._look is None and time.monotonic() < self._sample_due):
             return
         backward = torch._C._current_graph_task_id()
         if self._look is not None:
@@ -217,24 +244,48 @@ class Probe:
             finally:
                 self._ring.end()
 
-    def _sample(self, phase: str = "optimizer") -> None:
+    def _count(self) -> None:
+        """Publish how many steps there are and when the next sample is due, so seldom that it takes next to nothing."""
         started = time.monotonic()
+        if self._ring is None or started < self._count_due:
+            return
+        due_ns = time.monotonic_ns() + max(0, round((self._sample_due - started) * 1e9))
+        self._ring.count(wire.Heartbeat(self._steps.steps, time.monotonic_ns(), due_ns, self._is_busy))
+        now = time.monotonic()
+        self._count_due = now + min((now - started) / COUNT_SHARE, MOST_WAITING_PAUSE_S)
+        if self._look is None:
+            self._due = min(self._count_due, self._sample_due)
+
+    def _sample(self, phase: str = "optimizer") -> None:
+        started, computed = time.monotonic(), time.thread_time()
         self._black_box.watch_allocator()
         try:
             ring = self._open_ring()
             with torch._C.DisableTorchFunction():  # the program's own modes need not see what is read here
                 if self._finder.stale and self._may_scan(started, phase):
                     self._scan(ring)
-                started = time.monotonic()  # the ring and the scan are no part of what a sample takes
+                started, computed = (
+                    time.monotonic(),
+                    time.thread_time(),
+                )  # the ring and the scan are no part of what a sample takes
                 records = self._records(started, phase)
             self._samples.extend(records)
             ring.append(records)
+            self._failures = 0
         except OSError:
             self._dropped += 1
             raise
         finally:
-            now = time.monotonic()
-            self._due = now + max(INTERVAL_S, (now - started) / SAMPLE_SHARE)
+            self._pause(time.monotonic() - started, time.thread_time() - computed)
+        self._count_due = 0.0
+        self._count()
+
+    def _pause(self, passed_s: float, computed_s: float) -> None:
+        """Set when the next sample is due, after one that took so long, of which so much was its own computing."""
+        computing_s = min(computed_s / SAMPLE_SHARE, MOST_PAUSE_S)
+        waiting_s = min(passed_s / SAMPLE_SHARE, MOST_WAITING_PAUSE_S)
+        self._is_busy = waiting_s > INTERVAL_S and passed_s > 2 * computed_s
+        self._sample_due = self._due = time.monotonic() + max(INTERVAL_S, computing_s, waiting_s)
 
     def _scan(self, ring: Ring) -> None:
         """Find the modules, and publish what is trained."""
@@ -327,8 +378,9 @@ class Probe:
             return
         self._control = control
         request = decode_request(read_private(path, MAX_REQUEST_BYTES, (os.getuid(), 0)))
-        if request.kind != "look" or request.number <= self._answered:
-            return
+        files = self._open_ring().files
+        if request.kind != "look" or (request.number <= self._answered and files.look.exists()):
+            return  # without an answer beside it, requests are numbered from the beginning again
         self._answered = request.number
         self._start_look(request.number, optimizer, in_backward)
 
@@ -362,7 +414,7 @@ class Probe:
             if not look.is_over:
                 return
         self._look = None if look.stop() else look
-        self._due = time.monotonic() + INTERVAL_S
+        self._due = self._sample_due = time.monotonic() + INTERVAL_S
 
     def _answer(self, document: LookAnswer) -> None:
         ring = self._open_ring()

@@ -13,7 +13,7 @@ import math
 import struct
 import uuid
 from binascii import crc32
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from gpumem_tui.memory import Breakdown
@@ -344,6 +344,8 @@ ENDED_AT = 32
 SWITCHED_OFF_AT = HEADER_BYTES - 256
 LOOKING_AT = SWITCHED_OFF_AT - 8
 COUNTER = struct.Struct("<Q")
+HEARTBEAT = struct.Struct("<QQQII")
+HEARTBEAT_AT = LOOKING_AT - HEARTBEAT.size
 RECORD = struct.Struct("<QQQQdBBhI16s13qIIQ")
 CHECKSUM = struct.Struct("<I")
 HAS_ALLOCATOR = 1
@@ -361,8 +363,8 @@ class Process:
         python, torch: versions.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if unset.
         command: the command line; cut short if it would not fit.
-        job: what its launcher calls the job that it is a rank of: Slurm's number, or the id of torchrun's rendezvous.
-            The same on all machines; None where the launcher says nothing, and from older probes.
+        job: what its launcher calls the job that it is a rank of: Slurm's number, the id of torchrun's rendezvous, or
+            where the ranks meet. The same on all machines; None where the launcher says nothing, and from older probes.
     """
 
     pid: Count
@@ -437,13 +439,30 @@ class Record:
         return values
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """The ring's step counter, written far more often than samples are.
+
+    Attributes:
+        step: optimizer steps since the probe came in.
+        monotonic_ns: when the last of them ended, at the latest, by the clock of `Record.monotonic_ns`.
+        due_ns: when the next sample is due, by that clock.
+        is_busy: samples are rarer as the probe had to wait: the machine is busy, or its files are slow.
+    """
+
+    step: int
+    monotonic_ns: int
+    due_ns: int
+    is_busy: bool
+
+
 COUNTS = tuple(field.name for field in fields(Record))[9:22]
 
 
 def encode_header(process: Process) -> bytes:
     """Return `HEADER_BYTES` bytes, with no record written yet. Arguments that do not fit are cut from the end."""
     others = json.dumps(asdict(replace(process, command=())))
-    left_bytes = LOOKING_AT - PREFIX.size - len(others)
+    left_bytes = HEARTBEAT_AT - PREFIX.size - len(others)
     if left_bytes < 0:
         raise WireError("the header's texts do not fit")
     command = []
@@ -500,6 +519,13 @@ def looking_patch(request: int) -> tuple[int, bytes]:
     return LOOKING_AT, COUNTER.pack(request)
 
 
+def heartbeat_patch(heartbeat: Heartbeat) -> tuple[int, bytes]:
+    """Return offset and bytes of the step counter, with a checksum: one that is half written counts as none."""
+    body = HEARTBEAT.pack(*astuple(heartbeat), 0)[: -CHECKSUM.size]
+    return HEARTBEAT_AT, body + CHECKSUM.pack(crc32(body))
+
+
 def switched_off_patch(reason: str) -> tuple[int, bytes]:
-    """Return offset and bytes that tell why the probe switched itself off; what does not fit is cut."""
-    return SWITCHED_OFF_AT, reason.encode(errors="replace")[: HEADER_BYTES - SWITCHED_OFF_AT]
+    """Return offset and bytes that tell why the probe switched itself off, empty: it did not; the rest is cut."""
+    room = HEADER_BYTES - SWITCHED_OFF_AT
+    return SWITCHED_OFF_AT, reason.encode(errors="replace")[:room].ljust(room, b"\0")

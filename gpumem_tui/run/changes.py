@@ -69,11 +69,12 @@ class Changes:
         elif wanted in _OPTIONS:
             self._give_options(*_OPTIONS[wanted])
         elif wanted == "set-to-none":
-            self._zero_grad_to_none()
+            for owner in (torch.optim.Optimizer, nn.Module):
+                self._zero_to_none(owner)
         elif wanted == "chunked-loss":
             chunked_cross_entropy(self._count)
         elif wanted == "autocast":
-            self._end_autocast_with_backward()
+            mark_backward(self._leave_autocast)  # the loss belongs in it (PyTorch's "Automatic Mixed Precision")
 
     def found(self) -> tuple[tuple[str, str], ...]:
         """Return by change why it cannot be made, or was not; empty where it can be, or was."""
@@ -112,10 +113,6 @@ class Changes:
             self._autocast.__exit__(None, None, None)
             self._autocast = None
 
-    def _end_autocast_with_backward(self) -> None:
-        """End autocast as backward begins: the loss belongs in it (PyTorch's "Automatic Mixed Precision")."""
-        mark_backward(self._leave_autocast)
-
     # In torch's own functions
 
     def _give_options(self, needed: str, options: Mapping[str, Any]) -> None:
@@ -124,10 +121,6 @@ class Changes:
             if needed in names:
                 known = {name: value for name, value in options.items() if name in names}
                 construct_with(kind, known, self._count)
-
-    def _zero_grad_to_none(self) -> None:
-        for owner in (torch.optim.Optimizer, nn.Module):
-            self._zero_to_none(owner)
 
     def _zero_to_none(self, owner: Any) -> None:
         zero_grad = owner.zero_grad

@@ -37,6 +37,7 @@ from gpumem_tui.run.events import (
     TrialRequest,
     decode_request,
 )
+from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
 from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
@@ -82,6 +83,7 @@ class _Trial:
         self.program = Program(
             recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
         )
+        self.program.lengths = InputLengths(self.request.workload.longest, can_lengthen=self.request.simulated)
         self.program.start()
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
@@ -155,6 +157,7 @@ class _Simulated(_Trial):
         ranks = _ranks(gpus)
         _follow_launchers(ranks)
         self.follow(self.gpu, torch.cuda)
+        self.gpu.mode.arriving = self.program.lengths.arriving
         if ranks > gpus:
             self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
@@ -202,8 +205,8 @@ class _Simulated(_Trial):
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
 
     def _failed_in_backward(self, error: Exception) -> None:
-        from gpumem_tui.run.errors import described
         from gpumem_tui.text import flush_output
+        from gpumem_tui.workload.errors import described
 
         self.reporter.failed(described(error))
         flush_output()
@@ -307,17 +310,16 @@ def _follow_launchers(world: int) -> None:
 
         replace_in_torch(module, "start_processes", start_one)
 
+    def start_no_child(module: Any) -> None:
+        """Keep Lightning's launcher from starting this script again for every further rank."""
+        module._SubprocessScriptLauncher._call_children_scripts = lambda _launcher: None
+
     after_import("torch.distributed.launcher.api", launcher)
     after_import("torch.multiprocessing.spawn", spawner)
     for package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
-        after_import(f"{package}.strategies.launchers.subprocess_script", _start_no_child)
+        after_import(f"{package}.strategies.launchers.subprocess_script", start_no_child)
     if torch.distributed.is_available():
         answer_alone()
-
-
-def _start_no_child(module: Any) -> None:
-    """Lightning's launcher starts this script again for every further rank."""
-    module._SubprocessScriptLauncher._call_children_scripts = lambda _launcher: None
 
 
 def _be_rank_0(world: int, local: int) -> None:

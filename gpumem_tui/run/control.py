@@ -164,7 +164,7 @@ def _words(command: Command, request: Request, terms: Terms) -> tuple[str, ...]:
     A trace accumulates twice at most: a third micro-batch holds what the second held.
     """
     size = request.batch_size or 1
-    accumulation = command.accumulation(size, terms.target_batch, request.workload.recipe.data_parallel)
+    accumulation = command.accumulation(size, terms.target_batch, request.workload.recipe.pass_micro_batches)
     if isinstance(request, TraceRequest):
         accumulation = min(accumulation, _TRACED_ACCUMULATION)
     return command.filled(size, accumulation)

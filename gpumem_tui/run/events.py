@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from gpumem_tui.catalog.shapes import Gpu, GpuSpeed
 from gpumem_tui.memory import Breakdown, Range
@@ -221,16 +221,7 @@ class Failed:
 
 
 ChildEvent = Ready | Joined | Ended | Output | Sample | TrialDone | TraceDone | Failed
-_BY_NAME: dict[str, type[ChildEvent]] = {
-    "ready": Ready,
-    "joined": Joined,
-    "ended": Ended,
-    "output": Output,
-    "sample": Sample,
-    "trial": TrialDone,
-    "trace": TraceDone,
-    "failed": Failed,
-}
+_BY_NAME: dict[str, type[ChildEvent]] = {kind.event: kind for kind in get_args(ChildEvent)}
 
 
 class EventError(ValueError):

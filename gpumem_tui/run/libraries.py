@@ -20,10 +20,11 @@ from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
-from gpumem_tui.run.errors import is_users
+from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
@@ -41,7 +42,8 @@ def follow_libraries(program: Program) -> None:
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
-    _compile_nothing(program)
+    if hasattr(torch.cuda, "_compile_kernel"):
+        replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
     _iterate_in_full(program)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
@@ -85,11 +87,6 @@ class _KernelLeftOut:
 
     def set_shared_memory_config(self, size_bytes: int) -> None:
         """Ignore memory of the multiprocessors, which is no part of the device's."""
-
-
-def _compile_nothing(program: Program) -> None:
-    if hasattr(torch.cuda, "_compile_kernel"):
-        replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
 
 
 class _TritonDriver:
@@ -303,9 +300,6 @@ def _calling_place() -> str:
 
 # What NVML's Python binding (`pynvml`) answers
 
-_DRIVER, _CUDA_DRIVER = "570.86.10", 12080
-"""The driver in the installer ``cuda_12.8.0_570.86.10_linux.run``, and CUDA's version as NVML writes it."""
-
 
 def answer_nvml(device: Backend, context_bytes: int) -> None:
     """Have NVML's binding answer for the simulated GPU, once the program has imported it.
@@ -327,9 +321,9 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
         "nvmlInit": always(None),
         "nvmlInitWithFlags": always(None),
         "nvmlShutdown": always(None),
-        "nvmlSystemGetDriverVersion": always(_DRIVER),
-        "nvmlSystemGetCudaDriverVersion": always(_CUDA_DRIVER),
-        "nvmlSystemGetCudaDriverVersion_v2": always(_CUDA_DRIVER),
+        "nvmlSystemGetDriverVersion": always(DRIVER),
+        "nvmlSystemGetCudaDriverVersion": always(1000 * CUDA[0] + 10 * CUDA[1]),
+        "nvmlSystemGetCudaDriverVersion_v2": always(1000 * CUDA[0] + 10 * CUDA[1]),
         "nvmlDeviceGetCount": device.device_count,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByUUID": always(0),

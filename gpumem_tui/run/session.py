@@ -82,7 +82,7 @@ class _Session:
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Report the error that ends this process."""
         if not self._is_child:
-            from gpumem_tui.run.errors import described
+            from gpumem_tui.workload.errors import described
 
             self.reporter().failed(described(error))
         self._before(kind, error, trace)

@@ -65,7 +65,21 @@ def run(
     with interrupts(control.cancel):
         printer = _Printer(config, advise, as_json=as_json)
         log = CommandLog(config, quiet=quiet, progress=printer.progress)
-        return _run(search_function(config, control), config, log, printer)
+        verdict: Verdict | None = None
+        try:
+            for event in search_function(config, control):
+                if isinstance(event, CommandOutput | TraceStarted):
+                    log.show(event)
+                elif isinstance(event, SearchFinished):
+                    verdict = event.verdict
+                else:
+                    printer.show(event)
+        except Unusable as error:
+            printer.progress.clear()
+            return complain(f"{error}{_without_torch(config, error)}", error.exit_code)
+        assert verdict is not None, "a search ends with a verdict"
+        printer.finish(verdict)
+        return verdict.exit_code
 
 
 def show_prediction(
@@ -90,24 +104,6 @@ def show_prediction(
     Printer(as_json=as_json).show(
         body=body, lines=partial(report.prediction_lines, config, prediction, ready, batch_size, by)
     )
-
-
-def _run(events: Iterator[SearchEvent], config: SearchConfig, log: CommandLog, printer: _Printer) -> int:
-    verdict: Verdict | None = None
-    try:
-        for event in events:
-            if isinstance(event, CommandOutput | TraceStarted):
-                log.show(event)
-            elif isinstance(event, SearchFinished):
-                verdict = event.verdict
-            else:
-                printer.show(event)
-    except Unusable as error:
-        printer.progress.clear()
-        return complain(f"{error}{_without_torch(config, error)}", error.exit_code)
-    assert verdict is not None, "a search ends with a verdict"
-    printer.finish(verdict)
-    return verdict.exit_code
 
 
 def _without_torch(config: SearchConfig, error: Unusable) -> str:

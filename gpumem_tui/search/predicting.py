@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
@@ -12,6 +12,7 @@ from gpumem_tui.run.events import Failed, Output, Ready, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.workload.command import BATCH
 
 
@@ -101,82 +102,98 @@ def predicting(
     yield Predicted(Prediction(config.formula, traced), ready, guess)
 
 
-def _tracing_command(
-    config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
-) -> Iterator[Predicted | CommandOutput | TraceStarted]:
-    """Run a command once for each batch size that is traced.
+@dataclass
+class _CommandTraces:
+    """The runs of a command that are traced, one for each batch size."""
 
-    Two sizes give the affine form; a third one checks it, and is the size asked for where there is one.
-    """
-    command = config.workload.command
-    assert command is not None
-    runs: dict[int, tuple[Ready, TraceDone]] = {}
+    config: SearchConfig
+    control: Control
+    runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
 
-    def run(size: int) -> Iterator[CommandOutput | TraceStarted]:
+    def run(self, size: int) -> Iterator[CommandOutput | TraceStarted]:
+        """Run the command at a batch size.
+
+        Raises:
+            Unusable: it cannot be traced.
+        """
         yield TraceStarted(size)
         ready: Ready | None = None
+        config = self.config
         request = TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
-        for event in converse(request, config.terms, control):
+        for event in converse(request, config.terms, self.control):
             if isinstance(event, Ready):
                 ready = event
             elif isinstance(event, Output):
                 yield CommandOutput(event.text)
             elif isinstance(event, TraceDone) and ready is not None:
-                runs[size] = ready, event
+                self.runs[size] = ready, event
             elif isinstance(event, Failed):
                 raise Unusable(event)
 
-    def traced(size: int, trace: AffineTrace | None, reason: str) -> Traced:
-        ready, done = runs[size]
-        if trace is None:
-            done = replace(done, only_at=size, not_affine=reason)
-        else:
-            done = replace(done, trace=trace, only_at=0)
-        return config.traced(ready, done)
+    def at(self, size: int) -> Timeline:
+        """Return what was allocated in a run."""
+        return self.runs[size][1].trace.at(size)
 
+    def alone(self, size: int, reason: str = "") -> Traced:
+        """Return a run as a trace that answers for its batch size only, and why."""
+        ready, done = self.runs[size]
+        return self.config.traced(ready, replace(done, only_at=size, not_affine=reason))
+
+    @property
+    def rows(self) -> int:
+        """The rows of the parts that the step cuts its batch into; 0 where it does not."""
+        return max(done.rows_asked_for for _, done in self.runs.values())
+
+    def fit(self, checked: int | None) -> Generator[CommandOutput | TraceStarted, None, Traced]:
+        """Run two sizes, which give the affine form, and `checked`, which checks it; return the trace.
+
+        Raises:
+            NotAffine: the runs are of no such form.
+        """
+        for size in (*TRACED_BATCH_SIZES, *(() if checked is None else (checked,))):
+            yield from self.run(size)
+        first, second = TRACED_BATCH_SIZES
+        trace = AffineTrace.fit((first, self.at(first)), (second, self.at(second)))
+        if checked == 1 and not trace.holds(1, self.at(1)):
+            trace, checked = replace(trace, apart=((1, self.at(1)),)), CHECKED_BATCH_SIZE
+            yield from self.run(checked)
+        if checked is not None:
+            trace.check(checked, self.at(checked))
+        if self.rows:
+            otherwise = NotAffine.in_parts(self.rows)
+            yield from self.run(size := otherwise.sizes[0])
+            if not trace.holds(size, self.at(size)):
+                raise otherwise
+        ready, done = self.runs[second]
+        return self.config.traced(ready, replace(done, trace=trace, only_at=0))
+
+
+def _tracing_command(
+    config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
+) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+    """Trace a command: at the batch size asked for alone, or as an affine form of the batch, which that size checks."""
+    command = config.workload.command
+    assert command is not None
+    traces, guess = _CommandTraces(config, control), None
     found: Traced | Unknown
-    guess: int | None = None
     if not command.takes_batch or not_affine:
         size = batch_size or 1
-        yield from run(size)
-        found = traced(size, None, not_affine or f"the command has no {BATCH} to vary the batch size by")
+        yield from traces.run(size)
+        found = traces.alone(size, not_affine or f"the command has no {BATCH} to vary the batch size by")
     else:
-        checked = (
-            None if batch_size is None else batch_size if batch_size not in TRACED_BATCH_SIZES else CHECKED_BATCH_SIZE
-        )
-        for size in TRACED_BATCH_SIZES:
-            yield from run(size)
-        if checked is not None:
-            yield from run(checked)
-        first, second = ((size, runs[size][1].trace.at(size)) for size in TRACED_BATCH_SIZES)
         try:
-            trace = AffineTrace.fit(first, second)
-            if checked is not None:
-                at_checked = runs[checked][1].trace.at(checked)
-                if checked == 1 and not trace.holds(1, at_checked):
-                    trace = replace(trace, apart=((1, at_checked),))
-                    checked = CHECKED_BATCH_SIZE
-                    yield from run(checked)
-                    at_checked = runs[checked][1].trace.at(checked)
-                trace.check(checked, at_checked)
-            if rows := max(done.rows_asked_for for _, done in runs.values()):
-                otherwise = NotAffine.in_parts(rows)
-                yield from run(size := otherwise.sizes[0])
-                if not trace.holds(size, runs[size][1].trace.at(size)):
-                    raise otherwise
-            found = traced(second[0], trace, "")
+            found = yield from traces.fit(CHECKED_BATCH_SIZE if batch_size in TRACED_BATCH_SIZES else batch_size)
         except NotAffine as found_out:
-            rows = max(done.rows_asked_for for _, done in runs.values())
-            error = NotAffine.in_parts(rows) if rows else found_out
-            if batch_size is None:
-                for size in error.sizes:
-                    if size not in runs:
-                        yield from run(size)
-                peaks = [(size, traced(size, None, "").at(size).peak_allocated_bytes) for size in error.sizes]
-                found, guess = Unknown(str(error)), _extrapolated(peaks, config, runs[error.sizes[0]][0])
+            error = NotAffine.in_parts(traces.rows) if traces.rows else found_out
+            if batch_size is not None:
+                found = traces.alone(batch_size, str(error))
             else:
-                found = traced(batch_size, None, str(error))
-    ready = next(iter(runs.values()))[0]
+                for size in error.sizes:
+                    if size not in traces.runs:
+                        yield from traces.run(size)
+                peaks = [(size, traces.alone(size).at(size).peak_allocated_bytes) for size in error.sizes]
+                found, guess = Unknown(str(error)), _extrapolated(peaks, config, traces.runs[error.sizes[0]][0])
+    ready = next(iter(traces.runs.values()))[0]
     yield Predicted(Prediction(config.formula, found), ready, guess)
 
 

@@ -184,15 +184,13 @@ class Traced:
 
     def device_used_range(self, batch_size: int) -> Range:
         """Return `device_used_bytes` with every unknown at its least and at its most."""
-        return self._reserved_range(batch_size) + self._context
+        self._check(batch_size)
+        expected, capacity, allowed = self.capacity_bytes, self.capacity_range, self.allowed_bytes
+        return self._finder.reserved_range(batch_size, expected, capacity, allowed) + self._context
 
     def free_range(self, batch_size: int) -> Range:
         """Return what the device has left at the peak, with every unknown at its most and at its least."""
         return self._total - self.device_used_range(batch_size)
-
-    def _reserved_range(self, batch_size: int) -> Range:
-        self._check(batch_size)
-        return self._finder.reserved_range(batch_size, self.capacity_bytes, self.capacity_range, self.allowed_bytes)
 
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
@@ -205,7 +203,7 @@ class Traced:
         reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit)
         if not reserved.is_exact:
             more = Range(0, reserved.high_bytes - reserved.low_bytes)
-            found.append(KnownUnknown("cuDNN workspaces", more, _WORKSPACES))
+            found.append(KnownUnknown("cuDNN workspaces", more, "depend on the algorithms that cuDNN picks"))
         return tuple(found)
 
     @property
@@ -233,11 +231,11 @@ class Traced:
         """Find the largest batch size that fits as expected, which the simulated GPU is; or say why there is none."""
         return self._largest(self.capacity_bytes)
 
-    def too_large_below(self, batch_size: int, sizes: int = 8) -> tuple[int, ...]:
-        """Return which of so many sizes just below one do not fit as expected: pieces of the cache differ by size."""
+    def too_large_below(self, batch_size: int) -> tuple[int, ...]:
+        """Return which of the eight sizes just below one do not fit as expected: pieces of the cache differ by size."""
         if self.done.only_at:
             return ()
-        below = range(max(1, batch_size - sizes), batch_size)
+        below = range(max(1, batch_size - 8), batch_size)
         return tuple(one for one in below if not self._finder.fits(one, self.capacity_bytes, self.allowed_bytes))
 
     @cached_property
@@ -251,9 +249,6 @@ class Traced:
             return self._finder.largest(capacity_bytes, allowed_bytes or self.allowed_bytes, level=level)
         except NotAffine as error:
             return Unknown(str(error))
-
-
-_WORKSPACES = "depend on the algorithms that cuDNN picks"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from gpumem_tui.search.words import (
     range_json,
     range_line,
     reserve_words,
+    room_words,
     shortfall,
     signed,
     up_to,
@@ -64,19 +65,13 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         parameters: as a trace has counted them, where there is no closed form.
     """
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
+    how = [recipe.adapter_words, recipe.freeze_words, recipe.precision, recipe.optimizer]
+    how += [f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if model is not None:
         packed = recipe.base_quantization != "none"  # what a trace counts then are not weights
         counted = f"{parameters:,} parameters" if parameters and not packed else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
-        how = (
-            recipe.adapter_words,
-            recipe.freeze_words,
-            recipe.precision,
-            recipe.optimizer,
-            f"recompute {recipe.recompute}",
-            f"attention {recipe.attention}",
-        )
-        return " · ".join(part for part in (model.name, model.kind, counted, size, *how) if part)
+        return " · ".join(filter(None, (model.name, model.kind, counted, size, *how)))
     if workload.command is not None:
         ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
         return f"{workload.name}{ranks}"
@@ -87,15 +82,13 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         parts.append(f"sequence length {shape.seq_len:,}")
     if shape.image_size:
         parts.append(f"{shape.image_size} px")
-    parts += [recipe.adapter_words] * recipe.has_adapters
-    parts += [recipe.freeze_words] * recipe.has_frozen_layers
-    parts += [recipe.precision, recipe.optimizer, f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
+    parts += how
     if recipe.sharding != "none":
         parts.append(f"sharding {recipe.sharding} over {recipe.sharded_over} GPUs")
     elif recipe.gpus > 1:
         parts.append(f"{recipe.gpus} GPUs")
     parts += cuts(recipe)
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
 def device_line(device: Device, limit_bytes: int | None = None) -> str:
@@ -169,6 +162,19 @@ def uneven_line(traced: Traced | Unknown) -> str:
     return f"by trace {sizes} {do} not fit although {largest:,} does: the allocator's pieces differ by size"
 
 
+def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -> str:
+    """Return whether the step fits, what is left or missing, the largest batch, and who says what to change.
+
+    Empty where there is neither a trace nor a closed form.
+    """
+    traced = prediction.traced
+    if isinstance(traced, Unknown):
+        return formula_fits_line(prediction.formula, batch_size)
+    fit = traced.fit(batch_size)
+    change = "" if fit == "fits" else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
+    return f"{fits_line(config.workload, traced, batch_size)}; {room_words(fit, traced.free_range(batch_size))}{change}"
+
+
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
     """Return whether the traced step fits on the device."""
     largest = traced.max_batch_size
@@ -229,11 +235,12 @@ def headroom_line(found: WithHeadroom) -> str:
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
     """Return how micro-batches reach the wanted global batch, or the next larger one and what smaller ones would do."""
-    shape, gpus = workload.shape, workload.recipe.data_parallel
-    passes, wanted = steps.steps * gpus, f"{steps.target_batch:,}"
+    shape, recipe, wanted = workload.shape, workload.recipe, f"{steps.target_batch:,}"
+    passes = steps.steps * recipe.pass_micro_batches
     one = steps.steps == 1
     line = f"{steps.steps:,} accumulation step{'' if one else 's'} of batch {steps.global_batch_size // passes:,}"
-    line += f" on {gpus:,} GPUs" if gpus > 1 else ""
+    line += f", {recipe.pipelined:,} of them through the pipeline," if recipe.pipelined > 1 else ""
+    line += f" on {recipe.data_parallel:,} GPUs" if recipe.data_parallel > 1 else ""
     line += f" make{'s' if one else ''} a global batch of {steps.global_batch_size:,}"
     if shape is not None and shape.seq_len:
         line += f" sequences, {tokens_per_global_batch(shape, steps):,} tokens"
@@ -301,6 +308,8 @@ def prediction_lines(
     """
     traced = prediction.traced
     where = device_line(config.device, config.limit_bytes)
+    if answer := answer_line(config, prediction, batch_size):
+        yield answer
     yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
     by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
     yield f"on {where}, {by_what}"
@@ -308,8 +317,6 @@ def prediction_lines(
         yield predicted_line(prediction)
     yield from prediction_notes(prediction)
     yield from ledger_lines(config, prediction, None, batch_size)
-    if isinstance(traced, Unknown) and (line := formula_fits_line(prediction.formula, batch_size)):
-        yield line
     if isinstance(traced, Traced):
         yield from _traced_lines(config, traced, batch_size)
         if by is not None:
@@ -320,17 +327,16 @@ def prediction_lines(
 
 
 def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iterator[str]:
-    yield peak_line(traced, batch_size)
-    yield fits_line(config.workload, traced, batch_size)
-    if line := range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)):
-        yield line
-    if note := sharding_line(config.workload.recipe):
-        yield note
-    yield f"CUDA context {context_words(traced)}"
-    if config.device.gpu.reserves:
-        yield f"driver reserve {reserve_words(config.device.gpu)}"
-    if line := layers_line(traced):
-        yield line
+    gpu = config.device.gpu
+    lines = (
+        peak_line(traced, batch_size),
+        range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
+        sharding_line(config.workload.recipe),
+        f"CUDA context {context_words(traced)}",
+        f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
+        layers_line(traced),
+    )
+    yield from filter(None, lines)
     yield from assumed_lines(traced)
     yield from traced.done.notes
 
@@ -389,7 +395,7 @@ def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation |
     """Return how a micro-batch reaches the wanted global batch; None if none is wanted, or not one sample fits."""
     if config.target_batch is None or not batch_size:
         return None
-    return accumulation(config.target_batch, batch_size, config.workload.recipe.data_parallel)
+    return accumulation(config.target_batch, batch_size, config.workload.recipe.pass_micro_batches)
 
 
 # JSON

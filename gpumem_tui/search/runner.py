@@ -95,13 +95,23 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
 
 def _trial(size: int, config: SearchConfig, control: Control, results: list[TrialDone]) -> Iterator[SearchEvent]:
     """Try one size in a fresh process, and again if the process died rather than failed."""
+    device = config.device
+    request = TrialRequest(
+        workload=config.workload,
+        gpu=device.gpu,
+        simulated=device.simulated,
+        batch_size=size,
+        steps=config.steps,
+        limit_bytes=config.limit_bytes,
+        others_bytes=device.others_bytes,
+    )
     for attempt in (1, 2):
         number = len(results) + 1
         yield TrialStarted(number, size)
         result: TrialDone | None = None
         died = "the trial ended without a result"
         try:
-            for event in converse(_trial_request(size, config), config.terms, control):
+            for event in converse(request, config.terms, control):
                 if isinstance(event, Sample):
                     yield TrialProgress(number, size, event)
                 elif isinstance(event, Output):
@@ -109,12 +119,13 @@ def _trial(size: int, config: SearchConfig, control: Control, results: list[Tria
                 elif isinstance(event, TrialDone):
                     result = event
                 elif isinstance(event, Failed) and config.workload.command is not None and event.kind == "workload":
-                    result = _failed_run(size, event)
+                    result = TrialDone(size, "error", 0, 0, 0, {}, "", 0.0, 0, detail=event.detail)
                 elif isinstance(event, Failed):
                     raise Unusable(event)
         except ChildDied as death:
             died = str(death)
-        finished = result or _dead(size, died)
+        dead = TrialDone(size, "error", 0, 0, 0, None, "the trial process died", 0.0, 0, detail=died)
+        finished = result or dead
         results.append(finished)
         yield TrialFinished(number, finished)
         if result is not None or attempt == 2:
@@ -131,28 +142,6 @@ def _levelled(traced: Traced | Unknown, results: list[TrialDone]) -> bool:
         return False
     below, above = (traced.at(size).peak_allocated_bytes for size in sizes)
     return below < above
-
-
-def _trial_request(size: int, config: SearchConfig) -> TrialRequest:
-    device = config.device
-    return TrialRequest(
-        workload=config.workload,
-        gpu=device.gpu,
-        simulated=device.simulated,
-        batch_size=size,
-        steps=config.steps,
-        limit_bytes=config.limit_bytes,
-        others_bytes=device.others_bytes,
-    )
-
-
-def _failed_run(size: int, failure: Failed) -> TrialDone:
-    """Return the outcome of a command that ended in an error of its own."""
-    return TrialDone(size, "error", 0, 0, 0, {}, "", 0.0, 0, detail=failure.detail)
-
-
-def _dead(size: int, detail: str) -> TrialDone:
-    return TrialDone(size, "error", 0, 0, 0, None, "the trial process died", 0.0, 0, detail=detail)
 
 
 def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.StrategySettings:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Range, Unknown, Value, format_bytes, format_range
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
@@ -145,39 +145,28 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
     """Write Formula | Traced | Simulated or Measured | error of the compared prediction, a line a bucket."""
     counted = prediction.formula.at(batch_size)
     formula = counted.breakdown if isinstance(counted, FormulaPrediction) else None
-    replay = prediction.traced.at(batch_size) if isinstance(prediction.traced, Traced) else None
-    tried = result.breakdown if result is not None else None
-    third = config.device.measured_title
-    against = compared(config, prediction.traced)
-    said = ("formula", "traced").index(against)
-    lines = [
-        f"{f'at {config.workload.batch_words(batch_size)}':<20} {'Formula':>11}{'Traced':>12}"
-        + (f"{third:>12}{f'{against} error':>16}" if result else "")
+    traced = prediction.traced if isinstance(prediction.traced, Traced) else None
+    replay = traced.at(batch_size) if traced is not None else None
+    held = [formula, replay.breakdown if replay else None, result.breakdown if result else None]
+    reserved = [None, replay.peak_reserved_bytes if replay else None, result.peak_reserved_bytes if result else None]
+    used_by_trace = traced.device_used_bytes(batch_size) if traced else None
+    rows: list[tuple[str, list[int | None]]] = [
+        *((bucket.title, [one[bucket] if one else None for one in held]) for bucket in ALLOCATED_BUCKETS),
+        ("= allocated", [one.total_bytes if one else None for one in held]),
+        ("reserved", reserved),
+        ("device used", [None, used_by_trace, result.device_used_bytes if result else None]),
     ]
-
-    def line(title: str, *values: int | None) -> str:
-        cells = [format_bytes(value) for value in values]
-        text = f"{title:<20}" + "".join(f" {cell:>11}" for cell in cells)
-        if result is None:
-            return text
-        predicted, ran = values[said], values[2]
-        return f"{text}{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
-
-    def values(bucket: Bucket | None) -> list[int | None]:
-        columns: list[int | None] = [
-            _of(formula, bucket) if bucket is not Bucket.OTHER else None,
-            _of(replay.breakdown if replay is not None else None, bucket),
-        ]
-        return columns + ([_of(tried, bucket)] if result is not None else [])
-
-    lines += [line(bucket.title, *values(bucket)) for bucket in ALLOCATED_BUCKETS]
-    lines.append(line("= allocated", *values(None)))
-    reserved: list[int | None] = [None, replay.peak_reserved_bytes if replay is not None else None]
-    used = [None, prediction.traced.device_used_bytes(batch_size) if isinstance(prediction.traced, Traced) else None]
+    against = compared(config, prediction.traced)
+    lines = [f"{f'at {config.workload.batch_words(batch_size)}':<20} {'Formula':>11}{'Traced':>12}"]
     if result is not None:
-        reserved.append(result.peak_reserved_bytes)
-        used.append(result.device_used_bytes)
-    lines += [line("reserved", *reserved), line("device used", *used)]
+        lines[0] += f"{config.device.measured_title:>12}{f'{against} error':>16}"
+    for title, values in rows:
+        shown = [None if title == Bucket.OTHER.title else values[0], *values[1 : 2 if result is None else 3]]
+        line = f"{title:<20}" + "".join(f" {format_bytes(value):>11}" for value in shown)
+        if result is not None:
+            predicted, ran = shown[against == "traced"], shown[2]
+            line += f"{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
+        lines.append(line)
     return lines
 
 
@@ -186,12 +175,6 @@ def signed(size_bytes: int) -> str:
     if size_bytes == 0:
         return "±0"
     return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
-
-
-def _of(breakdown: Breakdown | None, bucket: Bucket | None) -> int | None:
-    if breakdown is None:
-        return None
-    return breakdown.total_bytes if bucket is None else breakdown[bucket]
 
 
 def reserve_words(gpu: Gpu) -> str:

@@ -285,17 +285,22 @@ class SnapshotUnpickler:
         data, at = self._data, self._at
         if data[at] == _MEMOIZE and data[at + 1] == _MARK_CODE:
             self._memorize()
-            self._at = at + 2
-            if not self._plain_items(found):
+            memorized, containers = len(self._memo), self._containers
+            if not self._plain_items(found, at + 2):
+                found.clear()
+                del self._memo[memorized:]
+                self._containers = containers
+                self._at = at + 2
                 self._mark()
 
-    def _plain_items(self, found: dict[Any, Any]) -> bool:
+    def _plain_items(self, found: dict[Any, Any], at: int) -> bool:
         """Set the keys of an event, most of what a snapshot consists of, without a detour over the stack.
 
         Keys that were named before, and values that are numbers, named before, or stacks. True if that was all of the
-        dictionary, else what follows goes the usual way.
+        dictionary. Else nothing of it counts, and it is read the usual way from its first key: whether a number is the
+        value of a key, or the first of a tuple, is said only by what follows it.
         """
-        data, memo, at = self._data, self._memo, self._at
+        data, memo = self._data, self._memo
         while True:
             code = data[at]
             if code == _GET_LONG:
@@ -328,18 +333,13 @@ class SnapshotUnpickler:
                 self._list()
                 value = self._stack.pop()
                 if type(value) is not Frames:  # its items follow
-                    self._stack += [key, value]
-                    self._marks.append(len(self._stack) - 2)
-                    return True
+                    break
                 found[key] = value
                 at = self._at
             else:
                 break
-        self._at = at
-        if data[at] == _SET_ITEMS:
-            self._at += 1
-            return True
-        return False
+        self._at = at + 1
+        return data[at] == _SET_ITEMS
 
     def _tuple(self) -> None:
         self._count()
@@ -443,6 +443,7 @@ class SnapshotUnpickler:
         b"M"[0]: _plain(_U2),
         b"J"[0]: _plain(_I4),
         b"\x8a"[0]: _sized(_U1, _int_of),
+        b"\x8b"[0]: _sized(_I4, _int_of),
         b"G"[0]: _plain(_F8),
         b"\x8c"[0]: _sized(_U1, _text_of),
         b"X"[0]: _sized(_U4, _text_of),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +17,17 @@ from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
 from gpumem_tui.step.walking import gradients_of, holding_memory, state_of, tensors_in
 from gpumem_tui.step.workload import Workload, WorkloadError
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing cycles at a moment that differs between two runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from gpumem_tui.probe.wire import (
     CPU,
     HAS_ALLOCATOR,
     HEADER_BYTES,
+    HEARTBEAT,
+    HEARTBEAT_AT,
     LARGEST,
     LOOKING_AT,
     MAGIC,
@@ -39,6 +41,7 @@ from gpumem_tui.probe.wire import (
     SWITCHED_OFF_AT,
     AtLeast,
     Exit,
+    Heartbeat,
     LookAnswer,
     PostMortem,
     Process,
@@ -169,6 +172,7 @@ class Header:
         switched_off: why the probe switched itself off; empty if it did not.
         looking: the number of the request for a look that is being recorded; 0 for none. A request that is neither
             this nor answered waits for a step's end, at which the probe sees it.
+        heartbeat: the step counter; None of older probes, before the first sample, and where it is half written.
     """
 
     process: Process
@@ -176,6 +180,7 @@ class Header:
     ended_ns: int
     switched_off: str
     looking: int = 0
+    heartbeat: Heartbeat | None = None
 
 
 def decode_header(data: bytes) -> Header:
@@ -201,7 +206,16 @@ def decode_header(data: bytes) -> Header:
         raise WireError(f"the ring's header is damaged: {printable(str(error))}") from error
     switched_off = data[SWITCHED_OFF_AT:HEADER_BYTES].rstrip(b"\0").decode(errors="ignore")
     looking = COUNTER.unpack_from(data, LOOKING_AT)[0] if PREFIX.size + length <= LOOKING_AT else 0
-    return Header(process, written, ended_ns, printable(switched_off), looking)
+    heartbeat = _heartbeat(data) if PREFIX.size + length <= HEARTBEAT_AT else None
+    return Header(process, written, ended_ns, printable(switched_off), looking, heartbeat)
+
+
+def _heartbeat(data: bytes) -> Heartbeat | None:
+    step, monotonic_ns, due_ns, is_busy, checksum = HEARTBEAT.unpack_from(data, HEARTBEAT_AT)
+    is_whole = crc32(data[HEARTBEAT_AT : HEARTBEAT_AT + HEARTBEAT.size - CHECKSUM.size]) == checksum
+    if not is_whole or not monotonic_ns or max(step, monotonic_ns, due_ns) > LARGEST:
+        return None
+    return Heartbeat(step, monotonic_ns, due_ns, bool(is_busy))
 
 
 def decode_record(slot: bytes) -> Record:

@@ -259,21 +259,27 @@ class Witness:
     Args:
         pid: as we know it.
         start_ticks: when it began, in clock ticks since boot.
+        hold: whether a descriptor of it may be taken; without one its end is seen in /proc.
     """
 
-    def __init__(self, pid: int, start_ticks: int, log: Path = KERNEL_LOG) -> None:
+    def __init__(self, pid: int, start_ticks: int, log: Path = KERNEL_LOG, *, hold: bool = True) -> None:
         self._pid = pid
         self._start_ticks = start_ticks
         self._log = log
         self._descriptor: int | None = None
         with suppress(OSError):  # a kernel before 5.3, or the process is gone
-            self._descriptor = os.pidfd_open(pid)
+            self._descriptor = os.pidfd_open(pid) if hold else None
         self._group: host_memory.MemoryGroup | None = None
         self._limit: host_memory.MemoryLimit | None = None
         self._resident_bytes: int | None = None
         self._looks = 0
         self._counters: deque[int | None] = deque(maxlen=2)
         self.look()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a descriptor of it is held."""
+        return self._descriptor is not None
 
     def look(self) -> None:
         """Note what it holds now. What is counted now was before its end only if it lives at the next look too."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +32,18 @@ from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
 from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
 from gpumem_tui.watch.folders import full_reason
-from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched
+from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched, last_first
 
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
-_SILENT_AFTER_S = 15.0
+_SILENT_AFTER_S, _SILENT_STEPS = 15.0, 3
+"""That no step has finished is said after so long, and so many times as long as one took before."""
+_RARER_S = 2.0
+"""Samples that are further apart than this are called rarer."""
+_MOST_FOLDERS, _MOST_NAMES, _MOST_RINGS = 16, 4096, 256
+"""Of one user: folders in /tmp, names in a folder, rings. Nobody takes the place of others by making more."""
+_HELD_SHARE, _HELD_SHARE_OF_A_USER = 1 / 4, 1 / 8
+"""Of the descriptors that we may have, as many are of processes that are followed; others end in /proc."""
 _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 
 
@@ -90,7 +101,7 @@ class Watcher:
         """Look at every folder again. What cannot be trusted is listed with the reason and not read."""
         self._refused = {}
         self._hosts = None
-        seen = dict(found for directory in self._directories() for found in self._scan(directory))
+        seen = self._admitted({ring: uid for directory in self._directories() for ring, uid in self._scan(directory)})
         for path in set(self._rings) - set(seen):
             if (witness := self._rings[path].witness) is not None:
                 witness.close()
@@ -105,7 +116,10 @@ class Watcher:
                 self._refused[str(path)] = str(error) if path.name in str(error) else f"{path.name}: {error}"
             except OSError as error:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
-        processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
+        now_s = time.time()
+        processes.sort(
+            key=lambda process: (not process.is_running, last_first(process.process.started_ns / 1e9, now_s))
+        )
         refused = (RefusedFile(printable(path), printable(reason)) for path, reason in sorted(self._refused.items()))
         return Watched(tuple(processes), tuple(refused))
 
@@ -123,14 +137,24 @@ class Watcher:
     def _directories(self) -> Iterable[Path]:
         if self._given is not None:
             return dict.fromkeys([*self._given, *self._followed])
-        ours = [default_directory()]
-        if os.geteuid() == 0:
-            ours += _TMP.glob("gpumem-tui-*")
         now_s = self._clock_ns() / 1e9
         if now_s - self._foreign_at_s >= _FOREIGN_EVERY_S:
             self._foreign_at_s = now_s
             self._foreign = foreign_directories(self._proc)
-        return dict.fromkeys([*ours, *self._foreign, *self._followed])
+        everybodys = _everybodys_directories() if os.geteuid() == 0 else ()
+        return dict.fromkeys([default_directory(), *self._followed, *everybodys, *self._foreign])
+
+    def _admitted(self, found: Mapping[Path, int]) -> dict[Path, int]:
+        """Return as many rings of each user as are read; those that were read before come first."""
+        taken: Counter[int] = Counter()
+        admitted = {}
+        for path in sorted(found, key=lambda path: path not in self._rings):
+            taken[found[path]] += 1
+            if taken[found[path]] <= _MOST_RINGS:
+                admitted[path] = found[path]
+        for uid in (uid for uid, count in taken.items() if count > _MOST_RINGS):
+            self._refused[f"user {uid}"] = f"user {uid} has {taken[uid]} rings, of which {_MOST_RINGS} are read"
+        return admitted
 
     def _scan(self, directory: Path) -> Iterator[tuple[Path, int]]:
         """Yield the rings in a folder, with the user whose folder it is."""
@@ -144,6 +168,9 @@ class Watcher:
             return
         except OSError as error:
             self._refused[str(directory)] = f"{directory} cannot be read: {error.strerror}"
+            return
+        if len(names) > _MOST_NAMES:
+            self._refused[str(directory)] = f"{directory} holds {len(names)} files, more than {_MOST_NAMES}"
             return
         if full := full_reason(directory):
             self._refused[str(directory)] = full
@@ -163,14 +190,13 @@ class Watcher:
         if ring.end is None or header is None:
             host = self._find(ring)
             header = _read_new(ring)  # after that: of a process that is gone, nothing is missed
-            _follow(ring, host)
+            self._follow(ring, host)
             ring.host, ring.end = host, None if host is not None else _end(ring, header)
         state = ring.end.state if ring.end is not None else ProcessState.RUNNING
         # once it has ended, the newest in which there is a model; where there never was, the newest
         samples = _newest(ring, None if ring.end is None else _last_with_model(ring) or None)
-        age_s: Reading[float] = Unknown("no step has finished yet")
-        if samples:
-            age_s = max(0.0, (self._clock_ns() - samples[0].record.monotonic_ns) / 1e9)
+        age_s = self._age_s(samples[0].record.monotonic_ns if samples else None)
+        heard_s = self._age_s(_heard_ns(header, samples))
         return ProbedProcess(
             files=ring.files,
             pid=ring.host.pid if ring.host is not None else None,
@@ -179,10 +205,17 @@ class Watcher:
             state=state,
             samples=samples,
             age_s=age_s,
-            problem=ring.problem or _problem(header, state, samples, age_s),
+            problem=ring.problem or _problem(header, state, samples, heard_s),
             end=ring.end,
             steps=_steps(ring),
+            heard_s=heard_s,
+            rarer=_rarer(header, samples) if state is ProcessState.RUNNING else "",
         )
+
+    def _age_s(self, monotonic_ns: int | None) -> Reading[float]:
+        if monotonic_ns is None:
+            return Unknown("no step has finished yet")
+        return max(0.0, (self._clock_ns() - monotonic_ns) / 1e9)
 
     def _find(self, ring: _Ring) -> hosts.Host | None:
         """Find the living process that writes a ring. Its user must be the ring's, or anyone could pass for it."""
@@ -195,6 +228,30 @@ class Watcher:
                     self._hosts = {(host.inner_pid, host.start_ticks): host for host in hosts.every(self._proc)}
                 host = self._hosts.get((ring.files.pid, ring.files.start_ticks))
         return host if _writes(host, ring) else None
+
+    def _follow(self, ring: _Ring, host: hosts.Host | None) -> None:
+        """Watch a living process, so that its end is seen."""
+        if host is None:
+            return
+        if ring.witness is not None:
+            ring.witness.look()
+            return
+        held = Counter(other.uid for other in self._rings.values() if other.witness and other.witness.is_held)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_free = held.total() < most * _HELD_SHARE and held[ring.uid] < most * _HELD_SHARE_OF_A_USER
+        ring.witness = Witness(host.pid, host.start_ticks, hold=is_free)
+
+
+def _everybodys_directories() -> tuple[Path, ...]:
+    """List the folders in /tmp where probes of any user may publish, so many of each user at most."""
+    found: Counter[int] = Counter()
+    taken = []
+    for path in sorted(_TMP.glob("gpumem-tui-*"), key=lambda path: _OWNER_IN_NAME.fullmatch(path.name) is None):
+        with suppress(OSError):
+            uid = path.lstat().st_uid
+            found[uid] += 1
+            taken += [path] if found[uid] <= _MOST_FOLDERS else []
+    return tuple(taken)
 
 
 def foreign_directories(proc: Path = hosts.PROC) -> tuple[Path, ...]:
@@ -232,16 +289,6 @@ def _writes(host: hosts.Host | None, ring: _Ring) -> bool:
     )
 
 
-def _follow(ring: _Ring, host: hosts.Host | None) -> None:
-    """Watch a living process, so that its end is seen."""
-    if host is None:
-        return
-    if ring.witness is None:
-        ring.witness = Witness(host.pid, host.start_ticks)
-    else:
-        ring.witness.look()
-
-
 def _end(ring: _Ring, header: Header) -> End:
     """Work out how a process that is gone ended; it is remembered, as its key is never used again."""
     seen: Exit | None = None
@@ -264,7 +311,8 @@ def _end(ring: _Ring, header: Header) -> End:
 
 def _steps(ring: _Ring) -> int:
     newest = ring.records.get(max(ring.records, default=0))
-    return 0 if newest is None else newest.step
+    heartbeat = None if ring.header is None else ring.header.heartbeat
+    return max(0 if newest is None else newest.step, 0 if heartbeat is None else heartbeat.step)
 
 
 def _read_new(ring: _Ring) -> Header:
@@ -335,15 +383,34 @@ def _newest(ring: _Ring, last: int | None = None) -> tuple[ProbeSample, ...]:
     return tuple(ProbeSample(newest[device]) for device in sorted(newest))
 
 
-def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], age_s: Reading[float]) -> str:
+def _heard_ns(header: Header, samples: tuple[ProbeSample, ...]) -> int | None:
+    """Return when a step is last known to have ended, by the machine's monotonic clock; None before the first."""
+    times = [sample.record.monotonic_ns for sample in samples[:1]]
+    times += [] if header.heartbeat is None else [header.heartbeat.monotonic_ns]
+    return max(times, default=None)
+
+
+def _rarer(header: Header, samples: tuple[ProbeSample, ...]) -> str:
+    """Say why samples are further apart than usual; empty if they are not."""
+    heartbeat = header.heartbeat
+    if heartbeat is None or not samples or heartbeat.due_ns - samples[0].record.monotonic_ns < _RARER_S * 1e9:
+        return ""
+    return "rarer: the machine is busy" if heartbeat.is_busy else "rarer: one takes long"
+
+
+def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> str:
     """Say in one line how far the samples are not to be trusted; empty if there is nothing to say."""
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"
     record = samples[0].record if samples else None
+    problem = ""
     if record is not None and record.errors:
-        return f"the probe met {record.errors} errors"
-    if record is not None and record.dropped:
-        return f"{record.dropped} samples could not be written"
-    if state is ProcessState.RUNNING and isinstance(age_s, float) and age_s > _SILENT_AFTER_S:
-        return f"no step has finished for {age_s:.0f} s"
-    return ""
+        problem = f"the probe met {record.errors} errors"
+    elif record is not None and record.dropped:
+        problem = f"{record.dropped} samples could not be written"
+    if state is ProcessState.RUNNING and record is not None and not isinstance(heard_s, Unknown):
+        usual_s = 0.0 if math.isnan(record.step_s) else record.step_s
+        if heard_s > max(_SILENT_AFTER_S, _SILENT_STEPS * usual_s):
+            silence = f"no step has finished for {heard_s:.0f} s"
+            problem = f"{silence}; {problem}" if problem else silence
+    return problem

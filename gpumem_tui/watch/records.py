@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -13,12 +14,15 @@ from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import CPU, Process, Record
 from gpumem_tui.text import shortened
+from gpumem_tui.watch.hosts import user_name
 
 NO_ALLOCATOR = Unknown("host memory has no caching allocator")
 NOT_REPORTED = Unknown("not reported by the probe")
 NOT_SEEN = Unknown("not seen from outside the step")
 PEAK_CAME_EARLIER = Unknown("the peak came before all of this was there")
 
+_CLOCK_S = 60.0
+"""Clocks of containers and machines differ by less."""
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DATA)
 
 
@@ -75,6 +79,11 @@ class End:
     resident_bytes: int | None = None
     limit_bytes: int | None = None
     limit_owner: str = ""
+
+
+def last_first(time_s: float, now_s: float) -> float:
+    """Return what ends are sorted by: the last comes first, and after all others one that is said to be to come."""
+    return -time_s if time_s <= now_s + _CLOCK_S else math.inf
 
 
 class _Figure:
@@ -182,7 +191,9 @@ class ProbedProcess:
         age_s: seconds since those were taken.
         problem: one line if something is wrong with what is shown; empty otherwise.
         end: how it ended; None while it runs.
-        steps: optimizer steps by its last record, which may be later than `samples`.
+        steps: optimizer steps by its last record or its step counter, which may be later than `samples`.
+        heard_s: seconds since a step is known to have ended.
+        rarer: why samples are further apart than usual; empty if they are not.
     """
 
     files: Files
@@ -195,6 +206,8 @@ class ProbedProcess:
     problem: str
     end: End | None = None
     steps: int = 0
+    heard_s: Reading[float] = NOT_REPORTED
+    rarer: str = ""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -213,9 +226,10 @@ class ProbedProcess:
 
     @property
     def title(self) -> str:
-        """The process in a few words."""
+        """The process in a few words, with whose it is if it is not ours."""
         rank = "" if self.process.rank is None else f", rank {self.process.rank}"
-        return f"PID {self.known_pid}{rank} ({shortened(' '.join(self.process.command))})"
+        owner = "" if self.uid == os.geteuid() else f" of {user_name(self.uid)}"
+        return f"PID {self.known_pid}{owner}{rank} ({shortened(' '.join(self.process.command))})"
 
     @property
     def step(self) -> int:

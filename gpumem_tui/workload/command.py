@@ -60,11 +60,6 @@ class Command:
         """Whether it says where the batch size goes."""
         return any(BATCH in word for word in self.words)
 
-    @property
-    def takes_accumulation(self) -> bool:
-        """Whether it says where the number of accumulated micro-batches goes."""
-        return any(ACCUMULATION in word for word in self.words)
-
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
         """Return the words for one batch size."""
         return tuple(
@@ -109,9 +104,5 @@ class Command:
 
 
 def _typed(words: tuple[str, ...]) -> str:
-    return " ".join(_quoted(word) for word in words)
-
-
-def _quoted(word: str) -> str:
-    """Quote a word for a shell, with the placeholders readable."""
-    return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else shlex.quote(word)
+    """Join words as for a shell, with the placeholders readable."""
+    return " ".join(word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else shlex.quote(word) for word in words)

@@ -1,16 +1,43 @@
-"""Errors of user code in one line: what, and where in the user's own files."""
+"""Errors of a user's program in one line: what, and where in the user's own files. Standard library only."""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+import sysconfig
 import traceback
 
 from gpumem_tui.errors import in_one_line, named
-from gpumem_tui.step.sites import is_own
 
-_INSTALLED = "/lib/python"
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
+_NETWORKS = os.path.join(_PACKAGE, "workload", "models", "")
+_MOST_CHARACTERS = 300
 _TWO_DEVICES = "Expected all tensors to be on the same device"
+_OF_CUDA = re.compile(r"_cuda\b|^(amp_C|apex_C|flash_attn\w*|xformers)$|lib(cuda|cudart|cublas\w*|nvrtc)\.so")
+"""Modules that are compiled for CUDA, and the libraries that loading them looks for."""
+
+
+def is_users(path: str) -> bool:
+    """Return whether a file is the user's own: not Python's, no installed library's and not ours."""
+    return not path.startswith(("<", _PACKAGE, *_INSTALLED)) and not path.startswith(os.path.dirname(sys.executable))
+
+
+def _place(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame that is the user's, else of the innermost; empty without frames.
+
+    Where a network of the catalog is run, that is the user's.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    users = [frame for frame in frames if is_users(frame.filename)]
+    found = (users or [frame for frame in frames if frame.filename.startswith(_NETWORKS)] or frames)[-1]
+    return f"{os.path.relpath(found.filename)}:{found.lineno}"
 
 
 def one_line(error: BaseException) -> str:
@@ -20,24 +47,47 @@ def one_line(error: BaseException) -> str:
 
 def typed(error: BaseException) -> str:
     """Return type and message of an error."""
-    return f"{named(error)}: {one_line(error)}" if str(error).strip() else named(error)
+    return f"{named(error)}: {words}" if (words := in_one_line(error)) else named(error)
 
 
 def located(error: BaseException) -> str:
-    """Return type, message and place of an error, and what to do where that is plain."""
-    return f"{typed(error)} ({where(error)}){_remedy(error)}"
+    """Return type, message and place of an error of a workload, and what to do where that is plain."""
+    remedy = "; put model and batch on the `device` that is given" if _TWO_DEVICES in str(error) else ""
+    return f"{typed(error)} ({_place(error) or 'at an unknown place'}){remedy}"
 
 
-def _remedy(error: BaseException) -> str:
-    """Return what to do where the program does not use the device that it is given."""
-    return "; put model and batch on the `device` that is given" if _TWO_DEVICES in str(error) else ""
+def described(error: BaseException) -> str:
+    """Say what ended a command, where, and what to do about it where that is plain, in one line."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{os.path.relpath(error.filename)}:{error.lineno}: syntax error: {error.msg}"
+    if getattr(error, "says_where", False):  # one of ours
+        return str(error)
+    words = _shortened(error)
+    said = f"{named(error)}: {words}" if words else named(error)
+    at = f"{where}: " if (where := _place(error)) else ""
+    if isinstance(error, EOFError):
+        return f"{at}the command asks for input, which cannot be answered here: give it as an option ({said})"
+    if isinstance(error, ImportError):
+        return f"{at}{said}{_why_not_imported(error)}"
+    return f"{at}{said}"
 
 
-def where(error: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame that is the program's own, and no installed library's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_own(frame.filename) and _INSTALLED not in frame.filename]
-    if not frames:
-        return "at an unknown place"
-    frame = (own or frames)[-1]
-    return f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+def _shortened(error: BaseException) -> str:
+    """Return an error's text in one line that can be read at a glance."""
+    words = in_one_line(error)
+    return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
+
+
+def _why_not_imported(error: ImportError) -> str:
+    """Say what lies behind a failed import, and what to do about it."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    because = "" if root is error else f" ({type(root).__name__}: {_shortened(root)})"
+    name = root.name if isinstance(root, ModuleNotFoundError) else None
+    if _OF_CUDA.search(name or str(root)):
+        return (
+            f"{because}; it is compiled for CUDA, and without a GPU only what PyTorch computes itself can be followed: "
+            "choose PyTorch's own implementation (such as sdpa for attention), or run on a real GPU"
+        )
+    return f"{because}; install it for {sys.executable}" if name else because

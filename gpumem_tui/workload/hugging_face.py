@@ -60,6 +60,7 @@ _OTHERWISE = "give your step with --workload, or your command after --"
 _USUAL_SIDE, _COLOURS = 224, 3
 """Of images, where the configuration does not say."""
 
+_OF_ADAPTERS = ("adapter", "lora_rank", "adapter_dtype", "base_quantization")
 _MEL_FRAMES_A_POSITION = 2
 """Whisper's encoder halves the frames (WhisperEncoder: the second convolution has stride 2)."""
 
@@ -78,12 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = PRECISION_RECORDS[asked.precision]
     device = torch.device("cuda")
     with _or_one_line(f"{kind.__name__} cannot be built"):
-        model = _build(kind, config, record, torch.device("meta") if asked.lora_rank else device)
+        model: Any = _build(kind, config, record, torch.device("meta") if asked.lora_rank else device)
     if asked.lora_rank:
         settings = four_bit_settings(transformers, asked.base_quantization, record, packed_as)
         model = _adapted(model, asked, device, settings)
     if asked.recompute == "full":
-        _recompute(model)
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise WorkloadError(f"--recompute full: {kind.__name__} has no gradient checkpointing; use none")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if asked.freeze != NOTHING_FROZEN:
         freeze_transformers(model, asked.freeze)
     optimizer = optimizer_of(asked.optimizer, model)
@@ -102,7 +105,8 @@ def _or_one_line(what: str) -> Iterator[None]:
     except Exception as error:
         if getattr(error, "says_where", False):
             raise
-        raise WorkloadError(f"--config: {what} ({_first_line(error)}): {_OTHERWISE}") from error
+        first = in_one_line(error).partition(". ")[0]  # transformers explains itself over many
+        raise WorkloadError(f"--config: {what} ({type(error).__name__}: {first}): {_OTHERWISE}") from error
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -218,19 +222,9 @@ def _adapted(model: Any, asked: argparse.Namespace, device: torch.device, settin
                 adapter.data = adapter.data.to(dtype)
         return made.base_model.model.train()
     with torch.device("meta"):
-        adapt(model, linear, adapted, _recipe(asked))
+        adapt(model, linear, adapted, Recipe(**{name: getattr(asked, name) for name in _OF_ADAPTERS}))
     materialize(model, device)
     return model
-
-
-def _recipe(asked: argparse.Namespace) -> Recipe:
-    """Return what is asked for of adapters, as a recipe has it."""
-    return Recipe(
-        adapter=asked.adapter,
-        lora_rank=asked.lora_rank,
-        adapter_dtype=asked.adapter_dtype,
-        base_quantization=asked.base_quantization,
-    )
 
 
 def _peft() -> Any | None:
@@ -258,12 +252,6 @@ def chosen(linear: Sequence[str], targets: str) -> list[str]:
             )
         found += ending
     return found
-
-
-def _recompute(model: Any) -> None:
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise WorkloadError(f"--recompute full: {type(model).__name__} has no gradient checkpointing; use none")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str, Tensor]]:
@@ -352,11 +340,6 @@ def _train(
                 scaler.step(optimizer)
                 scaler.update()
             optimizer.zero_grad(set_to_none=True)
-
-
-def _first_line(error: BaseException) -> str:
-    """Return an error's type and the first sentence: transformers explains itself over many."""
-    return f"{type(error).__name__}: {in_one_line(error).partition('. ')[0]}"
 
 
 if __name__ == "__main__":

@@ -264,11 +264,8 @@ def pack_base(model: Any, settings: Any, device: torch.device) -> None:
     layers = import_module("bitsandbytes").nn
     for module in model.modules():
         if isinstance(module, layers.Linear4bit):
-            module.weight = _packed(layers.Params4bit, module.weight, dtype, device)
+            # As transformers packs one that it has read (integrations/bitsandbytes.py, Bnb4bitQuantize).
+            values = torch.empty(module.weight.shape, dtype=dtype, device=device).normal_(std=_STD)
+            packed = layers.Params4bit(values, requires_grad=False, **module.weight.__dict__)
+            module.weight = packed.to(device)
     quantizer.postprocess_model(model)
-
-
-def _packed(kind: Any, weight: nn.Parameter, dtype: torch.dtype, device: torch.device) -> Any:
-    """Pack a weight as transformers packs one that it has read (integrations/bitsandbytes.py, Bnb4bitQuantize)."""
-    values = torch.empty(weight.shape, dtype=dtype, device=device).normal_(std=_STD)
-    return kind(values, requires_grad=False, **weight.__dict__).to(device)

@@ -59,6 +59,7 @@ class WorkloadSpec:
     Attributes:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
+        longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
     """
 
@@ -69,6 +70,7 @@ class WorkloadSpec:
     hugging_face: HuggingFaceModel | None = None
     assumed_rows: tuple[tuple[str, float], ...] = ()
     model_file: ModelFile | None = None
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         if sum(making is not None for making in (self.shape, self.file, self.command)) != 1:
@@ -109,6 +111,7 @@ class WorkloadSpec:
             hugging_face=None if values["hugging_face"] is None else HuggingFaceModel(**values["hugging_face"]),
             assumed_rows=tuple((place, share) for place, share in values["assumed_rows"]),
             model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
+            longest=values["longest"],
         )
 
     def load(self) -> Workload:

@@ -133,7 +133,9 @@ def adapt(
     quantization = recipe.base_quantization
     if quantization != "none":
         for name in quantized:
-            model.set_submodule(name, QuantizedLinear(_linear(model, name), quantization))
+            layer = model.get_submodule(name)
+            assert isinstance(layer, nn.Linear), f"{name} is no linear layer"
+            model.set_submodule(name, QuantizedLinear(layer, quantization))
         for layer in list(model.modules()):
             if isinstance(layer, RoutedExperts):
                 layer.pack(quantization)
@@ -143,12 +145,6 @@ def adapt(
         assert isinstance(outputs, int), f"{name} is no linear layer"
         assert isinstance(inputs, int), f"{name} is no linear layer"
         model.set_submodule(name, kind(layer, inputs, outputs, recipe.lora_rank, dtype))
-
-
-def _linear(model: nn.Module, name: str) -> nn.Linear:
-    layer = model.get_submodule(name)
-    assert isinstance(layer, nn.Linear), f"{name} is no linear layer"
-    return layer
 
 
 # Frozen layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TIMEOUT_S = 300
+
+
+def needs(*libraries: str) -> pytest.MarkDecorator:
+    """Skip where one of them is not installed. None is imported: every test process collects, for seconds at a time."""
+    missing = [library for library in libraries if importlib.util.find_spec(library) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed here: {', '.join(missing)}")
 
 
 @dataclass(frozen=True)

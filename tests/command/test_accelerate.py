@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.command.running import Project
+from tests.command.running import Project, needs
 
-pytest.importorskip("accelerate")
-
-pytestmark = pytest.mark.scripts
+pytestmark = [pytest.mark.scripts, needs("accelerate")]
 
 SCRIPT = """
     import torch

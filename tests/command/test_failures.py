@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cli.conftest import Program
 from tests.command.running import Project
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -55,9 +56,23 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
         pytest.param("net(torch.ones(2, 9))", "train.py:4: RuntimeError: ", marks=pytest.mark.slow),
         ("net(torch.ones(2, 8)).sum()", "before its first optimizer step"),
         ("torch.optim.SGD(net.parameters(), 1.0).step()", "leaves the GPU empty"),
+        (
+            "net = torch.nn.Linear(2048, 2048)\nnet(torch.ones(2, 2048)).sum().backward()\n"
+            "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, foreach=True)\n"
+            "torch.optim.SGD(net.parameters(), 1.0).step()",
+            "leaves the GPU empty (its model is on the CPU)",
+        ),
         ("net.to('cuda:1')", "train.py:4: AcceleratorError: CUDA error: invalid device ordinal"),
     ],
-    ids=["exit with a word", "error", "error in torch", "never steps", "trains on the CPU", "second GPU"],
+    ids=[
+        "exit with a word",
+        "error",
+        "error in torch",
+        "never steps",
+        "trains on the CPU",
+        "trains much there",
+        "second GPU",
+    ],
 )
 def test_what_ends_a_command_before_its_first_step(project: Project, script: str, said: str) -> None:
     project.write("train.py", f"import torch\n\nnet = torch.nn.Linear(8, 8)\n{script}\n")
@@ -101,10 +116,10 @@ def test_a_command_that_cannot_be_started(project: Project, words: tuple[str, ..
     ],
 )
 def test_options_that_do_not_go_together(project: Project, arguments: tuple[str, ...], said: str) -> None:
-    done = project.run(*arguments)
+    done = Program(project.folder)(*arguments)
     assert done.code == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert said in done.stderr
+    assert len(done.err.splitlines()) == 1
+    assert said in done.err
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def counts() -> dict[str, tuple[int, int]]:
     """Parameters and their tensors, as transformers builds each model on tensors without data."""
     pytest.importorskip("transformers")
     done = subprocess.run(
-        [sys.executable, "-c", COUNT],
+        [Python.path, "-c", COUNT],
         input=json.dumps({**CONFIGS, **{f"{name} own": values for name, values in OWN_CONFIGS.items()}}),
         capture_output=True,
         text=True,
@@ -240,7 +239,7 @@ def test_what_transformers_builds_and_cannot_be_frozen_so_is_one_line(tmp_path: 
 
 def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[str, tuple[int, int]]) -> None:
     folder = Path(written(tmp_path, "qwen3_moe")).parent
-    options = ("--model", str(folder), "--gpu", "sim:t4-16gb", "--batch-size", "4")
+    options = ("--model", str(folder), "--gpu", "sim:t4-16gb", "--batch-size", "4", "--python", Python.path)
     done = Project(tmp_path).run("predict", *options, "--json").json
     assert done["workload"]["model"] == "qwen3_moe"
     assert done["workload"]["architecture"] == "Qwen3MoeForCausalLM"
@@ -251,7 +250,7 @@ def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[s
 
 def test_a_plan_of_it_shows_what_was_traced_and_runs_what_ifs(tmp_path: Path) -> None:
     path = written(tmp_path, "olmo2")
-    options = ("--model", path, "--gpu", "sim:t4-16gb", "--what-if", "checkpointing")
+    options = ("--model", path, "--gpu", "sim:t4-16gb", "--what-if", "checkpointing", "--python", Python.path)
     done = Project(tmp_path).run("plan", *options, "--json").json
     assert done["formula"]["buckets"] is None
     assert done["traced"]["peak_allocated_bytes"] > 0
@@ -279,14 +278,23 @@ def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) 
 
 
 def test_the_plan_screen_shows_the_trace(tmp_path: Path) -> None:
-    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--no-what-if")
+    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--no-what-if", "--python", Python.path)
     with terminal("plan", *options, columns=120, lines=40) as screen:
         screen.wait_for("olmo2 · Olmo2ForCausalLM", "parameters · sequence length 64", deadline_s=TIMEOUT_S)
         screen.wait_for("✓ batch 1 fits", "activations", "= allocated", deadline_s=TIMEOUT_S)
 
 
 def test_a_search_tries_sizes_of_it(tmp_path: Path) -> None:
-    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--limit", "128MiB")
+    options = (
+        "--model",
+        written(tmp_path, "olmo2"),
+        "--gpu",
+        "sim:t4-16gb",
+        "--limit",
+        "128MiB",
+        "--python",
+        Python.path,
+    )
     *_, result = Project(tmp_path).run("search", *options, "--json").lines
     assert result["verified"]
     assert result["max_batch_size"] > 1

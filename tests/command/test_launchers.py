@@ -54,7 +54,7 @@ STARTER = """
 RANKS = {
     "mpirun": "OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_SIZE=$ranks",
     "mpiexec": "PMI_RANK=$rank MPI_LOCALRANKID=$rank PMI_SIZE=$ranks",
-    "srun": "SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=$ranks",
+    "srun": "SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=$ranks",
 }
 """What each of them tells a process."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.command.running import Project
+from tests.command.running import Project, needs
 
-pytest.importorskip("transformers")
-
-pytestmark = pytest.mark.scripts
+pytestmark = [pytest.mark.scripts, needs("transformers")]
 
 HIDDEN, INNER, WORDS, LAYERS, RANK = 256, 512, 1000, 2, 8
 CONFIGURATION = (

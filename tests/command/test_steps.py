@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.command.running import Project
@@ -56,7 +54,7 @@ def test_a_step_in_parts_is_traced_beyond_them(project: Project) -> None:
         """,
     )
     done = project.run(
-        "predict", "--gpu", "sim:a100-80gb", "--batch-size", "40", "--", sys.executable, "train.py", "{batch}"
+        "predict", "--gpu", "sim:a100-80gb", "--batch-size", "40", "--", project.python, "train.py", "{batch}"
     )
     assert done.code == 0, done.stderr
     assert "tracing batch size 40" in done.stderr

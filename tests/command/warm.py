@@ -4,7 +4,8 @@ Importing torch takes longer than all else that most scripts do. What is started
 executable called ``python``: it hands its arguments, environment, directory and standard streams to the server, waits,
 and ends as the forked process does. That one goes through what an interpreter does as it starts: `sitecustomize` is
 imported, torch seems not to be, and importing it is what is waited for. Libraries that look for a GPU as they are
-imported are not imported beforehand.
+imported are not imported beforehand. What trains with transformers is forked from a second server, which has that too
+and is forked from the first one when it is first wanted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import json
 import multiprocessing.process
 import os
+import re
 import runpy
 import select
 import signal
@@ -34,7 +36,10 @@ if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-m",
     os.execv({python!r}, [{python!r}, *arguments])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({server!r})
-task = {{"arguments": arguments, "directory": os.getcwd(), "environment": dict(os.environ)}}
+task = {{
+    "python": os.path.abspath(sys.argv[0]), "arguments": arguments, "directory": os.getcwd(),
+    "environment": dict(os.environ),
+}}
 socket.send_fds(server, [json.dumps(task).encode()], [0, 1, 2])
 code = int(server.recv(64) or b"1")
 if code < 0:
@@ -64,7 +69,12 @@ _BEFOREHAND = (
 )
 """What scripts and libraries import sooner or later, and what does not look for a GPU."""
 
-_HIDDEN = ("torch", "torch._compile")
+_OF_TRANSFORMERS = ("datasets", "transformers.models.llama.modeling_llama")
+_USES_TRANSFORMERS = re.compile(rb"\b(transformers|hugging_face|trl|peft|accelerate)\b")
+"""Tells it in the words of a command, or in its script."""
+
+_HIDDEN = ("torch", "torch._compile", "transformers")
+_LARGEST_MESSAGE = 1 << 20
 
 
 @contextmanager
@@ -97,29 +107,70 @@ def serve(listener_fd: int) -> CodeType:
     from gpumem_tui.simulator.fast.uncompiled import exclude_nothing
 
     after_import("torch._compile", exclude_nothing)
-    for name in _BEFOREHAND:
-        with suppress(ImportError):
-            importlib.import_module(name)
+    _import_all(_BEFOREHAND)
     listener = socket.socket(fileno=listener_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    second: socket.socket | None = None
     while True:
         client, _ = listener.accept()
+        message, streams, _, _ = socket.recv_fds(client, _LARGEST_MESSAGE, 3)
+        if _uses_transformers(json.loads(message)):
+            if second is None:
+                second, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                if os.fork() == 0:
+                    _close(listener, second, client, *streams)
+                    return _serve_second(requests)
+                requests.close()
+            socket.send_fds(second, [message], [client.fileno(), *streams])
+        elif os.fork() == 0:
+            _close(listener, *([second] if second is not None else []))
+            return _watched(message, client, streams)
+        _close(client, *streams)
+
+
+def _serve_second(requests: socket.socket) -> CodeType:
+    """Do the same with transformers imported, for what the first server hands on, until that ends."""
+    _import_all(_OF_TRANSFORMERS)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, 4)
+        if not message:
+            os._exit(0)
+        client, streams = socket.socket(fileno=descriptors[0]), descriptors[1:]
         if os.fork() == 0:
-            listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return _watched(client)
-        client.close()
+            _close(requests)
+            return _watched(message, client, streams)
+        _close(client, *streams)
 
 
-def _watched(client: socket.socket) -> CodeType:
+def _import_all(names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _uses_transformers(task: dict[str, Any]) -> bool:
+    words = task["arguments"]
+    script = Path(task["directory"], next((word for word in words if word.endswith(".py")), ""))
+    text = script.read_bytes() if script.is_file() else b""
+    return _USES_TRANSFORMERS.search(" ".join(words).encode() + b" " + text) is not None
+
+
+def _close(*opened: socket.socket | int) -> None:
+    for one in opened:
+        if isinstance(one, int):
+            os.close(one)
+        else:
+            one.close()
+
+
+def _watched(message: bytes, client: socket.socket, streams: Sequence[int]) -> CodeType:
     """Fork once more, and end what is forked with its client, or tell that how it has ended."""
-    message, streams, _, _ = socket.recv_fds(client, 1 << 20, 3)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
         client.close()
         return _become(json.loads(message), streams)
-    for fd in streams:
-        os.close(fd)
+    _close(*streams)
     ended = os.pidfd_open(child)
     ready, _, _ = select.select([client.fileno(), ended], [], [])
     if ended not in ready:
@@ -136,6 +187,7 @@ def _become(task: dict[str, Any], streams: Sequence[int]) -> CodeType:
     os.setsid()
     os.chdir(task["directory"])
     multiprocessing.process.ORIGINAL_DIR = task["directory"]  # type: ignore[attr-defined]
+    sys.executable = task["python"]  # what starts a script over several GPUs runs it by this
     os.environ.clear()
     os.environ.update(task["environment"])
     for number, fd in enumerate(streams):
@@ -203,4 +255,6 @@ class _Loader:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == "transformers":
+            importlib.import_module("torch")  # as it does where it was not imported beforehand
         module.__spec__ = self._spec

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.catalog.shapes import ShapeError
 from gpumem_tui.formula.checks import check_adapters
 from gpumem_tui.formula.predict import terms
 from gpumem_tui.formula.recipe import BaseQuantization, Recipe
 from gpumem_tui.formula.records import QUANTIZATION_RECORDS
-from gpumem_tui.formula.weights import AdapterError, kept_bytes, trained_parameters, weights
+from gpumem_tui.formula.weights import kept_bytes, trained_parameters, weights
 
 LLAMA_7B_LINEAR = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
 LLAMA_7B_OTHERS = 2 * 32_000 * 4096 + 65 * 4096
@@ -113,7 +114,7 @@ def test_full_training_is_as_it_was() -> None:
     ],
 )
 def test_what_cannot_be_is_said(model: str, recipe: Recipe, message: str) -> None:
-    with pytest.raises(AdapterError) as refused:
+    with pytest.raises(ShapeError) as refused:
         check_adapters(find_model(model), recipe)
 
     assert str(refused.value).startswith(message)

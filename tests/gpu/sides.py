@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,7 @@ from gpumem_tui.run.cuda_recorder import CudaRecorder, HistoryIncomplete, Memory
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.step import Phase
-from gpumem_tui.step.run import StepRun
+from gpumem_tui.step.run import StepRun, no_collection
 from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
@@ -131,6 +130,7 @@ def failed(why: str) -> bytes:
     return msgspec.json.encode(Sided(Side(error=why)))
 
 
+@no_collection()
 def _run(
     configuration: Configuration,
     device: torch.device,
@@ -146,8 +146,6 @@ def _run(
     memory: Any = torch.get_device_module(device)
     meter = _Meter(recorder, device)
     error = ""
-    gc.collect()
-    gc.disable()  # so that cycles are freed at the same moment on both sides: never
     started = time.perf_counter()
     run = None  # kept until the figures are read: it holds the model
     try:

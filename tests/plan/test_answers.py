@@ -30,6 +30,16 @@ def test_without_a_target_the_global_batch_is_one_pass() -> None:
     assert (now.accumulation.steps, now.accumulation.global_batch_size) == (1, 32)
 
 
+def test_a_pass_has_all_micro_batches_of_a_pipeline() -> None:
+    """Megatron-LM's own: global batch = micro-batch × data parallel × micro-batches."""
+    recipe = Recipe("amp-bf16", gpus=64, tensor_parallel=8, pipeline_parallel=4, micro_batches=16, sharding="zero1")
+    now = answer(replace(GPT2, shape=find_model("llama-3-8b"), recipe=recipe, batch_size=1))
+    assert (now.accumulation.steps, now.accumulation.global_batch_size) == (1, 1 * 2 * 16)
+    twice = answer(replace(now.plan, target_batch=64))
+    assert (twice.accumulation.steps, twice.global_batch_tokens) == (2, 64 * 2048)
+    assert answer(replace(now.plan, recipe=replace(recipe, micro_batches=0))).accumulation.global_batch_size == 2 * 4
+
+
 def test_a_network_without_a_sequence_has_no_tokens() -> None:
     assert answer(replace(GPT2, shape=find_model("resnet-50"))).global_batch_tokens == 0
 

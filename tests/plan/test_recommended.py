@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import TracedAnswer, traced_answer
+from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
 from gpumem_tui.plan.export import plan_json
+from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import recommended
+from gpumem_tui.plan.recommended import plan_answer, recommended
 from gpumem_tui.plan.report import plan_markdown
-from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations
-from tests.plan.plans import LLAMA, TRACED, traced_of, with_figures
+from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
+from tests.plan.plans import GPT2, LLAMA, TRACED, traced_of, with_figures
 
 NO_TIME = Unknown("no time is left")
 NOW = traced_answer(LLAMA, traced_of(LLAMA))
@@ -86,3 +88,34 @@ def test_what_fits_by_trace_is_recommended_as_it_is() -> None:
     assert (body["fits"], body["verdict_by"], body["formula"]["fits"]) == (True, "trace", False)
     assert body["spare_bytes"] > 0 > body["formula"]["spare_bytes"]
     assert body["combination"]["techniques"] == []
+
+
+class TestOnePlanOneVerdict:
+    """What is said of a plan that was traced agrees with its trace."""
+
+    def test_techniques_are_judged_from_the_traced_largest_batch(self) -> None:
+        fewer, more = largest_batch(GPT2) // 2, 2 * largest_batch(GPT2)
+        for largest in (0, fewer, more):
+            same = replace(GPT2, batch_size=max(1, largest))
+            within = usable_as_traced(same, largest)
+            assert largest_batch(same, within) == largest
+            rows = {row.key: row.max_batch_size for row in techniques(same, largest).helping}
+            assert rows["full-recompute"] > largest or largest == 0
+            assert rows.get("gradient-accumulation", largest) == largest
+
+    def test_the_multiple_is_of_the_traced_largest_batch(self) -> None:
+        assert "By the trace at most 205 a GPU fit; 200 is the largest" in multiples(GPT2, 205).text
+
+    def test_the_first_line_is_the_traces_answer(self) -> None:
+        now, traced = answer(GPT2), traced_answer(GPT2, TRACED)
+        said = plan_answer(now, traced, recommended(GPT2, traced))
+        assert said.startswith("Fits: batch 8 on NVIDIA A100 80 GB, ")
+        largest = f"{traced.full_batch_size:,}–{traced.may_fit_batch_size:,}"
+        assert f"largest batch {largest} ({traced.max_batch_size:,} with 10 % left free)." in said
+        assert "To change" not in said
+
+    def test_what_does_not_fit_says_what_to_change(self) -> None:
+        large = replace(GPT2, batch_size=4096)
+        said = plan_answer(answer(large), Unknown("not traced"), recommended(large, Unknown("not traced")))
+        assert said.startswith("Does not fit by formula: batch 4,096 on ")
+        assert re.search(r"To change: \d+ passes of \d+\.", said)

@@ -17,10 +17,20 @@ from gpumem_tui.probe import probe
 
 class Clock:
     "Stands still but for what is added to it: nothing here depends on how fast the machine is."
-    now = 1000.0
+    now = computed = 1000.0
 
     def monotonic(self):
         return self.now
+
+    def monotonic_ns(self):
+        return round(self.now * 1e9)
+
+    def thread_time(self):
+        return self.computed
+
+    def pass_time(self, seconds, computing=1.0):
+        self.now += seconds
+        self.computed += computing * seconds
 
     def __getattr__(self, name):
         return getattr(time, name)
@@ -37,7 +47,7 @@ looks, during, trained = [], [], probe.Finder.trained
 
 def slowly(finder):
     looks.append(clock.now)
-    clock.now += 0.05
+    clock.pass_time(0.05)
     for what in during:
         what()
     return trained(finder)
@@ -80,6 +90,51 @@ if child == 0:
 os.waitpid(child, 0)
 """
 
+AWAY = (
+    PROGRAM[: PROGRAM.index("train(optimizers[0], 3)")]
+    + """
+from pathlib import Path
+from gpumem_tui.probe.entry import attach
+from gpumem_tui.watch.reader import Watcher
+watcher = Watcher([Path(os.environ["GPUMEM_TUI_DIR"])], clock_ns=clock.monotonic_ns)
+attach("attach")
+said = lambda one: [one.step, one.age_s, one.heard_s, one.rarer, one.problem]
+
+def waiting(finder):
+    looks.append(clock.now)
+    clock.pass_time(0.05, computing=0.01)
+    return trained(finder)
+
+probe.Finder.trained = waiting
+found = {}
+for _ in range(30):
+    train(optimizers[0], 1)
+    clock.now += 1.0
+found["looks"] = [round(at - 1000) for at in looks]
+found["busy"] = said(*watcher.processes())
+clock.now += 16.0
+found["hangs"] = said(*watcher.processes())
+probe.Finder.trained = lambda finder: 1 / 0
+clock.now += 100.0
+for _ in range(5):
+    train(optimizers[0], 1)
+    clock.now += 6.0
+found["off"] = said(*watcher.processes())
+train(optimizers[0], 1)
+clock.now += 61.0
+train(optimizers[0], 1)
+found["still off"] = said(*watcher.processes())
+probe.Finder.trained = trained
+clock.now += 30.0
+train(optimizers[0], 1)
+found["not yet"] = said(*watcher.processes())
+clock.now += 31.0
+train(optimizers[0], 1)
+found["back"] = said(*watcher.processes())
+print(json.dumps(found), flush=True)
+"""
+)
+
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Run:
@@ -106,6 +161,33 @@ def test_attaching_in_the_middle_of_training(guarded: Run) -> None:
 def test_looks_take_a_four_hundredth_of_the_time(found: Any) -> None:
     """One of 50 ms comes every 20 s, though one every half a second is wanted."""
     assert found["looks"] == [0, 20, 40, 60, 80]
+
+
+@pytest.fixture(scope="module")
+def away(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("away")
+    done = made_once(tmp_path_factory, "away", lambda: run(["-c", AWAY], directory, watched=False))
+    assert done.code == 0, done.errors
+    return json.loads(done.output)
+
+
+def test_on_a_busy_machine_samples_are_rarer_and_steps_are_counted(away: Any) -> None:
+    """One of 50 ms of which a hundredth is computing comes every 5 s; each step is a second."""
+    assert away["looks"] == [0, 5, 10, 15, 20, 25]
+    step, age_s, heard_s, rarer, problem = away["busy"]
+    assert (step, heard_s, rarer, problem) == (30, 1.0, "rarer: the machine is busy", "")
+    assert age_s == pytest.approx(4.95, abs=0.3)
+
+
+def test_a_hang_is_named(away: Any) -> None:
+    assert away["hangs"][4] == "no step has finished for 17 s"
+
+
+def test_a_probe_that_switched_itself_off_tries_again_each_minute(away: Any) -> None:
+    off = "the probe switched itself off: ZeroDivisionError: division by zero"
+    assert [away[when][4] for when in ("off", "still off", "not yet")] == [off] * 3
+    step, _, heard_s, _, problem = away["back"]
+    assert (step, heard_s, problem) == (39, 0.0, "the probe met 6 errors")
 
 
 def test_two_threads_never_look_at_once_and_the_second_does_not_wait(found: Any) -> None:

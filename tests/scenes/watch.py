@@ -20,6 +20,7 @@ from gpumem_tui.watch.published import Key, Placed, Published, WatchedProcess
 from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState
 from tests.scenes import monitor as scene
 from tests.watch.rings import ON_CPU, RECORD
+from tests.watch.rings import out_of_memory as out_of_memory_document
 
 GPT2 = find_model("gpt2")
 EXPECTED = Expected(GPT2, Recipe(), ("12 heads and dropout 0.1 as in gpt2", "sequence length 1,024"))
@@ -167,32 +168,10 @@ def ranks(count: int = 8) -> tuple[Snapshot, Published]:
 
 def out_of_memory(uuid: str = "", **changes: Any) -> WatchedProcess:
     """GPT-2 small, ended three minutes ago on a GPU of 80 GiB."""
-    values: dict[str, Any] = {
-        "step": 11,
-        "wall_ns": round((scene.NOON_S - 180) * 1e9),
-        "device": 0,
-        "device_uuid": uuid,
-        "requested_bytes": 4 * GIB,
-        "requested_is_rounded": False,
-        "device_total_bytes": 80 * GIB,
-        "device_free_bytes": GIB,
-        "source": "train.py:34",
-        "message": "CUDA out of memory. Tried to allocate 4.00 GiB.",
-        "buckets": {
-            "parameters": PARAMETERS_BYTES,
-            "gradients": PARAMETERS_BYTES,
-            "optimizer": 2 * PARAMETERS_BYTES,
-        },
-        "allocated_bytes": 70 * GIB,
-        "reserved_bytes": 77 * GIB,
-        "peak_allocated_bytes": 71 * GIB,
-        "peak_reserved_bytes": 77 * GIB,
-        "retries": 1,
-        "ooms": 1,
-        "inactive_split_bytes": 5 * GIB,
-        "fatal": True,
-        **changes,
-    }
+    buckets = {"parameters": PARAMETERS_BYTES, "gradients": PARAMETERS_BYTES, "optimizer": 2 * PARAMETERS_BYTES}
+    died_ns = round((scene.NOON_S - 180) * 1e9)
+    here = {"wall_ns": died_ns, "device_uuid": uuid, "buckets": buckets, "requested_live_bytes": None}
+    values = out_of_memory_document(**{**here, **changes})
     ended = watched(4104, state=ProcessState.OUT_OF_MEMORY, host=Unknown("out of memory"))
     return replace(ended, case=Case(ended.process, PostMortem(**values), EXPECTED))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
+from gpumem_tui.step.run import no_collection
 from gpumem_tui.workload.standard import CatalogWorkload
 
 GPT2 = find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=512, seq_len=64)
@@ -64,7 +64,7 @@ def trained(
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         gpu.tag(Bucket.OPTIMIZER, _tensors(optimizer.state.values()))
 
-    with _no_collector(), simulate(gpu) as device:
+    with no_collection(), simulate(gpu) as device:
         gpu.mark(0, Phase.BUILD)
         model, optimizer = workload.build(device)
         gpu.tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
@@ -98,17 +98,6 @@ def most_held(timeline: Timeline) -> int:
         live += size if number > 0 else -size
         most = max(most, live)
     return most
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Cycles that are freed at a moment of the collector's choosing would make two runs differ."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _tensors(states: Iterable[dict[str, object]]) -> Iterator[torch.Tensor]:

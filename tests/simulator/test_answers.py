@@ -75,6 +75,23 @@ def test_a_second_answer_is_like_the_first(operator: Operator) -> None:
     assert len(set(taken)) == 1
 
 
+def test_views_made_in_inference_mode_are_what_they_look_at() -> None:
+    def answers(device: str | torch.device) -> list[object]:
+        found: list[object] = []
+        weight = torch.zeros(6, 4, device=device)
+        for _ in range(3):
+            with torch.inference_mode():
+                inferred = weight * 2
+                weight[:3].add_(1)
+                found += [weight[:3].is_inference(), inferred[:3].is_inference(), weight[:3]._version]
+            with torch.no_grad():
+                found += [weight[:3].is_inference(), inferred[:3].is_inference(), weight._version]
+        return found
+
+    with on() as (device, _):
+        assert answers(device) == answers("cpu")
+
+
 def test_what_differs_is_answered_anew() -> None:
     with on() as (device, _):
         whole = torch.ones(4, dtype=torch.int64, device=device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,8 @@ from gpumem_tui.step.workload import Workload
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.simulator.simulated_steps import GPT2, LLAMA
 
-LAYERS = 12
+LAYERS = 9
+"""The fewest that shallow ones stand for."""
 VIT = find_model("vit-b-16").overridden(hidden=64, heads=4, ffn=128, image_size=64)
 BERT = find_model("bert-base").overridden(hidden=64, heads=4, ffn=128, vocab=512, seq_len=64)
 
@@ -127,16 +130,29 @@ def test_only_deep_networks_of_equal_blocks_are_traced_by_shallow_ones() -> None
     assert shallow_layers(deepseek, Recipe()) == 3 + deepseek.dense_layers > 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("precision", ["amp-fp16", "bf16"])
-@pytest.mark.parametrize(
-    "shape",
-    [GPT2, BERT, VIT, LLAMA, few_experts("qwen3-30b-a3b"), few_experts("gpt-oss-20b"), few_experts("deepseek-v3")],
-    ids=lambda shape: shape.name,
-)
-def test_every_family_of_blocks(shape: ModelShape, precision: Precision, recompute: Recompute) -> None:
-    assert same(shape, Recipe(precision, recompute=recompute), 10 if shape.latent is None else 13)
+SHAPES = [GPT2, BERT, VIT, LLAMA, *map(few_experts, ("qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v3"))]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+def pairwise(firsts: Iterable[Any], seconds: Sequence[Any], thirds: tuple[Any, Any]) -> list[Any]:
+    """All combinations of three: those that have every two of them together are `slow`, the others are `exhaustive`."""
+    return [
+        pytest.param(
+            first,
+            second,
+            third,
+            marks=pytest.mark.slow if (row + column + place) % 2 == 0 else pytest.mark.exhaustive,
+            id="-".join(str(getattr(one, "name", one)) for one in (first, second, third)),
+        )
+        for row, first in enumerate(firsts)
+        for column, second in enumerate(seconds)
+        for place, third in enumerate(thirds)
+    ]
+
+
+@pytest.mark.parametrize(("shape", "recompute", "precision"), pairwise(SHAPES, RECOMPUTES, ("amp-fp16", "bf16")))
+def test_every_family_of_blocks(shape: ModelShape, recompute: Recompute, precision: Precision) -> None:
+    assert same(shape, Recipe(precision, recompute=recompute), LAYERS if shape.latent is None else 13)
 
 
 @pytest.mark.slow
@@ -152,13 +168,13 @@ def test_weights_that_are_gathered_ahead(sharding: Sharding, recompute: Recomput
     assert same(LLAMA, Recipe("amp-bf16", sharding=sharding, gpus=8, recompute=recompute))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", BASE_QUANTIZATIONS)
-@pytest.mark.parametrize("adapter", ["lora", "dora"])
-def test_adapters(adapter: Adapter, quantization: BaseQuantization) -> None:
-    assert same(GPT2, Recipe("bf16", adapter=adapter, base_quantization=quantization))
-    experts = few_experts("qwen3-30b-a3b")
-    assert same(experts, Recipe("bf16", adapter=adapter, base_quantization=quantization, recompute="full"), 8)
+@pytest.mark.parametrize(
+    ("quantization", "adapter", "shape"),
+    pairwise(BASE_QUANTIZATIONS, ("lora", "dora"), (GPT2, few_experts("qwen3-30b-a3b"))),
+)
+def test_adapters(quantization: BaseQuantization, adapter: Adapter, shape: ModelShape) -> None:
+    recompute: Recompute = "none" if shape is GPT2 else "full"
+    assert same(shape, Recipe("bf16", adapter=adapter, base_quantization=quantization, recompute=recompute))
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.model = Counted(with_loss=self.with_loss).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
 
     def batch(self, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(512, (size, 129))
@@ -119,6 +119,18 @@ def _everything_is_kept(training: Training) -> None:
         training.samples.append(training.loss(*training.batch()))
 
 
+def _model_is_replaced_while_its_loss_lives(training: Training) -> None:
+    for fold in range(3):
+        training.model = Counted(with_loss=training.with_loss).to(training.device)
+        training.model.narrow.requires_grad_(fold == 0)
+        training.optimizer = torch.optim.SGD(training.model.parameters())
+        for _ in range(5):
+            loss = training.loss(*training.batch())
+            if fold < 2:  # else the graph is as forward left it
+                loss.backward()
+        training.optimizer.step()
+
+
 LOOPS: list[Loop] = [
     _evaluation_and_accumulation, _graph_is_dropped, _two_calls_in_one_backward, _sizes_change, _everything_is_kept,
 ]  # fmt: skip
@@ -147,6 +159,22 @@ def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast:
     assert found.sizes == expected.sizes
     assert found.events == expected.events
     assert found.buckets == expected.buckets
+
+
+@pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])
+def test_parameters_live_as_long_as_the_graph_of_a_call(with_loss: bool) -> None:
+    def live_bytes(answers: bool) -> list[int]:
+        """Return what is live whenever something is made: a graph that goes releases in an order of its own."""
+        simulated, _ = _run(_model_is_replaced_while_its_loss_lives, None, answers, with_loss)
+        timeline, live, found = simulated.finish(), 0, []
+        for event in timeline.events:
+            size_bytes = timeline.sizes[abs(event) - 1]
+            assert isinstance(size_bytes, int)
+            found += [live] if event > 0 else []
+            live += size_bytes if event > 0 else -size_bytes
+        return found
+
+    assert live_bytes(answers=True) == live_bytes(answers=False)
 
 
 @pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])

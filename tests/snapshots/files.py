@@ -48,10 +48,10 @@ def block(address: int, size: int, state: str, frames: Frames | None = None) -> 
 
 
 def segment(address: int, blocks: list[dict[str, Any]], device: int = 0, **more: Any) -> dict[str, Any]:
-    """A segment that its blocks fill."""
-    size = sum(one["size"] for one in blocks)
+    """A segment that its blocks fill; PyTorch makes the id of its pool anew for each."""
+    size, pool = sum(one["size"] for one in blocks), [0, 0]
     found = {"device": device, "address": address, "total_size": size, "allocated_size": 0, "active_size": 0}
-    found |= {"requested_size": 0, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
+    found |= {"requested_size": 0, "stream": 0, "segment_type": "large", "segment_pool_id": tuple(pool)}
     return {**found, "is_expandable": False, "frames": [], "blocks": blocks, **more}
 
 

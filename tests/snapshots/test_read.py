@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpumem_tui.memory import MIB
 from gpumem_tui.snapshots import pickles
 from gpumem_tui.snapshots.analysis import Analysis, analyse
-from gpumem_tui.snapshots.model import SnapshotError
+from gpumem_tui.snapshots.model import SnapshotError, Stacks
 from gpumem_tui.snapshots.read import read_snapshot
 from tests.snapshots import files
 from tests.snapshots.files import BASE, written
@@ -97,6 +97,47 @@ class TestForms:
         analysis = opened(tmp_path, reduced, "run.json.gz")
         assert (analysis.peak_allocated_bytes, analysis.peak_reserved_bytes) == (3 * MIB, 20 * MIB)
         assert analysis.difference_bytes == 0
+
+
+KEYS = st.sampled_from(["address", "size", "segment_pool_id", "frames", "state", "ä"]) | st.integers()
+NUMBERS = st.integers() | st.integers(-(2**2100), 2**2100) | st.floats(allow_nan=False) | st.none() | st.booleans()
+TEXTS = st.sampled_from(["inactive", "address", ""]) | st.text(max_size=300)
+
+
+def afresh(value: Any) -> Any:
+    """An equal value of other containers, as a C extension makes them for each segment and event."""
+    if isinstance(value, dict):
+        return {key: afresh(one) for key, one in value.items()}
+    return type(value)(map(afresh, value)) if isinstance(value, list | tuple) else value
+
+
+@st.composite
+def plain_values(draw: st.DrawFn, bytes_too: bool) -> Any:
+    """Containers of plain values in each other, some shared and some alike, of few entries and of many."""
+    leaves = NUMBERS | TEXTS | (st.binary(max_size=300) if bytes_too else st.nothing())
+    pool: list[Any] = draw(st.lists(leaves, min_size=1, max_size=5))
+    for _ in range(draw(st.integers(1, 12))):
+        inside = draw(st.lists(st.sampled_from(pool), max_size=5))
+        kind = draw(st.sampled_from(["tuple", "list", "dict", "afresh"]))
+        if kind == "afresh":
+            pool.append(afresh(pool[-1]))
+        elif kind == "dict":
+            pool.append({draw(KEYS): value for value in inside})
+        else:
+            pool.append(tuple(inside) if kind == "tuple" else inside)
+    times = draw(st.sampled_from([1, 2, 260, 1001]))
+    whole = [pool[-1], *pool[-2:] * times]
+    padding = draw(st.sampled_from([0, 255, 256, 65_500, 65_536, 70_000]))
+    return ["x" * padding, afresh(whole) if draw(st.booleans()) else whole, whole]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@given(data=st.data())
+def test_plain_values_are_read_as_python_reads_them(protocol: int, data: st.DataObject) -> None:
+    dumps = data.draw(st.sampled_from([pickle.dumps, pickle._dumps]))  # type: ignore[attr-defined]  # in C, in Python
+    written = dumps(data.draw(plain_values(bytes_too=protocol > 2)), protocol=protocol)
+    read = pickles.SnapshotUnpickler(written, Stacks(), lambda _: None).load()
+    assert repr(read) == repr(pickle.loads(written))
 
 
 class TestVersions:

@@ -24,6 +24,13 @@ from tests.scenes.reading import read_picture
 
 _OTHERWISE = {"app.help": "the help itself is open", "app.show": "said of the keys 1, 2, 3"}
 """Actions whose further keys need no words."""
+_REPLAYS = {"a", "space", "left_square_bracket", "right_square_bracket"}
+_IN_TURN = {
+    "HostMonitor": {"escape"},
+    "MonitorScreen": {*_REPLAYS, "escape", "h"},
+    "SearchScreen": {"p", "o", "z"},
+}
+"""Keys with several actions, of which `check_action` offers one at a time."""
 
 
 def _below(kind: type[DOMNode]) -> Iterator[type[DOMNode]]:
@@ -45,6 +52,13 @@ def test_every_key_has_words_for_the_help(node: type[DOMNode]) -> None:
     own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))
     silent = [b.key for b in own if not b.tooltip and b.action.partition("(")[0] not in _OTHERWISE]
     assert not silent, f"give these keys a tooltip: {silent}"
+
+
+@pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)
+def test_a_key_is_bound_twice_only_to_what_is_offered_in_turn(node: type[DOMNode]) -> None:
+    """Textual says nothing of a key that has another action already."""
+    keys = [binding.key for binding in Binding.make_bindings(node.__dict__.get("BINDINGS", ()))]
+    assert {key for key in keys if keys.count(key) > 1} == _IN_TURN.get(node.__name__, set())
 
 
 @pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)

@@ -256,7 +256,7 @@ async def test_a_damaged_plan_is_named_below_the_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "ending", "check"),
     [
-        ("markdown", ".md", lambda text: text.startswith("# Plan: gpt2")),
+        ("markdown", ".md", lambda text: text.startswith("Fits: batch 8 on ") and "\n# Plan: gpt2" in text),
         ("command", ".sh", lambda text: text.startswith("gpumem-tui plan --model gpt2 --batch-size 8")),
         ("json", ".json", lambda text: json.loads(text)["workload"]["model"] == "gpt2"),
     ],

@@ -14,7 +14,15 @@ import pytest
 from gpumem_tui.attach.launch import warnings
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.probe.wire import RING_BYTES, SLOT_BYTES, SLOT_COUNT, slot_offset, switched_off_patch
+from gpumem_tui.probe.wire import (
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    Heartbeat,
+    heartbeat_patch,
+    slot_offset,
+    switched_off_patch,
+)
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import ProcessState
 from tests.attach import loops
@@ -58,6 +66,27 @@ def test_age_is_told_by_the_monotonic_clock(folder: Path) -> None:
     [process] = Watcher([folder], clock_ns=lambda: 65_000_000_000).processes()
     assert process.age_s == 60.0
     assert process.problem == "no step has finished for 60 s"
+
+
+def test_the_step_counter_tells_a_hang_from_a_sample_that_is_rare(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    ring.sample(replace(RECORD, step=3, monotonic_ns=5_000_000_000, errors=2))
+    watcher = Watcher([folder], clock_ns=lambda: 65_000_000_000)
+    assert watcher.processes()[0].problem == "no step has finished for 60 s; the probe met 2 errors"
+    ring.patch(*heartbeat_patch(Heartbeat(70, 64_000_000_000, 66_000_000_000, is_busy=False)))
+    [process] = watcher.processes()
+    assert (process.step, process.age_s, process.heard_s) == (70, 60.0, 1.0)
+    assert (process.rarer, process.problem) == ("rarer: one takes long", "the probe met 2 errors")
+    offset, content = heartbeat_patch(Heartbeat(71, 64_000_000_000, 66_000_000_000, is_busy=True))
+    ring.patch(offset, content[:8])  # half written
+    assert watcher.processes()[0].heard_s == 60.0
+
+
+def test_steps_that_take_long_are_no_silence(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    ring.sample(replace(RECORD, step_s=30.0, monotonic_ns=5_000_000_000))
+    assert Watcher([folder], clock_ns=lambda: 94_000_000_000).processes()[0].problem == ""
+    assert Watcher([folder], clock_ns=lambda: 96_000_000_000).processes()[0].problem == "no step has finished for 91 s"
 
 
 def test_what_the_probe_says_of_itself(folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumem_tui.probe.files import WireError
+from gpumem_tui.probe.files import Files, WireError, start_ticks
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
     MAX_DOCUMENT_BYTES,
@@ -92,6 +94,58 @@ def test_something_that_would_block_the_reader(ring: RingFile) -> None:
     ring.path.unlink()
     os.mkfifo(ring.path, 0o600)
     assert reasons(ring.files.directory) == [f"{ring.path.name} is not a regular file"]
+
+
+def test_folders_under_the_names_of_files_keep_no_descriptor(ring: RingFile) -> None:
+    """Anyone may make them, and a viewer that is root looks once a second."""
+    ring.files.model.mkdir()
+    folder = ring.files.directory
+    Files(folder, gone().pid, gone().start_ticks).ring.mkdir()
+    watcher = Watcher([folder])
+    [process] = watcher.processes()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        watcher.read()
+        with pytest.raises(WireError, match="is not a regular file"):
+            read_document(Trained, process.files, UID)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_user_with_too_many_rings(ring: RingFile) -> None:
+    watcher = Watcher([ring.files.directory])
+    assert len(watcher.processes()) == 1
+    for ticks in range(300):
+        os.link(ring.path, Files(ring.files.directory, gone().pid, ticks).ring)
+    watched = watcher.read()
+    assert [process.pid for process in watched.processes] == [os.getpid()]
+    assert f"user {UID} has 301 rings, of which 256 are read" in [refused.reason for refused in watched.refused]
+
+
+def test_a_folder_with_too_many_files(ring: RingFile) -> None:
+    for number in range(4096):
+        (ring.files.directory / str(number)).touch()
+    assert reasons(ring.files.directory) == [f"{ring.files.directory} holds 4097 files, more than 4096"]
+
+
+def test_many_living_processes_leave_descriptors_for_others(tmp_path: Path) -> None:
+    """Of their ends those are told in /proc that no descriptor is held of."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(12)]
+    try:
+        for one in sleepers:
+            RingFile(tmp_path / "probes", this_process(pid=one.pid, start_ticks=start_ticks(one.pid))).sample(RECORD)
+        watcher = Watcher([tmp_path / "probes"])
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8 * 8, hard))
+        assert [process.is_running for process in watcher.processes()] == [True] * 12
+        assert len(os.listdir("/proc/self/fd")) - before == 8
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in sleepers:
+            one.kill()
+            one.wait()
+    assert [process.is_running for process in watcher.processes()] == [False] * 12
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])

@@ -65,13 +65,16 @@ class Sized(Inference):
 
 @pytest.fixture(autouse=True)
 def _restored_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Files are named relative to the working folder, and leave nothing importable behind."""
+    """Files are named relative to the working folder, and leave nothing importable behind.
+
+    What they import of libraries stays: compiled modules, as those of triton, cannot be loaded a second time.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    modules = set(sys.modules)
     yield
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

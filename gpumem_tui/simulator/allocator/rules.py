@@ -116,7 +116,7 @@ def reduction(  # noqa: PLR0913 - the arguments of a rule are plain numbers, whi
     elif layout == 2 and fastest >= 128:
         fastest //= 4
     most_threads = 512 // vector
-    across, down = (min(_last_power_of_two(size), most_threads) for size in (fastest, other))
+    across, down = (min(1 << (max(1, size).bit_length() - 1), most_threads) for size in (fastest, other))
     width = min(across, _WARP)
     height = min(down, most_threads // width)
     width = min(across, most_threads // height)
@@ -308,10 +308,6 @@ def convolution_at_most(
     copies_bytes = input_bytes + weight_bytes + output_bytes
     most_bytes = copies_bytes if converts else min(copies_bytes, _CONVOLUTION_MOST_BYTES)
     return (max(most_bytes, tried_bytes),)
-
-
-def _last_power_of_two(size: int) -> int:
-    return 1 << (max(1, size).bit_length() - 1)
 
 
 RULES: dict[str, Callable[..., tuple[int, ...]]] = {

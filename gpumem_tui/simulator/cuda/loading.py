@@ -68,7 +68,8 @@ class Loading:
 
     def registry(self, known: Registry) -> Registry:
         """Return how storages get to the devices that files name, the simulated one before all others."""
-        return [(_FIRST, lambda _: None, self._restored), *known]
+        to = self.to_device
+        return [(_FIRST, lambda _: None, lambda kept, at: to(kept) if at.startswith("cuda") else None), *known]
 
     def rebuild(self, rebuild: Callable[..., torch.Tensor], storage: Any, *layout: Any) -> torch.Tensor:
         """Do as `torch._utils._rebuild_tensor`; a storage goes to the device once for all tensors in it."""
@@ -82,9 +83,6 @@ class Loading:
             setattr(untyped, _SIMULATED, marked)
         looked_at: torch.Tensor = marked.view(made.dtype)
         return looked_at.as_strided(made.shape, made.stride(), made.storage_offset())
-
-    def _restored(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-        return self.to_device(storage) if location.startswith("cuda") else None
 
     def to_device(self, storage: torch.UntypedStorage, *_: object, **__: object) -> torch.UntypedStorage:
         """Do ``storage.cuda()``, as functions do that programs give as ``map_location``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
-from gpumem_tui.simulator.device.kinds import is_plain
+from gpumem_tui.simulator.device.kinds import is_dense, is_plain
 
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 _SEEN_ONLY = (torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -75,7 +76,7 @@ class Answers:
         if known is None:
             return MISS
         kind, answers = known
-        if kind is FakeTensor:
+        if is_dense(kind):
             return self._make(answers[0], args)
         return None if kind is type(None) else kind([self._make(answer, args) for answer in answers])
 
@@ -87,7 +88,7 @@ class Answers:
         if func.namespace != "aten" or any(tag in func.tags for tag in _SEEN_ONLY):
             return
         kind = type(result)
-        if kind is FakeTensor:
+        if is_dense(kind):
             results = (result,)
         elif kind is list or kind is tuple or result is None:
             results = tuple(result or ())
@@ -102,7 +103,7 @@ class Answers:
         """Add what tells `values` apart; False where that is more than how they look, which is all that copies ask."""
         for value in values:
             kind = type(value)
-            if kind is FakeTensor:
+            if is_dense(kind):
                 if not self._is_plain(value):
                     return False
                 parts += (value.dtype, value.shape, value.stride(), value.storage_offset())
@@ -152,10 +153,16 @@ class Answers:
         if isinstance(answer, int):
             given: torch.Tensor = args[answer]
             return given
-        elem = _elem(answer)
-        if answer.position >= 0:
-            elem.set_(args[answer.position].untyped_storage(), answer.offset, answer.shape, answer.stride)
-        return FakeTensor(self._mode, elem, self._device)
+        if answer.position < 0:
+            return FakeTensor(self._mode, _elem(answer), self._device)
+        base = args[answer.position]
+        # A view is an inference tensor if what it looks at is one, whatever mode it is made in.
+        is_inference = base.is_inference()
+        is_mode = is_inference is torch.is_inference_mode_enabled()
+        with nullcontext() if is_mode else torch.inference_mode(is_inference):
+            elem = _elem(answer)
+            elem.set_(base.untyped_storage(), answer.offset, answer.shape, answer.stride)
+            return FakeTensor(self._mode, elem, self._device)
 
 
 def _is_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:

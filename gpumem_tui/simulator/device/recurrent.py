@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.backends.cudnn import rnn as cudnn_rnn
+import torch.backends.cudnn.rnn as cudnn_rnn  # spelt as torch does: in 2.10 the package has something else of that name
 
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.profile import Profile
@@ -295,10 +295,6 @@ def _run_backward(args: Sequence[Any], _profile: Profile) -> tuple[Any, ...]:
     return of_values, *of_states, _parts(_like(flat, (call.layout.elements,)), weights, call.layout)
 
 
-def _dropout_states(_args: Sequence[Any], profile: Profile) -> torch.Tensor:
-    return torch.empty(profile.multiprocessors * _DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta")
-
-
 def _like(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=tensor.dtype, device="meta")
 
@@ -306,7 +302,9 @@ def _like(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 SHAPES: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {
     _RUN: _run,
     _RUN_BACKWARD: _run_backward,
-    _MAKE_DROPOUT_STATE: _dropout_states,
+    _MAKE_DROPOUT_STATE: lambda _args, profile: torch.empty(
+        profile.multiprocessors * _DROPOUT_STATE_BYTES, dtype=torch.uint8, device="meta"
+    ),
 }
 """What cuDNN's operators give, as tensors of the results' shapes; torch's own function leaves out the reserve."""
 

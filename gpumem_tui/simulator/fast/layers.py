@@ -305,17 +305,12 @@ def _length_of_insertion(shallow: Sequence[int], deeper: Sequence[int], at: int,
             continue
         if deeper[start:end] != deeper[start - length : start]:
             continue
-        agrees = _agreeing(following, deeper[end : end + len(following)])
+        agrees = sum(1 for _ in takewhile(bool, map(eq, following, deeper[end : end + len(following)])))
         if agrees > best_agrees:
             best, best_agrees = length, agrees
     if not best:
         raise NotRepeating(f"entry {at} of the shallow run has no like in the deeper one")
     return best
-
-
-def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many entries two sequences begin with alike."""
-    return sum(1 for _ in takewhile(bool, map(eq, one, other)))
 
 
 def _centred(shallow: Sequence[int], at: int, length: int, since: int) -> int:

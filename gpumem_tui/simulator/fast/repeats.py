@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
+from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
 
@@ -127,7 +127,7 @@ class Repeats:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
             self._called(module)
-            return self._repeat(pattern, tensors)
+            return self._repeat(pattern, tensors, module)
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
         recorder, uses = self._recorder, self._gpu.streams.recorded_uses
@@ -165,7 +165,7 @@ class Repeats:
     def _output(self, call: _Call, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf if isinstance(leaf, _PLAIN) else _UNSUITABLE
-        number = self._gpu.memory.allocation_of(leaf) if type(leaf) is FakeTensor else None
+        number = self._gpu.memory.allocation_of(leaf) if is_dense(type(leaf)) else None
         if number is None or not call.first < number <= call.last:
             return _UNSUITABLE
         return CallOutput(
@@ -180,7 +180,7 @@ class Repeats:
                 self._called_back.append(call)
             elif call not in self._called_back:
                 self._refused.add(call.key)  # a second backward through the same call
-            number = self._gpu.memory.allocation_of(gradient) if type(gradient) is FakeTensor else None
+            number = self._gpu.memory.allocation_of(gradient) if is_dense(type(gradient)) else None
             if number is not None and number <= call.backward_first:  # else the call's own backward made it
                 call.gradient_numbers[number] = position
 
@@ -261,11 +261,11 @@ class Repeats:
 
     # Repeating
 
-    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor]) -> Any:
+    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor], module: nn.Module) -> Any:
         """Return the call's results, and record its events as if it had run."""
         repetition = Repetition(self._gpu, pattern, arguments, self._cached)
         if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
-            made: Any = RepeatedCall.apply(self._anchor, repetition)  # type: ignore[no-untyped-call]
+            made: Any = RepeatedCall.apply(self._anchor, repetition, list(module.parameters()))  # type: ignore[no-untyped-call]
         else:
             made = tuple(repetition.forward())
         tensors = iter(made)
@@ -402,12 +402,15 @@ class Repetition:
 
 
 class RepeatedCall(torch.autograd.Function):
-    """The place of a repeated call in autograd's graph."""
+    """The place of a repeated call in autograd's graph, which holds the parameters as the call's own would.
+
+    Those that are trained live as long as the graph (`AccumulateGrad`), the others until backward (saved tensors).
+    """
 
     @staticmethod
-    def forward(ctx: Any, _anchor: torch.Tensor, repetition: Repetition) -> Any:
+    def forward(ctx: Any, _anchor: torch.Tensor, repetition: Repetition, parameters: list[nn.Parameter]) -> Any:
         """Record what forward did, and return its results."""
-        ctx.repetition = repetition
+        ctx.repetition, ctx.parameters = repetition, parameters
         ctx.set_materialize_grads(False)
         made = repetition.forward()
         outputs = [leaf for leaf in repetition.pattern.outputs if isinstance(leaf, CallOutput)]
@@ -425,4 +428,5 @@ class RepeatedCall(torch.autograd.Function):
         for position, gradient in zip(ctx.positions, gradients, strict=True):
             by_leaf[position] = gradient
         ctx.repetition.backward(by_leaf)
-        return None, None
+        ctx.parameters = [parameter for parameter in ctx.parameters if parameter.requires_grad]
+        return None, None, None

@@ -5,10 +5,8 @@ A deep network is traced by shallow ones of the same layers.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,7 +22,7 @@ from gpumem_tui.simulator.cuda.world import world_of
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.shapes import AssumedRows, Untraceable
 from gpumem_tui.simulator.fast.layers import LayerPattern, NotRepeating
-from gpumem_tui.step.run import StepRun
+from gpumem_tui.step.run import StepRun, no_collection
 from gpumem_tui.step.workload import Workload, WorkloadError
 from gpumem_tui.workload.errors import located
 
@@ -118,7 +116,7 @@ class Tracer:
             self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error,
             assumed_rows=self.assumed_rows, notes=self.assumed_rows.used,
         )  # fmt: skip
-        with world_of(self.recipe), device_for(gpu, user_code=self.user_code) as device, _no_collection():
+        with world_of(self.recipe), device_for(gpu, user_code=self.user_code) as device, no_collection():
             try:
                 run = StepRun(self.load(), batch_size, device, gpu)  # named: what it releases at its end is no step's
                 run.run(self.steps)
@@ -130,17 +128,6 @@ class Tracer:
             for operator, times in gpu.mode.assumed.items():
                 self.assumed[operator] = max(self.assumed[operator], times)
             return gpu.finish()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing cycles at a moment that differs between two traces."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # Deep networks by shallow ones of the same layers, which takes a fraction of the time

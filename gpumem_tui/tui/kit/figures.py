@@ -204,9 +204,11 @@ def seconds(reading: float | Unknown) -> str:
     return f"{reading:.3g} s" if reading < 999.5 else f"{reading:,.0f} s"
 
 
-def age_text(age_s: float | Unknown) -> str:
-    """How old the figures are."""
-    return age_s.reason if isinstance(age_s, Unknown) else f"{age_s:.1f} s old" if age_s < 10 else f"{age_s:.0f} s old"
+def age_text(age_s: float | Unknown, rarer: str = "") -> str:
+    """How old the figures are, and why they come more rarely than usual if they do."""
+    if isinstance(age_s, Unknown):
+        return age_s.reason
+    return f"{age_s:.{1 if age_s < 10 else 0}f} s old{f', {rarer}' if rarer else ''}"
 
 
 def clock(time_s: float) -> str:

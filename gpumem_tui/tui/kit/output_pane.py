@@ -41,13 +41,16 @@ class Printed:
 
     Args:
         first: what stands above the command's own lines.
+
+    Attributes:
+        unfinished: the command's line that has no end yet; empty for none.
     """
 
     def __init__(self, first: Iterable[PrintedLine] = ()) -> None:
         self._lock = threading.Lock()
         self._lines = deque(first, maxlen=KEPT_LINES)
         self._count = len(self._lines)
-        self._unfinished = ""
+        self.unfinished = ""
 
     @classmethod
     def of(cls, config: SearchConfig) -> Printed:
@@ -60,8 +63,7 @@ class Printed:
     def take(self, event: SearchEvent) -> None:
         """Keep what an event adds to the lines."""
         if isinstance(event, CommandOutput):
-            text = event.text
-            self.add(text)
+            self.add(event.text)
         elif isinstance(event, TraceStarted):
             self._keep(PrintedLine(f"tracing batch size {event.batch_size:,}", "heading"))
         elif isinstance(event, TrialStarted):
@@ -79,12 +81,7 @@ class Printed:
 
     def show_unfinished(self, text: str) -> None:
         """Show the command's unfinished line; empty for none."""
-        self._unfinished = _cut(text)
-
-    @property
-    def unfinished(self) -> str:
-        """The command's unfinished line; empty for none."""
-        return self._unfinished
+        self.unfinished = _cut(text)
 
     def _keep(self, line: PrintedLine) -> None:
         with self._lock:

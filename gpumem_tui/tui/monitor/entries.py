@@ -11,7 +11,7 @@ from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Pro
 from gpumem_tui.report.objects import known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
 from gpumem_tui.watch.published import Placed, WatchedProcess
-from gpumem_tui.watch.records import FOR_MEMORY
+from gpumem_tui.watch.records import FOR_MEMORY, last_first
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -154,13 +154,12 @@ def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | 
 
 
 def _ended(state: MonitorState) -> Iterator[Entry]:
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
     lately = [
         (watched.ended_s, watched)
         for watched in state.published.processes
-        if watched.ended_s is not None and not watched.is_running and now_s - watched.ended_s < _KEPT_S
+        if watched.ended_s is not None and not watched.is_running and state.now_s - watched.ended_s < _KEPT_S
     ]
-    lately.sort(key=lambda pair: pair[0], reverse=True)
+    lately.sort(key=lambda pair: last_first(pair[0], state.now_s))
     for _, watched in lately[:_MOST_ENDED]:
         gone = Unknown("it has ended")
         placed = watched.own[0] if watched.own else None
@@ -204,9 +203,8 @@ def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
     """
     value_of = _VALUES[state.sort]
     listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
-    first = [entry for entry in listed if entry.has_ended and _comes_first(entry, now_s)]
-    last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, now_s)]
+    first = [entry for entry in listed if entry.has_ended and _comes_first(entry, state.now_s)]
+    last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, state.now_s)]
     last.sort(key=has_ended_well)
     alive = [entry for entry in listed if not entry.has_ended]
     with_value = [entry for entry in alive if value_of(entry) is not None]

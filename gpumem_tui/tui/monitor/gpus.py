@@ -479,7 +479,7 @@ def probed_card(watched: WatchedProcess, width: int, lines: int) -> list[Row]:
     sample = watched.own[0].sample
     facts: Row = [
         ("step ", MUTED), (f"{sample.record.step:,}", "bold"), (f"  {seconds(sample.step_s)}", ""),
-        (f"  {age_text(watched.process.age_s)}", MUTED),
+        (f"  {age_text(watched.process.age_s, watched.process.rarer)}", MUTED),
     ]  # fmt: skip
     where = "host memory" if sample.device == "cpu" else sample.device
     room = width - sum(len(text) for text, _ in facts) - len(where) - 6

@@ -59,9 +59,8 @@ def table_view(state: MonitorState, width: int, height: int) -> TableView:
     first = _first(order, state.cursor, body)
     shown = listed[first : first + body]
     rows: list[Row] = [heading]
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
     for entry in shown:
-        rows.append(_row(entry, columns, now_s, chosen=entry.key == state.cursor))
+        rows.append(_row(entry, columns, state.now_s, chosen=entry.key == state.cursor))
     rows += [[(fit(text, width), style)] for text, style in tail]
     if crowded:
         rows.append([(fit(_position(first, len(shown), len(listed)), width), MUTED)])

@@ -34,13 +34,12 @@ _NO_GPU = {"cpu": "host memory: it trains on the CPU", "–": "not known before 
 
 def details_rows(state: MonitorState, entry: Entry) -> list[Row]:
     """Return a line a fact; what is unknown stands as its reason."""
-    now_s = state.snapshot.time_s if state.snapshot is not None else 0.0
     rows = [fact("pid", f"{entry.process.pid}, {_KINDS[entry.process.kind]}"), *_device_rows(state, entry), []]
     if entry.watched is not None:
         rows += [*probed_rows(entry.watched, entry.sample), []]
     else:
         rows += [fact("probe", DRIVER_ONLY), []]
-    return [*rows, *_host_rows(entry, now_s)]
+    return [*rows, *_host_rows(entry, state.now_s)]
 
 
 def _device_rows(state: MonitorState, entry: Entry) -> Iterator[Row]:

@@ -102,6 +102,11 @@ class MonitorState(TableState):
     paused: bool = False
 
     @property
+    def now_s(self) -> float:
+        """The snapshot's time, seconds since the epoch; 0 until the first one."""
+        return self.snapshot.time_s if self.snapshot is not None else 0.0
+
+    @property
     def gpus(self) -> tuple[GpuReading, ...]:
         """The devices of the snapshot."""
         return self.snapshot.gpus if self.snapshot is not None else ()

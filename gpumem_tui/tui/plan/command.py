@@ -177,7 +177,7 @@ def ledger_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
     lines += [
         _pair("= allocated", answer.peak_allocated_bytes, width, "bold"),
         _pair("= reserved", answer.peak_reserved_bytes, width, "bold"),
-        _pair("CUDA context", answer.context_bytes, width),
+        _pair("CUDA context", found.ready.context_bytes, width),
         _pair("= device used", answer.device_used_bytes, width, "bold"),
         _pair("free", free, width, "bold" if free >= 0 else "bold $text-error"),
         row(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import ceil, log2
 
@@ -18,6 +19,8 @@ _TICK_WIDTH = 7
 _HERE = "┊"
 _MARK = " ← "
 _X_WIDTH = 18
+_POINTS = 12
+"""Points of a curve that are written out in numbers, but for the plan's own."""
 _LOOKS = {bucket.title: look for bucket, look in BUCKET_LOOKS.items()}
 
 
@@ -72,12 +75,12 @@ def chart_rows(curve: Curve, width: int, height: int) -> list[ListRow]:
     return [*rows, *_legend(curve, width)] if curve.stacked else rows
 
 
-def value_rows(curve: Curve, width: int, most: int = 12) -> list[ListRow]:
-    """Return `most` points and the plan's own in numbers, a line each: x, every series, and what the point is."""
+def value_rows(curve: Curve, width: int) -> list[ListRow]:
+    """Return `_POINTS` points and the plan's own in numbers, a line each: x, every series, and what the point is."""
     xs = sorted({x for series in curve.series for x, _ in series.points})
-    chosen = _spread(xs, most, curve.x_here)
+    chosen = _spread(xs, _POINTS, curve.x_here)
     by_series = [dict(series.points) for series in curve.series]
-    names = _point_names(curve.series)
+    names = {x: name for one in curve.series for (x, _), name in zip(one.points, one.names, strict=False)}
     column = max(9, *(len(series.name) + 1 for series in curve.series))
     first = min(_X_WIDTH, width - len(_MARK) - column * len(curve.series))
     head = fit_right(curve.x_label, first) + "".join(f"{series.name:>{column}}" for series in curve.series)
@@ -94,20 +97,14 @@ def value_rows(curve: Curve, width: int, most: int = 12) -> list[ListRow]:
 
 def _axis_end(curve: Curve) -> float:
     """Return a value above all; of counts one whose half is whole too, since both are written on the axis."""
-    highest = _highest(curve)
+    sums: defaultdict[float, float] = defaultdict(float)
+    for series in curve.series:
+        for x, y in series.points:
+            sums[x] = sums[x] + y if curve.stacked else max(sums[x], y)
+    highest = max(sums.values())
     if all(y == int(y) for series in curve.series for _, y in series.points):
         return 2.0 * ceil(nice_ceiling(highest / 2))
     return nice_ceiling(highest)
-
-
-def _highest(curve: Curve) -> float:
-    if not curve.stacked:
-        return max(y for series in curve.series for _, y in series.points)
-    sums: dict[float, float] = {}
-    for series in curve.series:
-        for x, y in series.points:
-            sums[x] = sums.get(x, 0.0) + y
-    return max(sums.values())
 
 
 def _scale(first: float, last: float, *, logarithmic: bool) -> Place:
@@ -160,9 +157,3 @@ def _spread(xs: Sequence[float], most: int, here: float | None) -> list[float]:
     step = (len(xs) - 1) / (most - 1)
     chosen = {xs[round(index * step)] for index in range(most)}
     return sorted(chosen | {x for x in xs if x == here})
-
-
-def _point_names(all_series: Sequence[CurveSeries]) -> dict[float, str]:
-    return {
-        x: name for series in all_series for (x, _), name in zip(series.points, series.names, strict=False)
-    }  # fmt: skip

@@ -154,14 +154,9 @@ def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> lis
     settings = _differing(this.plan, other.plan)
     if not settings:
         lines += paragraph("every control is the same", width)
-    for label, my_text, their_text in settings:
-        lines.append(
-            row(
-                (fit(label, _TITLE_WIDTH), ""),
-                (fit_right(my_text, column), "bold"),
-                (" " + fit_right(their_text, column - 1), ""),
-            )
-        )
+    for label, mine_said, theirs_said in settings:
+        shown = (fit_right(mine_said, column), "bold"), (f" {fit_right(theirs_said, column - 1)}", "")
+        lines.append(row((fit(label, _TITLE_WIDTH), ""), *shown))
     lines += [row(), row((f"{'GiB by formula':<{_TITLE_WIDTH}}", f"bold {MUTED}"))]
     for bucket in ALLOCATED_BUCKETS:
         mine_bytes, their_bytes = this.breakdown[bucket], other.breakdown[bucket]
@@ -300,7 +295,8 @@ class Help:
         judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
         now = tracer.known(self.plan)
         known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
-        best = next((index for index, one in enumerate(self.likely) if _fits(traced.get(_likely(index)))), None)
+        fitting = {key for key, found in traced.items() if found.fits}
+        best = next((index for index in range(len(self.likely)) if _likely(index) in fitting), None)
         return known if best is None else known.taking(best)
 
     def taking(self, index: int) -> Help:
@@ -337,18 +333,14 @@ class Help:
 
     def plan_of(self, key: str) -> Plan | None:
         """Return the plan that a row's key stands for; None for a technique that means nothing here."""
-        for name, best in ((COMBINATION, self.combination), (TRACEABLE, self.traceable)):
-            if key == name:
-                return best.plan if isinstance(best, Combination) else None
+        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}.get(key)
+        if best is not None:
+            return best.plan if isinstance(best, Combination) else None
         return next((technique.plan for technique in self.techniques.helping if technique.key == key), None)
 
 
 def _likely(index: int) -> str:
     return f"{COMBINATION} {index}"
-
-
-def _fits(found: TracedAnswer | None) -> bool:
-    return found is not None and found.fits
 
 
 def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:

@@ -10,7 +10,7 @@ from textual.message import Message
 
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
-from gpumem_tui.plan.answers import Answer, cache_words, differing_phase, headroom_of, samples
+from gpumem_tui.plan.answers import Answer, TracedAnswer, cache_words, differing_phase, headroom_of, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.report import PHASE_WORDS
 from gpumem_tui.search.words import room_words
@@ -57,11 +57,15 @@ class _Line:
 
 def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     """Return two lines and two bars: the closed form's and the traced step's."""
+    by_formula = {bucket: answer.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
+    by_trace: Row = [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
+    if isinstance(traced, TraceReady):
+        by_trace = _bar(answer, traced.answer.ledger.known(), answer.plan.gpu.total_bytes, width)
     return [
         row(("formula  ", "bold"), *_formula_verdict(answer, width)),
-        row(*_bar(answer, _formula_segments(answer), answer.usable_bytes, width)),
+        row(*_bar(answer, by_formula, answer.usable_bytes, width)),
         row(("traced   ", "bold"), *_traced_verdict(traced)),
-        row(*_traced_bar(answer, traced, width)),
+        row(*by_trace),
     ]
 
 
@@ -89,7 +93,8 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
         ("one step", passes + gpus, "accumulation"),
         ("global batch", batch, "global-batch"),
     ]
-    if isinstance(traced, TraceReady) and (phase := differing_phase(answer, traced.answer)) is not None:
+    found = traced.answer if isinstance(traced, TraceReady) else None
+    if found is not None and (phase := differing_phase(answer, found)) is not None:
         facts.insert(1, ("differ", f"traced peak {PHASE_WORDS[phase]}", "moment"))
     lines: list[ListRow] = []
     for name, text, key in facts:
@@ -97,52 +102,33 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
             lines.append(row((f"{name:<{_FACT_NAME_WIDTH}}", MUTED), (text, ""), key=key))
         else:
             lines += [row((name, MUTED), key=key), *paragraph(text, width, "bold", indent=2)]
-    fits_traced = isinstance(traced, TraceReady) and traced.answer.fits
-    if answer.obstacle is not None and not fits_traced:
-        lines.append(row())
-        lines += paragraph(answer.obstacle, width)
-    if isinstance(traced, TraceReady) and traced.answer.frees_cache:
-        lines.append(row())
-        lines += paragraph(cache_words(traced.answer), width)
-    if isinstance(traced, TraceReady) and isinstance(largest := traced.answer.max_batch_size, Unknown):
-        lines.append(row())
-        lines += paragraph(f"traced at batch {plan.batch_size:,} alone: {largest.reason}", width)
-    return lines
+    notes = []
+    if answer.obstacle is not None and not (found is not None and found.fits):
+        notes.append(answer.obstacle)
+    if found is not None and found.frees_cache:
+        notes.append(cache_words(found))
+    if found is not None and isinstance(largest := found.max_batch_size, Unknown):
+        notes.append(f"traced at batch {plan.batch_size:,} alone: {largest.reason}")
+    return lines + [line for note in notes for line in (row(), *paragraph(note, width))]
 
 
 def _formula_verdict(answer: Answer, width: int) -> Row:
     usable = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
-    if answer.fits:
-        return [("✓ fits", "bold $text-success"), (f" · {format_bytes(answer.spare_bytes)} to spare{usable}", "")]
-    return [("✗ too large", "bold $text-error"), (f" by {format_bytes(-answer.spare_bytes)}{usable}", "")]
+    spare, short = f" · {format_bytes(answer.spare_bytes)} to spare", f" by {format_bytes(-answer.spare_bytes)}"
+    return [_verdict(answer), (f"{spare if answer.fits else short}{usable}", "")]
 
 
 def _traced_verdict(traced: TraceState) -> Row:
     match traced:
-        case TraceReady(_, found, _) if found.fits:
-            return [("✓ fits", "bold $text-success"), (f" · {room_words(found.fit, found.free_range)}", "")]
-        case TraceReady(_, found, _) if found.fit == "fits":
-            left = room_words(found.fit, found.free_range)
-            return [("! over headroom", "bold $text-warning"), (f" · runs, {left}", "")]
-        case TraceReady(_, found, _) if found.fit == "may fit":
-            return [("? may fit", "bold $text-warning"), (f" · {room_words(found.fit, found.free_range)}", "")]
         case TraceReady(_, found, _):
-            missing = room_words(found.fit, found.free_range).removesuffix(" missing")
-            return [("✗ too large", "bold $text-error"), (f" by {missing}", "")]
+            room = room_words(found.fit, found.free_range)
+            if found.fit == "does not fit":
+                return [_verdict(found), (f" by {room.removesuffix(' missing')}", "")]
+            return [_verdict(found), (f" · {'' if found.fits or found.fit == 'may fit' else 'runs, '}{room}", "")]
         case Pending():
             return [(f"{PENDING} tracing one step without a GPU", MUTED)]
         case TraceFailed(_, reason):
             return [(f"{ABSENT} {reason}", MUTED)]
-
-
-def _formula_segments(answer: Answer) -> dict[Bucket, int]:
-    return {bucket: answer.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
-
-
-def _traced_bar(answer: Answer, traced: TraceState, width: int) -> Row:
-    if not isinstance(traced, TraceReady):
-        return [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
-    return _bar(answer, traced.answer.ledger.known(), answer.plan.gpu.total_bytes, width)
 
 
 def _bar(answer: Answer, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> Row:
@@ -258,7 +244,12 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     """
     plan = answer.plan
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
-    verdict = ("! last plan that can be", "bold $text-error") if stale else _verdict(answer, traced)
+    if stale:
+        verdict = ("! last plan that can be", "bold $text-error")
+    elif isinstance(traced, TraceReady):
+        verdict = _verdict(traced.answer)
+    else:
+        verdict = _verdict(answer, f", tracing {PENDING}" if isinstance(traced, Pending) else " by formula")
     right: Row = [verdict, ("  ", ""), (time, MUTED), (" ", "")]
     facts = [plan.shape.name, f"{gpus}{plan.gpu.title}", f"{format_count(count_parameters(plan.shape))} parameters"]
     if plan.recipe.has_adapters:
@@ -271,20 +262,13 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
     return row(*header_line((subject, "bold"), [(fact, "") for fact in others], right, width))
 
 
-def _verdict(answer: Answer, traced: TraceState) -> Span:
-    """Return the verdict by the trace where there is one: it knows more."""
-    match traced:
-        case TraceReady(_, found, _) if found.fit == "may fit":
-            return "? may fit", "bold $text-warning"
-        case TraceReady(_, found, _) if found.fit == "fits" and not found.keeps_headroom:
-            return "! over headroom", "bold $text-warning"
-        case TraceReady(_, found, _):
-            fits, how = found.fits, ""
-        case Pending():
-            fits, how = answer.fits, f", tracing {PENDING}"
-        case _:
-            fits, how = answer.fits, " by formula"
-    return (f"✓ fits{how}", "bold $text-success") if fits else (f"✗ too large{how}", "bold $text-error")
+def _verdict(found: Answer | TracedAnswer, how: str = "") -> Span:
+    """Return the verdict in a word with its mark, and how it is known."""
+    if isinstance(found, TracedAnswer) and found.fit == "may fit":
+        return "? may fit", "bold $text-warning"
+    if isinstance(found, TracedAnswer) and found.fit == "fits" and not found.keeps_headroom:
+        return "! over headroom", "bold $text-warning"
+    return (f"✓ fits{how}", "bold $text-success") if found.fits else (f"✗ too large{how}", "bold $text-error")
 
 
 def pane_places(panes: list[str], width: int) -> list[tuple[str, int, int]]:

@@ -19,7 +19,13 @@ from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import throughput
-from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
+from gpumem_tui.plan.techniques import (
+    Combination,
+    cheapest_combination,
+    likely_combinations,
+    room_as_traced,
+    techniques,
+)
 from gpumem_tui.plan.tracing import BackgroundTracer, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
@@ -162,7 +168,9 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
             )
             return PaneContent(lambda width, selected: limit_rows(solved, plan, width, selected), limits=solved)
         case "judgement":
-            advice, rate = judgements(plan, request.measured), throughput(plan, request.measured)
+            known = tracer.known(plan)
+            largest = None if known is None else known.known_batch_size
+            advice, rate = judgements(plan, request.measured, largest), throughput(plan, request.measured)
             return PaneContent(lambda width, _: judgement_rows(advice, rate, width))
         case "compare":
             name, other = request.other
@@ -177,10 +185,14 @@ def _step(request: PaneRequest) -> Curve:
 
 
 def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
-    cheapest = cheapest_combination(plan)
+    now = tracer.known(plan)
+    largest = None if now is None else now.known_batch_size
+    room = room_as_traced(plan, largest)
+    cheapest = cheapest_combination(plan, room=room)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
-    traceable = cheapest_combination(plan, traceable=True) if only else cheapest
-    return Help(plan, techniques(plan), cheapest, traceable, likely_combinations(plan)).with_traces(tracer)
+    traceable = cheapest_combination(plan, traceable=True, room=room) if only else cheapest
+    likely = likely_combinations(plan, room)
+    return Help(plan, techniques(plan, largest), cheapest, traceable, likely).with_traces(tracer)
 
 
 _ASKING = ("techniques", "limits")

@@ -38,9 +38,8 @@ DRIVER_ONLY = "none: the driver says what it holds as a whole, not of what"
 def probed_rows(watched: WatchedProcess, sample: ProbeSample | None) -> list[Row]:
     """Return the probe's facts, then the buckets now, at the peak and by the formula, side by side."""
     who = watched.process.process
-    rows = [
-        fact("probe", f"{_ENTRIES.get(who.entry, who.entry)}, torch {who.torch}; {age_text(watched.process.age_s)}"),
-    ]
+    age = age_text(watched.process.age_s, watched.process.rarer)
+    rows = [fact("probe", f"{_ENTRIES.get(who.entry, who.entry)}, torch {who.torch}; {age}")]
     if watched.process.problem:
         rows.append(fact("", watched.process.problem, "$warning"))
     for growth in watched.growth:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.supervising import TerminalCommand
 
 
-_TITLE = "Output of the command"
+_TITLE = OutputPane.BORDER_TITLE
 _CONTROL = {
     "enter": b"\r",
     "backspace": b"\x7f",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Union
 
 from gpumem_tui.catalog.shapes import Gpu
@@ -83,7 +82,11 @@ def ledger_view(state: SearchState) -> LedgerView:
     tried = _tried_column(gpu, shown.result if shown is not None else None)
     against = compared(state.config, state.traced)
     predicted = formula if against == "formula" else traced
-    error_of = _error_of(predicted, tried, shown.result if shown is not None else None)
+    ended_early = shown is not None and shown.result.outcome != "fit"
+    rows = []
+    for key in _ROWS:
+        error = (_EARLY, None) if ended_early else _error(predicted[key], tried[key])
+        rows.append(LedgerLine(_title(key, gpu), formula[key], traced[key], tried[key], *error))
     tried_title = state.config.device.measured_title
     said = [f"trial {shown.number} said: {shown.result.detail}"] if shown is not None and shown.result.detail else []
     headed = (("formula", formula), ("traced", traced), (tried_title.lower(), tried))
@@ -94,7 +97,7 @@ def ledger_view(state: SearchState) -> LedgerView:
         tried_title=tried_title,
         error_title=f"{against} error",
         captions=_captions(state, shown),
-        rows=tuple(LedgerLine(_title(k, gpu), formula[k], traced[k], tried[k], *error_of(k)) for k in _ROWS),
+        rows=tuple(rows),
         notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_noted(state, shown), *_reasons(headed), *said),
     )
 
@@ -173,18 +176,11 @@ def _column(
     return {**rows, PEAK: allocated_bytes, RESERVED: reserved_bytes, USED: used_bytes}
 
 
-def _error_of(
-    predicted: Column, tried: Column, result: TrialDone | None
-) -> Callable[[RowKey], tuple[Value, float | None]]:
-    """How far the prediction is off, by row. A trial that ended early is nothing to compare with."""
-    if result is not None and result.outcome != "fit":
-        early = Unknown("the trial ended early: its figures are those reached until then")
-        return lambda _key: (early, None)
-    return partial(_error, predicted, tried)
+_EARLY = Unknown("the trial ended early: its figures are those reached until then")
 
 
-def _error(predicted: Column, tried: Column, key: RowKey) -> tuple[Value, float | None]:
-    said, was = predicted[key], tried[key]
+def _error(said: Value, was: Value) -> tuple[Value, float | None]:
+    """Return how far a prediction is off, in bytes and as a share of what was tried."""
     if isinstance(said, Unknown):
         return said, None
     if isinstance(was, Unknown):
@@ -195,7 +191,7 @@ def _error(predicted: Column, tried: Column, key: RowKey) -> tuple[Value, float 
 
 
 def _reasons(columns: Iterable[tuple[str, Column]]) -> Iterable[str]:
-    """Each column's first reason; a column that knows everything gives none."""
+    """Yield each column's first reason; a column that knows everything gives none."""
     for title, column in columns:
         unknown = [value.reason for value in column.values() if isinstance(value, Unknown)]
         if unknown:

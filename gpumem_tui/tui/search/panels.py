@@ -27,7 +27,6 @@ from gpumem_tui.tui.search.bar import running_title
 from gpumem_tui.tui.search.ledger import LedgerLine, LedgerView, ledger_view
 from gpumem_tui.tui.search.state import SearchState, Stage
 from gpumem_tui.workload.command import BATCH
-from gpumem_tui.workload.spec import HuggingFaceModel
 
 _PANEL_CHARACTERS = 160
 _LINE_CHARACTERS = 60
@@ -35,10 +34,12 @@ _LINE_CHARACTERS = 60
 
 
 def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
-    """Name and value, a line each; without a name, a sentence across the panel."""
+    """Yield name and value, a line each; without a name, a sentence across the panel."""
     shape, recipe, command = config.workload.shape, config.workload.recipe, config.workload.command
-    if config.workload.hugging_face is not None:
-        yield from _hugging_face_lines(config.workload.hugging_face)
+    if (model := config.workload.hugging_face) is not None:
+        yield from (("model", model.name), ("type", model.model_type), ("class", model.kind))
+        if model.seq_len:
+            yield "seq len", f"{model.seq_len:,}"
         yield from _recipe_lines(recipe)
         return
     if shape is None:
@@ -76,16 +77,8 @@ def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "attention", recipe.attention
 
 
-def _hugging_face_lines(model: HuggingFaceModel) -> Iterator[tuple[str, str]]:
-    yield "model", model.name
-    yield "type", model.model_type
-    yield "class", model.kind
-    if model.seq_len:
-        yield "seq len", f"{model.seq_len:,}"
-
-
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
-    """How it is searched, and the largest batch by each prediction: with the headroom by both, and without by trace."""
+    """Yield how it is searched, and the largest batch by each prediction: with the headroom, by trace without too."""
     config = state.config
     yield "strategy", config.strategy
     yield "steps", f"{config.steps} a trial"
@@ -109,30 +102,18 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
 def workload_summary(config: SearchConfig) -> str:
     """Return the workload and the strategy in one line."""
     shape, recipe, model = config.workload.shape, config.workload.recipe, config.workload.hugging_face
-    target = "" if config.target_batch is None else f"target {config.target_batch:,}"
+    recompute = "" if recipe.recompute == "none" else f"recompute {recipe.recompute}"
+    attention = "" if recipe.attention == "auto" else f"attention {recipe.attention}"
+    how = [recipe.adapter_words, recipe.freeze_words, recipe.precision, recipe.optimizer, recompute, attention]
     if model is not None:
-        size = f"seq {model.seq_len:,}" if model.seq_len else ""
-        return " · ".join(
-            filter(None, (model.name, model.model_type, size, *_recipe_words(recipe), config.strategy, target))
-        )
-    if shape is None:
-        ranks = f"{recipe.gpus:,} ranks" if recipe.gpus > 1 else ""
-        return " · ".join(filter(None, (short_name(config), ranks, config.strategy, target)))
-    size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
-    parts = [
-        shape.name, f"{format_count(count_parameters(shape))} params", size, *_recipe_words(recipe), config.strategy,
-        target,
-    ]  # fmt: skip
-    return " · ".join(part for part in parts if part)
-
-
-def _recipe_words(recipe: Recipe) -> Iterator[str]:
-    yield recipe.adapter_words
-    yield recipe.freeze_words
-    yield recipe.precision
-    yield recipe.optimizer
-    yield "" if recipe.recompute == "none" else f"recompute {recipe.recompute}"
-    yield "" if recipe.attention == "auto" else f"attention {recipe.attention}"
+        what = [model.name, model.model_type, f"seq {model.seq_len:,}" if model.seq_len else ""]
+    elif shape is None:
+        what, how = [short_name(config), f"{recipe.gpus:,} ranks" if recipe.gpus > 1 else ""], []
+    else:
+        size = f"seq {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
+        what = [shape.name, f"{format_count(count_parameters(shape))} params", size]
+    target = "" if config.target_batch is None else f"target {config.target_batch:,}"
+    return " · ".join(filter(None, (*what, *how, config.strategy, target)))
 
 
 def device_words(config: SearchConfig) -> tuple[str, str]:
@@ -217,7 +198,7 @@ def command_found(state: SearchState) -> str:
     if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.max_batch_size:
         return ""
     size = verdict.max_batch_size
-    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.data_parallel)
+    passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.pass_micro_batches)
     return workload.command.text_at(size, passes)
 
 
@@ -265,8 +246,12 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     summary = f"{trials} · predicted: {_predictions(state)}"
     steps = wanted_accumulation(state.config, verdict.max_batch_size)
     reach = "" if steps is None else _sentence(accumulation_line(state.config.workload, steps))
+    if verdict.outcome == "nothing_fits" and state.config.workload.shape is None:
+        counted = state.formula.max_batch_size
+        unknown = (f"{counted.reason}: no remedy is known",) if isinstance(counted, Unknown) else ()
+        return VerdictView("NOTHING FITS", "bad", message, details=unknown)
     if verdict.outcome == "nothing_fits":
-        return _nothing_fits(state, message)
+        return VerdictView("NOTHING FITS", "bad", obstacle(state.config) or message, advice=advise(state.config))
     if verdict.outcome == "found":
         verified = "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
         badge = verified if verdict.verified else "NOT VERIFIED"
@@ -281,18 +266,8 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
 
 
-def _nothing_fits(state: SearchState, message: str) -> VerdictView:
-    """Return the obstacle, and what would help most, by the closed form."""
-    config = state.config
-    if config.workload.shape is None:
-        counted = state.formula.max_batch_size
-        unknown = (f"{counted.reason}: no remedy is known",) if isinstance(counted, Unknown) else ()
-        return VerdictView("NOTHING FITS", "bad", message, details=unknown)
-    return VerdictView("NOTHING FITS", "bad", obstacle(config) or message, advice=advise(config))
-
-
 def _gap(state: SearchState) -> tuple[str, ...]:
-    """Why the predictions differ, where they do and that is known."""
+    """Return why the predictions differ, where they do and that is known."""
     said = "" if state.predicted is None else gap_line(state.predicted.prediction)
     return (_sentence(said),) if said else ()
 
@@ -302,7 +277,7 @@ def _sentence(line: str) -> str:
 
 
 def _predictions(state: SearchState) -> str:
-    """Both largest batches with the same headroom, and the traced one up to out of memory."""
+    """Return both largest batches with the same headroom, and the traced one up to out of memory."""
     traced, formula = state.traced, state.formula.max_batch_size
     whole = ABSENT
     if isinstance(traced, Traced):

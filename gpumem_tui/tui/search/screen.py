@@ -51,7 +51,7 @@ from gpumem_tui.tui.search.trial_log import TrialLog
 
 
 def drive(events: Iterator[SearchEvent], printed: Printed, arrived: Callable[[SearchEvent], object]) -> Failure | None:
-    """Take what a search says as it comes; why it ended without a verdict, if it did.
+    """Take what a search says as it comes; return why it ended without a verdict, if it did.
 
     Args:
         printed: takes what the command prints. There may be much of it: the screen looks when it draws.
@@ -290,7 +290,7 @@ class SearchScreen(MainScreen):
         self._enter(states.held(self._state, paused=True))
 
     def action_resume(self) -> None:
-        """Go on."""
+        """Let the held search go on."""
         self._control.resume()
         self._enter(states.held(self._state, paused=False))
 
@@ -300,7 +300,7 @@ class SearchScreen(MainScreen):
         self._enter(states.cancelling(self._state))
 
     def action_switch(self) -> None:
-        """Plot or table, where there is room for one."""
+        """Show the plot or the table, where there is room for one."""
         self.toggle_class("-plot")
 
     def action_log(self, output: bool) -> None:
@@ -433,7 +433,7 @@ class SearchScreen(MainScreen):
         return self._state.config.workload.command is not None
 
     def _show_output(self) -> None:
-        """Where the output is, and who of the two logs has the arrow keys."""
+        """Show the output where it belongs, and give one of the two logs the arrow keys."""
         chosen = self._shows_output
         shown = self._is_command and (not self._state.trials if chosen is None else chosen)
         self.set_class(self._is_command, "-command")

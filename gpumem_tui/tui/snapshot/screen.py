@@ -362,18 +362,17 @@ class SnapshotScreen(MainScreen):
             self.query_one(f"#{name}", RowList).begin()
         self._draw()
 
-    @on(RowList.Chosen, "#lines")
-    def _open_line(self, message: RowList.Chosen) -> None:
-        self.app.push_screen(TextScreen(*part_details(self.analysis.by_line[int(message.key)])))
-
-    @on(RowList.Chosen, "#stacks")
-    def _open_stack(self, message: RowList.Chosen) -> None:
-        self.app.push_screen(TextScreen(*part_details(self.analysis.by_stack[int(message.key)])))
-
-    @on(RowList.Chosen, "#segments")
-    def _open_segment(self, message: RowList.Chosen) -> None:
-        found = self.analysis.segments.rows[int(message.key)]
-        self.app.push_screen(TextScreen(*segment_details(found)))
+    @on(RowList.Chosen)
+    def _open(self, message: RowList.Chosen) -> None:
+        analysis, number = self.analysis, int(message.key)
+        match message.rows.id:
+            case "segments":
+                shown = segment_details(analysis.segments.rows[number])
+            case "stacks":
+                shown = part_details(analysis.by_stack[number])
+            case _:
+                shown = part_details(analysis.by_line[number])
+        self.app.push_screen(TextScreen(*shown))
 
     # Drawing
 

@@ -91,15 +91,13 @@ class FusedSelfAttention(nn.Module):
 class PreNormBlock(nn.Module):
     """One transformer block, LayerNorm before each sublayer; [batch, tokens, hidden] in and out."""
 
+    mlp: nn.Module
+
     def __init__(self, shape: ModelShape, recipe: Recipe, *, causal: bool, eps: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.hidden, eps=eps)
         self.attention = FusedSelfAttention(shape, recipe, causal=causal)
         self.mlp_norm = nn.LayerNorm(shape.hidden, eps=eps)
-        self.mlp = nn.Sequential(*self._feed_forward(shape))
-
-    def _feed_forward(self, shape: ModelShape) -> list[nn.Module]:
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the module; the class says on what."""
@@ -113,14 +111,12 @@ class Gpt2Block(PreNormBlock):
 
     def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
         super().__init__(shape, recipe, causal=True, eps=1e-5)
-
-    def _feed_forward(self, shape: ModelShape) -> list[nn.Module]:
-        return [
+        self.mlp = nn.Sequential(
             nn.Linear(shape.hidden, shape.ffn),
             nn.GELU(approximate="tanh"),
             nn.Linear(shape.ffn, shape.hidden),
             nn.Dropout(shape.dropout),
-        ]
+        )
 
 
 class VitBlock(PreNormBlock):
@@ -128,15 +124,13 @@ class VitBlock(PreNormBlock):
 
     def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
         super().__init__(shape, recipe, causal=False, eps=_VIT_NORM_EPS)
-
-    def _feed_forward(self, shape: ModelShape) -> list[nn.Module]:
-        return [
+        self.mlp = nn.Sequential(
             nn.Linear(shape.hidden, shape.ffn),
             nn.GELU(),
             nn.Dropout(shape.dropout),
             nn.Linear(shape.ffn, shape.hidden),
             nn.Dropout(shape.dropout),
-        ]
+        )
 
 
 class Bert(nn.Module):
