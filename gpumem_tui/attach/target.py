@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import pwd
 import re
 import stat
 import time
@@ -197,7 +196,8 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
     """
     sudo = f"run `sudo gpumem-tui attach {host.pid}`"
     if our_uid not in (0, host.uid):
-        return AttachRefused(f"{host.title} belongs to {_user(host.uid)}, and only that user or root may attach", sudo)
+        owner = hosts.user_name(host.uid)
+        return AttachRefused(f"{host.title} belongs to {owner}, and only that user or root may attach", sudo)
     if ptrace_scope >= 3:
         return AttachRefused(
             "the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD
@@ -297,10 +297,3 @@ def _python_version(mapped: tuple[Mapping, ...]) -> tuple[int, int] | None:
         if match is not None:
             return int(match[1]), int(match[2])
     return None
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

@@ -5,6 +5,8 @@ Imports prometheus_client: import this module where it is needed, not at a progr
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpumem_tui.addresses import in_url
+from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
@@ -97,6 +100,9 @@ _ROWS = Family(
 )
 _PROCESS_MEMORY = Family("process_memory_bytes", "Memory a process holds on the device", _PROCESS)
 _PROCESS_SHARE = Family("process_sm_ratio", "Its share of the multiprocessors", _PROCESS)
+_OPEN = Family("self_open_descriptors", "Descriptors that gpumem-tui itself has open")
+_MOST_OPEN = Family("self_most_descriptors", "As many as it may have open")
+_RESIDENT = Family("self_resident_bytes", "Host memory that it holds")
 _LEFT_OUT = Family("processes_left_out", f"More than {MOST_PROCESSES}: those that hold least have no series")
 
 
@@ -139,13 +145,18 @@ def this_machine(source: Source, ask: Ask = no_probes) -> Machines:
 class Server:
     """Serves what machines say until it is stopped; each scrape reads what is there and asks no driver.
 
+    Args:
+        counts_itself: serve what this very process takes too.
+
     Raises:
         CannotServe: the address is in use, not of this machine, or not permitted.
     """
 
-    def __init__(self, machines: Machines, host: str, port: int) -> None:
+    def __init__(self, machines: Machines, host: str, port: int, *, counts_itself: bool = False) -> None:
         registry = CollectorRegistry()
         registry.register(_MachinesCollector(machines))
+        if counts_itself:
+            registry.register(_Ourselves())
         try:
             self._server: WSGIServer
             self._server, self._thread = start_http_server(port, host, registry)
@@ -183,17 +194,24 @@ def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
 class _MachinesCollector(Collector):
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
-        self._ourselves = ProcessCollector(namespace="gpumem_self", registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        machines = list(self._machines())
-        yield from metrics(machines)
-        if any(machine.snapshot is not None for machine in machines):
-            yield from self._ourselves.collect()
+        return metrics(self._machines())
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not collect."""
         return []
+
+
+class _Ourselves(Collector):
+    """What this very process takes."""
+
+    def collect(self) -> Iterable[Metric]:
+        sheet, host = Sheet(), socket.gethostname()
+        sheet.add(_OPEN, host, (), len(os.listdir("/proc/self/fd")))
+        sheet.add(_MOST_OPEN, host, (), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        sheet.add(_RESIDENT, host, (), resident_bytes() or Unknown("not reported"))
+        return sheet.metrics()
 
 
 def metrics(machines: Iterable[Machine]) -> Iterator[Metric]:
@@ -305,7 +323,9 @@ machine has at most this × (2 × 7 buckets + 13) series of them."""
 
 _RANK = ("gpu", "uuid", "device", "pid", "training_job", "rank")
 """``device`` is the process's own name of it; ``gpu`` and ``uuid`` are empty for host memory, or where it is not known
-which GPU that is. ``training_job``: Prometheus has a label ``job`` of its own, for what it scrapes."""
+which GPU that is. ``training_job``: Prometheus has a label ``job`` of its own, for what it scrapes; of a process whose
+job has no name its pid, so that no two runs are compared."""
+_NAMED = ("device", "pid", "job", "rank")
 
 _BUCKETS = {
     "buckets": Family(
@@ -326,8 +346,9 @@ _FIGURES = {
     ),
     "step_s": Family("training_step_seconds", "Mean time of a step since the sample before", _RANK),
     "age_s": Family("training_sample_age_seconds", "Since its probe last wrote a sample", _RANK),
+    "newest_step_age_s": Family("training_step_age_seconds", "Since a step is known to have ended", _RANK),
     "world_size": Family("training_world_size", "How many ranks its job has", _RANK),
-    "step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
+    "newest_step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
     "retries": Family(
         "training_allocator_retries", "Times its allocator gave its cache back to satisfy a request", _RANK,
         counter=True,
@@ -369,13 +390,14 @@ def _samples(gpus: tuple[GpuReading, ...], probes: ProbeReport) -> Iterator[tupl
 
 
 def _training_labels(gpu: str, uuid: str, said: Mapping[str, Any]) -> tuple[str, ...]:
-    named = ("" if said.get(name) is None else str(said[name]) for name in ("device", "pid", "job", "rank"))
-    return gpu, uuid, *named
+    device, pid, job, rank = ("" if said.get(name) is None else str(said[name]) for name in _NAMED)
+    return gpu, uuid, device, pid, job or f"pid {pid}", rank
 
 
 def _with_buckets(said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample with both divisions into buckets, empty where it has none."""
-    return {**said, **{name: said[name] if isinstance(said.get(name), dict) else {} for name in _BUCKETS}}
+    newest = {"newest_step": said.get("step"), "newest_step_age_s": said.get("age_s")}  # of older probes
+    return {**newest, **said, **{name: said[name] if isinstance(said.get(name), dict) else {} for name in _BUCKETS}}
 
 
 def _training_held(said: Mapping[str, Any]) -> float:

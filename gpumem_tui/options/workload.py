@@ -80,6 +80,7 @@ class WorkloadOptions(Recipe):
     changes: ModelChanges = ModelChanges()
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None and self.config is None and looks_like_path(self.model):
@@ -109,7 +110,9 @@ class WorkloadOptions(Recipe):
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
-            return replace(self._command_spec(), assumed_rows=self.assumed_rows)
+            return replace(self._command_spec(), assumed_rows=self.assumed_rows, longest=self.longest)
+        if self.longest is not None:
+            raise OptionError("--longest: is for a command; of a model of the catalog, give --seq-len or --image-size")
         recipe = self._recipe()
         if self.sharding != "none" and recipe.sharded_over == 1:
             gpus = 2 * recipe.model_parallel

@@ -37,6 +37,7 @@ from gpumem_tui.run.events import (
     TrialRequest,
     decode_request,
 )
+from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
 from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
@@ -82,6 +83,7 @@ class _Trial:
         self.program = Program(
             recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
         )
+        self.program.lengths = InputLengths(self.request.workload.longest, can_lengthen=self.request.simulated)
         self.program.start()
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
@@ -132,6 +134,7 @@ class _Simulated(_Trial):
 
     def start(self) -> None:
         from gpumem_tui.run.libraries import answer_nvml, follow_libraries
+        from gpumem_tui.simulator.compiled.following import follow_compiler
         from gpumem_tui.simulator.cuda.presented import presented_as_cuda
         from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
         from gpumem_tui.simulator.device.shapes import AssumedRows
@@ -154,10 +157,12 @@ class _Simulated(_Trial):
         ranks = _ranks(gpus)
         _follow_launchers(ranks)
         self.follow(self.gpu, torch.cuda)
+        self.gpu.mode.arriving = self.program.lengths.arriving
         if ranks > gpus:
             self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
+        self.compiler = follow_compiler(self.gpu.notes)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
         self.changes: Changes | None = None
@@ -189,6 +194,7 @@ class _Simulated(_Trial):
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
+        done = replace(done, is_estimate=self.compiler.is_estimate)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

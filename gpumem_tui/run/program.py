@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gpumem_tui.memory import Bucket
+from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -43,6 +44,9 @@ class Program:
         steps: after so many steps `done` is called, within the last one's hook.
         report: called with the memory as phases begin, a few times a second.
         wait: called at the end of each step; may hold the program up.
+
+    Attributes:
+        lengths: of its inputs; may be set before `start`.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Program:
         wait: Callable[[], None],
     ) -> None:
         self.memory = memory
+        self.lengths = InputLengths()
         self.steps = 0
         self.step_seconds: list[float] = []
         self._recorder = recorder
@@ -87,7 +92,9 @@ class Program:
         self._recorder.mark(0, Phase.BUILD)
         self._hooks = PhaseHooks()
         self._hooks.callback(register_module_forward_pre_hook(self._enter_module).remove)
-        self._hooks.callback(register_module_forward_hook(self._leave_module, always_call=True).remove)
+        self._hooks.callback(
+            register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True).remove
+        )
         self._hooks.on_optimizer(self._enter_optimizer, self._leave_optimizer)
         mark_backward(self._enter_backward, self._leave_backward)
         reset = self.memory.reset_peak_memory_stats
@@ -125,8 +132,11 @@ class Program:
         if self._phase is not Phase.FORWARD:
             self._enter(Phase.FORWARD)
 
-    def _leave_module(self, *_: Any) -> None:
+    def _leave_module(self, module: nn.Module, args: Any, *more: Any) -> None:
+        """Note the end of a module's call: `more` is its keywords and its result, the latter alone after an error."""
         self._depth = max(0, self._depth - 1)
+        if not self._depth and torch.is_grad_enabled() and self._is_followed and not in_backward():
+            self.lengths.trained_on(module, (args, *more[:-1]), self.steps + 1)
 
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
@@ -155,10 +165,17 @@ class Program:
         else:
             self._round.add(id(optimizer))
             self._missing.discard(id(optimizer))
-        if self.steps >= self._wanted and not self._missing:
+        if self._has_all_steps():
             self._finish()
         elif not in_backward():
             self._begin_next()
+
+    def _has_all_steps(self) -> bool:
+        """Return whether all steps were made; where their inputs differ in length, one more follows on the longest."""
+        if self.steps < self._wanted or self._missing:
+            return False
+        self._wanted += self.lengths.wants_another_step(self.steps)
+        return self.steps >= self._wanted
 
     def _enter_backward(self) -> None:
         if self._is_followed:
@@ -182,7 +199,7 @@ class Program:
         self.note("no optimizer of torch's: steps are its updates; what an optimizer of its own keeps is other memory")
         self.steps += 1
         self._time_step()
-        if self.steps >= self._wanted:
+        if self._has_all_steps():
             self._finish()
         self._begin_next()
 
@@ -193,6 +210,7 @@ class Program:
 
     def _begin_next(self) -> None:
         self._wait()
+        self.lengths.begin(self.steps)
         self._storages.pop(Bucket.GRADIENTS, None)
         self._enter(Phase.BATCH)
 
@@ -230,7 +248,7 @@ class Program:
 
     def notes(self) -> tuple[str, ...]:
         """Return all lines to be known of the result."""
-        return tuple(self._notes)
+        return tuple(filter(None, (*self._notes, self.lengths.line(self.steps))))
 
     def empty(self) -> str:
         """Say why a run that trained left the GPU empty."""

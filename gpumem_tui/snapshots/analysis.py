@@ -122,8 +122,8 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _
         categories_from="the file" if places.are_categories_named else "the stacks",
         timeline=tuple(course.points()),
         by_category=_parts(held, places, places.category),
-        by_line=_parts(held, places, lambda block: places.line(block.stack)),
-        by_stack=_stacks(held, places, snapshot),
+        by_line=_parts(held, places, places.place),
+        by_stack=_stacks(held, places),
         segments=segment_map(snapshot, device),
         ooms=tuple(course.ooms),
         marks=tuple(_marks(snapshot, device)),
@@ -221,18 +221,18 @@ def _part(name: str, blocks: Sequence[SnapshotBlock], places: Places, frames: tu
     return Part(name, categories.total(), len(blocks), tuple(categories.most_common()), frames)
 
 
-def _stacks(held: Iterable[SnapshotBlock], places: Places, snapshot: MemorySnapshot) -> tuple[Part, ...]:
-    found: defaultdict[int, list[SnapshotBlock]] = defaultdict(list)
+def _stacks(held: Iterable[SnapshotBlock], places: Places) -> tuple[Part, ...]:
+    found: defaultdict[tuple[int, str], list[SnapshotBlock]] = defaultdict(list)
     for block in held:
-        found[block.stack].append(block)
+        found[block.stack, places.place(block)].append(block)
     parts = [
         _part(
-            " ← ".join(filter(None, (places.operator(stack), places.line(stack)))),
+            " ← ".join(dict.fromkeys(filter(None, (places.operator(stack), place)))),
             blocks,
             places,
-            tuple(frame_text(frame) for frame in snapshot.stacks[stack][:_MOST_FRAMES]),
+            tuple(frame_text(frame) for frame in places.frames(stack)[:_MOST_FRAMES]),
         )
-        for stack, blocks in found.items()
+        for (stack, place), blocks in found.items()
     ]
     return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
 

@@ -202,4 +202,4 @@ def _pins(state: BlockState, free: dict[int, list[int]], places: Places) -> list
 
 def _lines(state: BlockState, blocks: Sequence[int], places: Places) -> tuple[str, ...]:
     largest = sorted((state.held[address] for address in blocks), key=lambda held: -held.size_bytes)
-    return tuple(dict.fromkeys(places.line(held.stack) for held in largest[:_MOST_LINES]))
+    return tuple(dict.fromkeys(places.place(held) for held in largest[:_MOST_LINES]))

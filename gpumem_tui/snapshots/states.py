@@ -8,6 +8,7 @@ the rules of CUDACachingAllocator.cpp do: the rest of a free block is cut off if
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -276,6 +277,17 @@ _BEFORE_RECORDING = "before the recording"
 _PARAMETERS, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = "model", "forward", "backward", "optimizer", "elsewhere"
 _TITLES = {bucket.value: bucket.title for bucket in Bucket}
 _MAKES_MODEL = {"_apply", "convert", "reset_parameters"}
+_IN_AUTOGRAD = "in autograd's thread"
+_ENGINE = "torch::autograd::Engine"
+_NODE = re.compile(r"\btorch::autograd::(?:\w+::)*(\w+)::apply\b")
+"""A node of autograd's graph (torch/csrc/autograd/function.h): what it computes is in its class's name."""
+_OF_BACKWARD = re.compile(r"(\w+)Backward\d*")
+_OPERATOR = re.compile(r"\bat::_ops::(?!(?:new_)?empty)(\w+)::")
+"""An operator's call (torchgen's Operators.h); those that make tensors do so for another, mostly."""
+_PLUMBING = re.compile(
+    r"torch::unwind|torch::CapturedTraceback|torch::\w+::.*gather|c10::.*Alloc|at::.*detail::_?empty"
+)
+"""The innermost frames of every stack: what walks it, and what allocates for operators."""
 
 
 class Places:
@@ -285,27 +297,50 @@ class Places:
         self._stacks = snapshot.stacks
         self._lines: dict[int, str] = {}
         self._categories: dict[int, str] = {}
+        self._are_events_placed = any(any(history.stacks) for history in snapshot.histories)
         self.are_categories_named = any(
             any(history.categories) for history in snapshot.histories
         ) or any(block.category for segment in snapshot.segments for block in segment.blocks)  # fmt: skip
 
     def line(self, stack: int) -> str:
-        """Return the innermost line that is not torch's or Python's own: ``folder/file.py:12 function``."""
+        """Return the innermost line that is not torch's or Python's own: ``folder/file.py:12 function``.
+
+        Without a frame of Python's it is what autograd or an operator was at.
+        """
         if stack not in self._lines:
-            self._lines[stack] = _line(self._stacks[stack])
+            self._lines[stack] = _line(self._stacks[stack]) or self.operator(stack) or NOWHERE
         return self._lines[stack]
 
+    def place(self, held: SnapshotBlock) -> str:
+        """Return the `line` of a block, or what else is known of where it was made.
+
+        Where others have Python's frames and one has none, it was made in a thread that Python knows nothing of.
+        """
+        if held.stack != NO_STACK:
+            return self.line(held.stack)
+        if held.event == BEFORE:
+            return _BEFORE_RECORDING
+        return _IN_AUTOGRAD if self._are_events_placed else NOWHERE
+
     def operator(self, stack: int) -> str:
-        """Return what the innermost frame calls itself; "" without a stack."""
+        """Return the innermost operator, or else frame, that is not the allocator's own; "" without a stack."""
+        frames = self.frames(stack)
+        called = next((found[1] for frame in frames if (found := _OPERATOR.search(frame.function))), "")
+        return called or (frames[0].function if frames else "")
+
+    def frames(self, stack: int) -> Sequence[Frame]:
+        """Return a stack without what stands innermost in every one: the allocator, and what walks the stack."""
         frames = self._stacks[stack]
-        return frames[0].function if frames else ""
+        first = next((index for index, frame in enumerate(frames) if not _PLUMBING.match(frame.function)), 0)
+        return frames[first:]
 
     def category(self, held: SnapshotBlock) -> str:
         """Return a block's category, as the file names it, else as its stack suggests."""
         if held.category:
             return _TITLES.get(held.category, held.category)
         if held.stack == NO_STACK:
-            return _BEFORE_RECORDING if held.event == BEFORE else NOWHERE
+            nowhere = self.place(held)
+            return _BACKWARD if nowhere == _IN_AUTOGRAD else nowhere
         if held.stack not in self._categories:
             self._categories[held.stack] = _part_of_training(self._stacks[held.stack])
         return self._categories[held.stack]
@@ -325,7 +360,16 @@ def _line(frames: Sequence[Frame]) -> str:
     python = next((frame for frame in frames if frame.file.endswith(".py")), None)
     if python is not None:
         return f"{'/'.join(python.file.split('/')[-2:])}:{python.line} {python.function}".rstrip()
-    return frames[0].function or NOWHERE if frames else NOWHERE
+    node = next((found[1] for frame in frames if (found := _NODE.search(frame.function))), "")
+    if node == "AccumulateGrad":
+        return "backward: gradients that are kept"
+    if differentiated := _OF_BACKWARD.fullmatch(node):
+        return f"backward of {_snake_case(differentiated[1])}"
+    return _IN_AUTOGRAD if any(_ENGINE in frame.function for frame in frames) else ""
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _is_program(file: str) -> bool:
@@ -343,7 +387,7 @@ def _part_of_training(frames: Sequence[Frame]) -> str:
     for file, _, function in frames:
         if "torch/optim/" in file:
             return _OPTIMIZER
-        if file.endswith("torch/autograd/graph.py") or "torch::autograd::Engine" in function:
+        if file.endswith("torch/autograd/graph.py") or _ENGINE in function:
             return _BACKWARD
         if file.endswith("torch/nn/modules/module.py") and "call_impl" in function:
             part = _FORWARD

@@ -59,6 +59,7 @@ class WorkloadSpec:
     Attributes:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
+        longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
         why_plain: why a shape read from a file is trained as our plain network, not as transformers' class.
     """
@@ -71,6 +72,7 @@ class WorkloadSpec:
     assumed_rows: tuple[tuple[str, float], ...] = ()
     model_file: ModelFile | None = None
     why_plain: str = ""
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         made_by_transformers = self.hugging_face is not None and self.shape is not None
@@ -123,6 +125,7 @@ class WorkloadSpec:
             assumed_rows=tuple((place, share) for place, share in values["assumed_rows"]),
             model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
             why_plain=values["why_plain"],
+            longest=values["longest"],
         )
 
     def load(self) -> Workload:

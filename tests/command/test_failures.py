@@ -56,9 +56,23 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
         pytest.param("net(torch.ones(2, 9))", "train.py:4: RuntimeError: ", marks=pytest.mark.slow),
         ("net(torch.ones(2, 8)).sum()", "before its first optimizer step"),
         ("torch.optim.SGD(net.parameters(), 1.0).step()", "leaves the GPU empty"),
+        (
+            "net = torch.nn.Linear(2048, 2048)\nnet(torch.ones(2, 2048)).sum().backward()\n"
+            "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, foreach=True)\n"
+            "torch.optim.SGD(net.parameters(), 1.0).step()",
+            "leaves the GPU empty (its model is on the CPU)",
+        ),
         ("net.to('cuda:1')", "train.py:4: AcceleratorError: CUDA error: invalid device ordinal"),
     ],
-    ids=["exit with a word", "error", "error in torch", "never steps", "trains on the CPU", "second GPU"],
+    ids=[
+        "exit with a word",
+        "error",
+        "error in torch",
+        "never steps",
+        "trains on the CPU",
+        "trains much there",
+        "second GPU",
+    ],
 )
 def test_what_ends_a_command_before_its_first_step(project: Project, script: str, said: str) -> None:
     project.write("train.py", f"import torch\n\nnet = torch.nn.Linear(8, 8)\n{script}\n")

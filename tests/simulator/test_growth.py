@@ -40,6 +40,18 @@ def prefetched() -> Timeline:
     return recorder.finish()
 
 
+def larger_each_time() -> Timeline:
+    """Steps whose batch is larger than the last, which is released as the next has taken its name."""
+    recorder = TimelineRecorder()
+    last = recorder.allocate(8 * MIB, site=BUFFER)
+    for step in (1, 2, 3, 4):
+        recorder.mark(step, Phase.FORWARD)
+        batch = recorder.allocate((8 + step) * MIB, site=BUFFER)
+        recorder.release(last)
+        last = batch
+    return recorder.finish()
+
+
 def test_what_every_step_keeps_is_told_with_its_place() -> None:
     line = growth_line(run((3 * MIB,) * 3))
     assert line == "memory grows by 3.0 MiB a step: something keeps what train.py:9 in head makes"
@@ -56,6 +68,7 @@ def test_what_every_step_keeps_is_told_with_its_place() -> None:
         run((8 * MIB,) * 3, bucket=Bucket.OPTIMIZER),
         TimelineRecorder().finish(),
         prefetched(),
+        larger_each_time(),
     ],
     ids=[
         "nothing",
@@ -66,6 +79,7 @@ def test_what_every_step_keeps_is_told_with_its_place() -> None:
         "state",
         "empty",
         "a batch loaded ahead",
+        "larger each time",
     ],
 )
 def test_what_does_not_grow(timeline: Timeline) -> None:

@@ -42,7 +42,7 @@ def test_the_peak_is_what_was_held_then(tmp_path: Path) -> None:
     assert named(analysis.by_line) == {
         "ada/train.py:4 <module>": 40,
         "ada/model.py:12 forward": 30,
-        "torch::autograd::Engine::run": 30,
+        "in autograd's thread": 30,
     }
     assert analysis.by_stack[0].frames[-1] == "/home/ada/train.py:4 <module>"
     assert analysis.categories_from == "the stacks"
@@ -57,6 +57,61 @@ def test_the_timeline_begins_before_the_first_event_and_sums(tmp_path: Path) -> 
         assert sum(point.by_category) == point.allocated_bytes
         assert len(point.by_category) == len(analysis.categories)
     assert analysis.difference_bytes == 0
+
+
+_ALLOCATING = (
+    "torch::unwind::unwind()",
+    "torch::CapturedTraceback::gather(bool, bool, bool)",
+    "torch::cuda::(anonymous namespace)::gather_with_cpp()",
+    "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(unsigned long, CUstream_st*)",
+    "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)",
+    "at::detail::empty_cuda(c10::ArrayRef<long>, c10::TensorOptions const&)",
+)
+_ENGINE = ("torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)", "clone")
+
+
+@pytest.mark.parametrize(
+    ("functions", "line", "category"),
+    [
+        (
+            [
+                "at::_ops::bmm::call(at::Tensor const&, at::Tensor const&)",
+                "torch::autograd::generated::BmmBackward0::apply(std::vector<at::Tensor>&&)",
+                *_ENGINE,
+            ],
+            "backward of bmm",
+            "backward",
+        ),
+        (
+            [
+                "at::_ops::new_empty_strided::call(at::Tensor const&, c10::ArrayRef<c10::SymInt>)",
+                "torch::autograd::utils::clone_obey_contract(at::Tensor const&, at::Tensor const&)",
+                "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)",
+                *_ENGINE,
+            ],
+            "backward: gradients that are kept",
+            "backward",
+        ),
+        (
+            ["torch::autograd::generated::NativeLayerNormBackward0::apply(std::vector<at::Tensor>&&)", *_ENGINE],
+            "backward of native_layer_norm",
+            "backward",
+        ),
+        (list(_ENGINE), "in autograd's thread", "backward"),
+        ([], "in autograd's thread", "backward"),
+        (["at::_ops::empty_strided::call(int)", "at::_ops::mul_Tensor::call(int)", "main"], "mul_Tensor", "elsewhere"),
+        (["my_extension::run()", "main"], "my_extension::run()", "elsewhere"),
+    ],
+)
+def test_what_pythons_frames_do_not_tell(tmp_path: Path, functions: list[str], line: str, category: str) -> None:
+    """Frames as PyTorch 2.4 to 2.7 wrote them with `stacks="all"`; none where only Python's were asked for."""
+    frames = [{"filename": "??", "line": 0, "name": name} for name in (*_ALLOCATING, *functions) if functions]
+    body = files.training()
+    body["device_traces"][0][1]["frames"] = frames
+    _, analysis = opened(tmp_path, body)
+    part = next(part for part in analysis.by_line if part.name == line)
+    assert (part.size_bytes, part.categories) == (30 * MIB, ((category, 30 * MIB),))
+    assert all("unwind" not in frame and "Alloc" not in frame for one in analysis.by_stack for frame in one.frames)
 
 
 @pytest.mark.parametrize(("state", "said"), [("inactive", "8.0 MiB more"), ("active_allocated", "")])

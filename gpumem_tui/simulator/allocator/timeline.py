@@ -336,12 +336,17 @@ def growth_line(timeline: Timeline) -> str:
 
     A step keeps what it makes beyond what it releases, of itself and of others. The first one is not looked at: it
     makes what stays. Of the others each must keep as much at the same place, which a buffer that is made once does
-    not, nor a batch that is loaded in the step before.
+    not, nor a batch that is loaded in the step before, and must keep more allocations there, not larger ones, as where
+    each batch is larger than the last.
     """
     kept = _kept(timeline)
     if len(kept) < 2:
         return ""
-    by_site = {site: grown for site in kept[0] if (grown := min(step[site] for step in kept)) > 0}
+    by_site = {
+        site: grown
+        for site in kept[0][0]
+        if (grown := min(sizes[site] for sizes, _ in kept)) > 0 and min(counts[site] for _, counts in kept) > 0
+    }
     grows_bytes = sum(by_site.values())
     if grows_bytes < _LEAST_BYTES:
         return ""
@@ -350,19 +355,22 @@ def growth_line(timeline: Timeline) -> str:
     return f"memory grows by {format_bytes(grows_bytes)} a step: something keeps what {place} makes"
 
 
-def _kept(timeline: Timeline) -> list[Counter[int]]:
-    """Return by step from the second on how many bytes more are live at its end than before, by number of site."""
+def _kept(timeline: Timeline) -> list[tuple[Counter[int], Counter[int]]]:
+    """Return by step from the second on how many bytes and allocations more are live at its end, by number of site."""
     begins: dict[int, int] = {}
     for mark in timeline.marks:
         begins.setdefault(mark.step, mark.event)
     later = [event for step, event in sorted(begins.items()) if step > 1]
     found = []
     for start, end in pairwise([*later, len(timeline.events)]):
-        step: Counter[int] = Counter()
+        sizes: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for number in timeline.events[start:end]:
             index = abs(number) - 1
             if timeline.buckets[index] not in _STEADY:
                 size_bytes = rounded(timeline.sizes[index])
-                step[timeline.sites[index] if timeline.sites else -1] += size_bytes if number > 0 else -size_bytes
-        found.append(step)
+                site = timeline.sites[index] if timeline.sites else -1
+                sizes[site] += size_bytes if number > 0 else -size_bytes
+                counts[site] += 1 if number > 0 else -1
+        found.append((sizes, counts))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -145,8 +145,11 @@ class DeviceMemory:
     def use_scratch(self, func: Any, args: tuple[Any, ...], more: Sequence[Taken]) -> None:
         """Take what the kernel of an operator takes, and `more`, and give it back at its end, when its results exist.
 
-        Also counts operators whose scratch is not known, and takes the workspaces of a thread's first product.
+        Also counts operators whose scratch is not known, and takes the workspaces of a thread's first product. An
+        operator on tensors of the host, which may be without data as well, takes nothing of the device.
         """
+        if _is_of_host(args):
+            return
         gpu = self._gpu
         if is_assumed(func, args, gpu.gpu.compute_capability):
             self.assumed[func._opname] += 1
@@ -240,6 +243,13 @@ class DeviceMemory:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
             self._gpu.streams.free(ref.number, ref.block)
+
+
+def _is_of_host(args: Iterable[Any]) -> bool:
+    """Return whether an operator's tensors all lie on the host; of a list the first one counts."""
+    firsts = [value[0] if isinstance(value, (list, tuple)) and value else value for value in args]
+    tensors = [value for value in firsts if isinstance(value, torch.Tensor)]
+    return bool(tensors) and not any(map(is_here, tensors))
 
 
 def is_here(tensor: torch.Tensor) -> bool:

@@ -87,6 +87,7 @@ class DeviceMode(FakeTensorMode):
         values: what is known of the values of tensors on the device.
         rows_asked_for: the largest part into which the program cuts what it trains on (see `_rows_asked_for`), 0 for
             none.
+        arriving: called with a tensor of the host that is copied to the device; returns what to copy in its place.
     """
 
     supports_higher_order_operators = True
@@ -100,6 +101,7 @@ class DeviceMode(FakeTensorMode):
         self.assumed = memory.assumed
         self.values = Values(memory.live)
         self.rows_asked_for = 0
+        self.arriving: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._answers = Answers(self)
         self._shapes = Shapes(self.values)
         self._sparse = SparseTensors()
@@ -146,6 +148,8 @@ class DeviceMode(FakeTensorMode):
             kwargs = {**kwargs, "pin_memory": False}
         elif func is _IS_PINNED:  # asked by torch's own C++, of what it has just had pinned
             return True
+        if device is not None and device.type == "meta" and not self.is_dispatching:
+            return func(*_on_meta(args), **kwargs)
         if not _concerns_device(types, kwargs):
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
@@ -191,6 +195,8 @@ class DeviceMode(FakeTensorMode):
             kwargs = {**kwargs, "generator": None}
         if in_backward():
             func = kernels.in_place(func, args, self._memory.made_in, caller)
+        if func is TO_COPY and self.arriving is not None and type(args[0]) is torch.Tensor:
+            args = (self.arriving(args[0]), *args[1:])
         self._memory.operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
         result = self._answers.recall(key, args) if key is not None else MISS
@@ -372,6 +378,17 @@ class DeviceMode(FakeTensorMode):
         """Wait for the end of a copy between host and device, unless asked not to (`copy_kernel_cuda` in Copy.cu)."""
         if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):  # copy_(self, src, non_blocking)
             self._gpu.streams.synchronize()
+
+
+def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments, with a tensor of the meta device for each that has no data."""
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    return tuple(map(placed, args))
 
 
 def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:

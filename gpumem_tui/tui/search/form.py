@@ -57,7 +57,7 @@ _ORDER = (
     "optimizer", "recompute", "attention", "seq_len", "strategy", "ramp_step", "target_batch", "headroom",
     "limit_bytes", "share", "steps", "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank",
     "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab",
-    "image_size", "dequantize", "assumed_rows",
+    "image_size", "dequantize", "assumed_rows", "longest",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""
