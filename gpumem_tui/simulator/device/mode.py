@@ -148,6 +148,8 @@ class DeviceMode(FakeTensorMode):
             kwargs = {**kwargs, "pin_memory": False}
         elif func is _IS_PINNED:  # asked by torch's own C++, of what it has just had pinned
             return True
+        if device is not None and device.type == "meta" and not self.is_dispatching:
+            return func(*_on_meta(args), **kwargs)
         if not _concerns_device(types, kwargs):
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
@@ -170,8 +172,7 @@ class DeviceMode(FakeTensorMode):
         if not in_backward():
             self._memory.raise_if_full()
         if func is _READ:
-            self._gpu.streams.synchronize()
-            return self.values.read(args[0])
+            return self.read(args[0])
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
@@ -214,6 +215,11 @@ class DeviceMode(FakeTensorMode):
         self._memory.use_scratch(func, args, self._index_bytes)
         self._index_bytes = []
         return result
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor of one element, once the GPU is done (see `Values.read`)."""
+        self._gpu.streams.synchronize()
+        return self.values.read(tensor)
 
     def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """Add the mask to the scores of attention, where a GPU adds it to them."""
@@ -376,6 +382,17 @@ class DeviceMode(FakeTensorMode):
         """Wait for the end of a copy between host and device, unless asked not to (`copy_kernel_cuda` in Copy.cu)."""
         if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):  # copy_(self, src, non_blocking)
             self._gpu.streams.synchronize()
+
+
+def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments, with a tensor of the meta device for each that has no data."""
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    return tuple(map(placed, args))
 
 
 def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:
