@@ -184,6 +184,7 @@ class TraceDone:
             for none.
         traced_layers: the depths of the networks that were traced instead of a deeper one (see `DeepTracer`);
             empty where it was traced itself.
+        is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
     """
 
     trace: AffineTrace
@@ -197,6 +198,7 @@ class TraceDone:
     parameters: int = 0
     rows_asked_for: int = 0
     traced_layers: tuple[int, ...] = ()
+    is_estimate: bool = False
     event: Literal["trace"] = "trace"
 
 

@@ -23,7 +23,6 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
-from gpumem_tui.simulator.fast.uncompiled import stay_eager
 from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.workload.errors import is_users
 
@@ -39,8 +38,7 @@ _REGISTERS = 65536
 
 
 def follow_libraries(program: Program) -> None:
-    """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
-    stay_eager(program.note)
+    """Replace kernel launches by nothing, and writing checkpoints by a note."""
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))

@@ -177,8 +177,7 @@ class DeviceMode(FakeTensorMode):
         if not in_backward():
             self._memory.raise_if_full()
         if func is _READ:
-            self._gpu.streams.synchronize()
-            return self.values.read(args[0])
+            return self.read(args[0])
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
@@ -221,6 +220,11 @@ class DeviceMode(FakeTensorMode):
         self._memory.use_scratch(func, args, self._index_bytes)
         self._index_bytes = []
         return result
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor of one element, once the GPU is done (see `Values.read`)."""
+        self._gpu.streams.synchronize()
+        return self.values.read(tensor)
 
     def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """Add the mask to the scores of attention, where a GPU adds it to them."""

@@ -138,7 +138,10 @@ class Values:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a device tensor as a host tensor, not to be changed; None where they are unknown."""
-        if tensor.requires_grad or tensor.dtype not in _KEPT_TYPES:
+        return None if tensor.requires_grad else self._known(tensor)
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.dtype not in _KEPT_TYPES:
             return None
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -155,7 +158,7 @@ class Values:
         content = self._content(tensor)
         if isinstance(content, Uniform):
             return content.value
-        known = self.of(tensor.detach()) if content is not None else None
+        known = self._known(tensor) if content is not None else None
         if known is not None:
             return known.item()
         return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
@@ -167,7 +170,7 @@ class Values:
 
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
-        known, content = self.of(tensor.detach()), self._content(tensor)
+        known, content = self._known(tensor), self._content(tensor)
         if known is not None:
             return known.to(dtype or tensor.dtype, copy=True)
         value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
