@@ -356,7 +356,7 @@ class DeviceMode(FakeTensorMode):
             return share
         if is_unique(func) and not args[0].is_floating_point() and _is_checked():
             self._assumed_rows.used[f"{line}: values that are checked are taken as valid, and as one"] = None
-            return 1 / max(1, args[0].numel())
+            return 0.5 / max(1.0, float(args[0].numel()))  # one, as rows are rounded up
         return None
 
     def _shaped_as(self, known: Any) -> Any:
