@@ -103,7 +103,7 @@ def test_the_monitor_starts_without_what_it_does_not_show() -> None:
 
 # Within rooms
 
-SUB_ROOMS = {"simulator": ("allocator", "device", "cuda", "fast")}
+SUB_ROOMS = {"simulator": ("allocator", "device", "cuda", "compiled", "fast")}
 """By room its folders, the lowest first: each imports those before it only."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import pwd
 import re
 import stat
 import time
@@ -69,10 +68,14 @@ def symbols(proc: Path, first: Mapping, names: tuple[str, ...]) -> dict[str, Sym
         OSError: the file cannot be read.
     """
     path = proc / "root" / first.path.lstrip("/")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # something else may have that name by now
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens no device: something else may have that name by now
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
             return {}
+        descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+    with os.fdopen(descriptor, "rb") as file:
         try:
             elf = ELFFile(file)
             bias = _bias(elf, first)
@@ -197,7 +200,8 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
     """
     sudo = f"run `sudo gpumem-tui attach {host.pid}`"
     if our_uid not in (0, host.uid):
-        return AttachRefused(f"{host.title} belongs to {_user(host.uid)}, and only that user or root may attach", sudo)
+        owner = hosts.user_name(host.uid)
+        return AttachRefused(f"{host.title} belongs to {owner}, and only that user or root may attach", sudo)
     if ptrace_scope >= 3:
         return AttachRefused(
             "the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD
@@ -297,10 +301,3 @@ def _python_version(mapped: tuple[Mapping, ...]) -> tuple[int, int] | None:
         if match is not None:
             return int(match[1]), int(match[2])
     return None
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

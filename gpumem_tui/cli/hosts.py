@@ -80,7 +80,7 @@ def serve_metrics(stack: ExitStack, machines: Machines, host: str, port: int) ->
     from gpumem_tui.monitor.metrics import CannotServe, Server
 
     try:
-        server = Server(machines, host, port)
+        server = Server(machines, host, port, counts_itself=True)
     except CannotServe as error:
         raise click.UsageError(f"--metrics: {error}") from error
     stack.callback(server.stop)

@@ -5,24 +5,31 @@ Imports prometheus_client: import this module where it is needed, not at a progr
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIServer
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpumem_tui.addresses import in_url
+from gpumem_tui.addresses import in_url, is_address, is_loopback
+from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance, Snapshot, Source
 from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.text import printable
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -78,6 +85,7 @@ class Sheet:
 
 
 _PATH = "/metrics"
+_MOST_CONNECTIONS, _LONGEST_S = 32, 30.0
 MOST_PROCESSES = 256
 """Of a machine's processes, as many as this have series: those that hold most."""
 
@@ -97,6 +105,9 @@ _ROWS = Family(
 )
 _PROCESS_MEMORY = Family("process_memory_bytes", "Memory a process holds on the device", _PROCESS)
 _PROCESS_SHARE = Family("process_sm_ratio", "Its share of the multiprocessors", _PROCESS)
+_OPEN = Family("self_open_descriptors", "Descriptors that gpumem-tui itself has open")
+_MOST_OPEN = Family("self_most_descriptors", "As many as it may have open")
+_RESIDENT = Family("self_resident_bytes", "Host memory that it holds")
 _LEFT_OUT = Family("processes_left_out", f"More than {MOST_PROCESSES}: those that hold least have no series")
 
 
@@ -139,22 +150,28 @@ def this_machine(source: Source, ask: Ask = no_probes) -> Machines:
 class Server:
     """Serves what machines say until it is stopped; each scrape reads what is there and asks no driver.
 
+    Args:
+        counts_itself: serve what this very process takes too.
+
     Raises:
         CannotServe: the address is in use, not of this machine, or not permitted.
     """
 
-    def __init__(self, machines: Machines, host: str, port: int) -> None:
+    def __init__(self, machines: Machines, host: str, port: int, *, counts_itself: bool = False) -> None:
         registry = CollectorRegistry()
         registry.register(_MachinesCollector(machines))
+        if counts_itself:
+            registry.register(_Ourselves())
         try:
-            self._server: WSGIServer
-            self._server, self._thread = start_http_server(port, host, registry)
-            self._server.set_app(_at_one_path(make_wsgi_app(registry)))
+            self._server = _Connections(host, port)
+            self._server.set_app(_at_one_path(make_wsgi_app(registry), host))
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
             raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
         self.address = in_url(host, self.port)
         """Host and port, as they stand in a URL."""
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -168,10 +185,74 @@ class Server:
         self._thread.join()
 
 
-def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
-    """Answer at one path alone: prometheus_client's own application answers at any."""
+class _Silent(WSGIRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name there
+        """Say nothing of a request."""
+
+
+class _Connections(ThreadingMixIn, WSGIServer):
+    """So many connections at once, none for longer than `_LONGEST_S`, whatever their other ends do."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, *_, address = found[0]
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        super().__init__((str(address[0]), port), _Silent)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; one too many is closed."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and cut it off if that takes too long."""
+        ended = threading.Timer(_LONGEST_S, self._cut, (request,))
+        ended.daemon = True
+        ended.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            ended.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that broke."""
+
+    def _cut(self, request: socket.socket) -> None:
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+
+def _is_ours(asked: str, bound: str) -> bool:
+    """Return whether a ``Host`` header means this machine.
+
+    A web page whose own name is pointed here (DNS rebinding) has a name with a dot: of those only what the server was
+    told to listen on, and the machine's own, are taken.
+    """
+    try:
+        name = (urlsplit(f"//{asked}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if not asked or is_loopback(name):
+        return True
+    if is_loopback(bound):
+        return False
+    return "." not in name or ":" in name or is_address(name) or name in (bound.lower(), socket.getfqdn().lower())
+
+
+def _at_one_path(metrics: WSGIApplication, bound: str) -> WSGIApplication:
+    """Answer at one path alone, and to who means this machine: prometheus_client's application answers anybody."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if not _is_ours(asked := environ.get("HTTP_HOST", ""), bound):
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{printable(asked)[:200]} is no name of this server: --metrics NAME:PORT says one.\n".encode()]
         if environ["PATH_INFO"] in (_PATH, "/favicon.ico"):
             return metrics(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
@@ -183,17 +264,24 @@ def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
 class _MachinesCollector(Collector):
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
-        self._ourselves = ProcessCollector(namespace="gpumem_self", registry=None)
 
     def collect(self) -> Iterable[Metric]:
-        machines = list(self._machines())
-        yield from metrics(machines)
-        if any(machine.snapshot is not None for machine in machines):
-            yield from self._ourselves.collect()
+        return metrics(self._machines())
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not collect."""
         return []
+
+
+class _Ourselves(Collector):
+    """What this very process takes."""
+
+    def collect(self) -> Iterable[Metric]:
+        sheet, host = Sheet(), socket.gethostname()
+        sheet.add(_OPEN, host, (), len(os.listdir("/proc/self/fd")))
+        sheet.add(_MOST_OPEN, host, (), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        sheet.add(_RESIDENT, host, (), resident_bytes() or Unknown("not reported"))
+        return sheet.metrics()
 
 
 def metrics(machines: Iterable[Machine]) -> Iterator[Metric]:
@@ -305,7 +393,9 @@ machine has at most this × (2 × 7 buckets + 13) series of them."""
 
 _RANK = ("gpu", "uuid", "device", "pid", "training_job", "rank")
 """``device`` is the process's own name of it; ``gpu`` and ``uuid`` are empty for host memory, or where it is not known
-which GPU that is. ``training_job``: Prometheus has a label ``job`` of its own, for what it scrapes."""
+which GPU that is. ``training_job``: Prometheus has a label ``job`` of its own, for what it scrapes; of a process whose
+job has no name its pid, so that no two runs are compared."""
+_NAMED = ("device", "pid", "job", "rank")
 
 _BUCKETS = {
     "buckets": Family(
@@ -326,8 +416,9 @@ _FIGURES = {
     ),
     "step_s": Family("training_step_seconds", "Mean time of a step since the sample before", _RANK),
     "age_s": Family("training_sample_age_seconds", "Since its probe last wrote a sample", _RANK),
+    "newest_step_age_s": Family("training_step_age_seconds", "Since a step is known to have ended", _RANK),
     "world_size": Family("training_world_size", "How many ranks its job has", _RANK),
-    "step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
+    "newest_step": Family("training_steps", "Optimizer steps since the probe was loaded", _RANK, counter=True),
     "retries": Family(
         "training_allocator_retries", "Times its allocator gave its cache back to satisfy a request", _RANK,
         counter=True,
@@ -369,13 +460,14 @@ def _samples(gpus: tuple[GpuReading, ...], probes: ProbeReport) -> Iterator[tupl
 
 
 def _training_labels(gpu: str, uuid: str, said: Mapping[str, Any]) -> tuple[str, ...]:
-    named = ("" if said.get(name) is None else str(said[name]) for name in ("device", "pid", "job", "rank"))
-    return gpu, uuid, *named
+    device, pid, job, rank = ("" if said.get(name) is None else str(said[name]) for name in _NAMED)
+    return gpu, uuid, device, pid, job or f"pid {pid}", rank
 
 
 def _with_buckets(said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample with both divisions into buckets, empty where it has none."""
-    return {**said, **{name: said[name] if isinstance(said.get(name), dict) else {} for name in _BUCKETS}}
+    newest = {"newest_step": said.get("step"), "newest_step_age_s": said.get("age_s")}  # of older probes
+    return {**newest, **said, **{name: said[name] if isinstance(said.get(name), dict) else {} for name in _BUCKETS}}
 
 
 def _training_held(said: Mapping[str, Any]) -> float:

@@ -18,6 +18,9 @@ _LONGEST_JOB = 100
 """Characters of a job's name that are kept."""
 
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 class Ring:
     """Writes records into this process's ring file, which is opened anew each time.
 
@@ -125,7 +128,7 @@ def _this_process(files: Files, entry: str) -> wire.Process:
         torch=str(sys.modules["torch"].__version__),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         command=_command_line(),
-        job=_job(),
+        job=_job(world_size),
     )
 
 
@@ -138,13 +141,17 @@ def _ranks() -> tuple[int | None, int | None, int | None]:
     return place.rank, place.local_rank, place.world_size
 
 
-def _job() -> str | None:
+def _job(world_size: int | None) -> str | None:
     """Return the job's name by Slurm (man sbatch) or torchrun (torch.distributed.elastic, "Environment Variables").
 
-    Without a rendezvous that has an id, torchrun writes "none".
+    Without a rendezvous that has an id, torchrun writes "none": then ranks are told by where they meet, which no other
+    job does at that time.
     """
     slurm, torchrun = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
     name = f"slurm {slurm}" if slurm else torchrun if torchrun != "none" else None
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not name and (world_size or 1) > 1 and address and port:
+        name = f"{os.uname().nodename if address in _LOOPBACK else address}:{port}"
     return name[:_LONGEST_JOB] if name else None
 
 

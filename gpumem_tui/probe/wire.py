@@ -13,7 +13,7 @@ import math
 import struct
 import uuid
 from binascii import crc32
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from gpumem_tui.memory import Breakdown
@@ -363,8 +363,8 @@ class Process:
         python, torch: versions.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if unset.
         command: the command line; cut short if it would not fit.
-        job: what its launcher calls the job that it is a rank of: Slurm's number, or the id of torchrun's rendezvous.
-            The same on all machines; None where the launcher says nothing, and from older probes.
+        job: what its launcher calls the job that it is a rank of: Slurm's number, the id of torchrun's rendezvous, or
+            where the ranks meet. The same on all machines; None where the launcher says nothing, and from older probes.
     """
 
     pid: Count
@@ -521,9 +521,7 @@ def looking_patch(request: int) -> tuple[int, bytes]:
 
 def heartbeat_patch(heartbeat: Heartbeat) -> tuple[int, bytes]:
     """Return offset and bytes of the step counter, with a checksum: one that is half written counts as none."""
-    body = HEARTBEAT.pack(heartbeat.step, heartbeat.monotonic_ns, heartbeat.due_ns, heartbeat.is_busy, 0)[
-        : -CHECKSUM.size
-    ]
+    body = HEARTBEAT.pack(*astuple(heartbeat), 0)[: -CHECKSUM.size]
     return HEARTBEAT_AT, body + CHECKSUM.pack(crc32(body))
 
 

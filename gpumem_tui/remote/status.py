@@ -17,6 +17,10 @@ from gpumem_tui.remote.hosts import RemoteHost
 _PEAK = "peak_allocated_bytes"
 _LARGEST = 2**63
 """What a probe counts is less."""
+_TELLABLE_S = 2.0
+"""Ranks in lockstep write their steps down a second apart at most, and lines are under way for a while."""
+_SILENT_S, _SILENT_STEPS = 15.0, 3
+"""A rank is silent that has finished no step for so long, and for so many times as long as one took."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class RemoteProcess:
 
     Attributes:
         probe: what the probe inside it says, as JSON; empty without one.
+        received_s: when that came, by the viewer's monotonic clock.
     """
 
     host_name: str
     gpu: GpuReading
     process: GpuProcess
     probe: Mapping[str, Any]
+    received_s: float = 0.0
 
     @property
     def known(self) -> HostProcess | None:
@@ -62,15 +68,44 @@ class RemoteProcess:
         value = self.probe.get(key)
         return value if type(value) is int and abs(value) < _LARGEST else None
 
+    def seconds(self, key: str) -> float:
+        """Return a duration of what its probe says; 0 where it does not say."""
+        value = self.probe.get(key)
+        known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
+        return float(value or 0.0) if known else 0.0
+
+    @property
+    def step(self) -> int | None:
+        """Return the last step that it is known to have finished."""
+        newest = self.count("newest_step")
+        return self.count("step") if newest is None else newest
+
+    @property
+    def silent_s(self) -> float:
+        """Return how long before its reading it had finished that step."""
+        return self.seconds("age_s" if self.count("newest_step") is None else "newest_step_age_s")
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether it has finished no step for longer than steps take."""
+        return self.silent_s > max(_SILENT_S, _SILENT_STEPS * self.seconds("step_s"))
+
+    def step_at(self, moment_s: float) -> float | None:
+        """Return where it was at a moment no later than its reading, by the mean time of its steps."""
+        step, step_s = self.step, self.seconds("step_s")
+        if step is None or not step_s:
+            return step
+        return step + min(moment_s - (self.received_s - self.silent_s), _TELLABLE_S / 2) / step_s
+
 
 def job_of(each: RemoteProcess) -> tuple[str, str, int]:
     """Return what a job's ranks have in common on any host: user, the job's name or their command, how many.
 
     Where the launcher gives no name, two runs of one user with the same command and size at once count as one.
     """
-    known, job = each.known, each.probe.get("job")
+    known = each.known
     user, command = ("", "") if known is None else (known.user, known.command)
-    return user, job if isinstance(job, str) and job else command, each.count("world_size") or 0
+    return user, _name(each) or command, each.count("world_size") or 0
 
 
 @dataclass(frozen=True)
@@ -79,10 +114,12 @@ class JobRanks:
 
     Attributes:
         ranks: a process each, by rank.
+        name: what its launcher calls it; empty where that says nothing.
         world_size: how many there should be; 0 where no probe says so.
     """
 
     command: str
+    name: str
     world_size: int
     ranks: tuple[RemoteProcess, ...]
 
@@ -100,13 +137,32 @@ class JobRanks:
 
     @property
     def behind(self) -> tuple[RemoteProcess, int] | None:
-        """Return the slowest rank and its lag in steps; None if no rank is more than one step behind."""
-        steps = [(step, each) for each in self.ranks if (step := each.count("step")) is not None]
+        """Return the slowest rank and its lag in steps; None if none is further behind than can be told.
+
+        Ranks are compared at one moment, that of the earliest reading, as each counts by its own.
+        """
+        times = [each.received_s for each in self.ranks]
+        steps = [(step, each) for each in self.ranks if (step := each.step_at(min(times))) is not None]
         if not steps:
             return None
         least, last = min(steps, key=lambda pair: pair[0])
         lag = max(step for step, _ in steps) - least
-        return (last, lag) if lag > 1 else None
+        step_s = max(each.seconds("step_s") for _, each in steps)
+        is_told = not step_s or lag * step_s > _TELLABLE_S + max(times) - min(times)
+        return (last, round(lag)) if is_told and round(lag) > 1 else None
+
+    @property
+    def silence(self) -> str:
+        """Return which rank has finished no step for long, or of all which stopped first; empty while all go on."""
+        silent = [each for each in self.ranks if each.is_silent and each.step is not None]
+        if not silent:
+            return ""
+        first, *others = sorted(silent, key=lambda each: (each.step or 0, -each.silent_s))
+        is_first = all((first.step or 0) < (each.step or 0) for each in others)
+        if len(silent) == len(self.ranks) and not is_first:
+            return f"no rank has finished a step for {min(each.silent_s for each in silent):.0f} s"
+        said = f"stopped first, after step {first.step:,}," if others and is_first else "has finished no step for"
+        return f"rank {first.count('rank')} {said} {first.silent_s:.0f} s{' ago' if others and is_first else ''}"
 
 
 def jobs(listed: Sequence[RemoteProcess]) -> dict[tuple[str, str, int], JobRanks]:
@@ -116,9 +172,16 @@ def jobs(listed: Sequence[RemoteProcess]) -> dict[tuple[str, str, int], JobRanks
         if each.count("rank") is not None and (each.count("world_size") or 0) > 1:
             found.setdefault(job_of(each), []).append(each)
     return {
-        key: JobRanks(_command(ranks[0]), key[2], tuple(sorted(ranks, key=lambda each: each.count("rank") or 0)))
+        key: JobRanks(
+            _command(ranks[0]), _name(ranks[0]), key[2], tuple(sorted(ranks, key=lambda each: each.count("rank") or 0))
+        )
         for key, ranks in found.items()
     }
+
+
+def _name(each: RemoteProcess) -> str:
+    job = each.probe.get("job")
+    return job if isinstance(job, str) else ""
 
 
 def _command(each: RemoteProcess) -> str:
@@ -211,7 +274,13 @@ class HostStatus:
         if self.report is None:
             return ()
         found = [
-            RemoteProcess(self.host.name, gpu, process, self.report.probes.get((gpu.uuid, process.pid), {}))
+            RemoteProcess(
+                self.host.name,
+                gpu,
+                process,
+                self.report.probes.get((gpu.uuid, process.pid), {}),
+                self.received_s or 0.0,
+            )
             for gpu in self.gpus
             for process in (() if isinstance(gpu.processes, Unknown) else gpu.processes)
         ]

@@ -46,6 +46,7 @@ from gpumem_tui.run.events import (
     encode,
 )
 from gpumem_tui.run.session import REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
+from gpumem_tui.run.stand_ins import SITE, keep_followed, put_in_path
 from gpumem_tui.text import OutputLines, shortened
 
 _HERE = Path(__file__).parent
@@ -333,6 +334,7 @@ class CommandChild(Child):
         bypassed = bypass(words)
         if bypassed:
             raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
+        self._simulated = not isinstance(request, TrialRequest) or request.simulated
         with ExitStack() as ours, ExitStack() as theirs:  # of a command that cannot be started, nothing stays open
             try:
                 self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
@@ -346,7 +348,14 @@ class CommandChild(Child):
                 lifeline = ours.enter_context(ExitStack())
                 lifeline_fd, _ = _open_pipe(theirs, lifeline)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_HERE / "supervise.py"), str(lifeline_fd), *words],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        str(_HERE / "supervise.py"),
+                        str(lifeline_fd),
+                        *map(keep_followed, words),
+                    ],
                     stdin=stdin_fd,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -359,7 +368,6 @@ class CommandChild(Child):
                 raise _cannot_start(error) from error
             ours.callback(self._reap, lifeline)
             self._held = ours.pop_all()
-        self._simulated = not isinstance(request, TrialRequest) or request.simulated
         self._name = Path(words[0]).name
         self._cwd = command.cwd
         self._output = OutputLines()
@@ -375,12 +383,13 @@ class CommandChild(Child):
         return self._process.pid
 
     def _environment(self, gpu_uuids: tuple[str, ...]) -> dict[str, str]:
-        path = [str(_HERE / "site"), os.environ.get("PYTHONPATH", "")]
+        path = [str(SITE), os.environ.get("PYTHONPATH", "")]
         return {
             **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
             **{name: value for name, value in SWITCHED_OFF.items() if value},
             "GPUMEM_TUI_TRIAL": str(self._directory),
             "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
+            "PATH": put_in_path(self._directory / "bin", simulated=self._simulated),
             "PYTHONUNBUFFERED": "1",
             **{name: os.environ.get(name, value) for name, value in _IN_ORDER.items()},
             "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
@@ -496,8 +505,14 @@ class CommandChild(Child):
         if code == 137:
             how += ", perhaps as host memory was full"
         if not self._members:
-            return Failed("workload", f"the command ended ({how}) without importing torch{last}")
+            return Failed("workload", f"the command ended ({how}) without importing torch{self._unfollowed()}{last}")
         return Failed("workload", f"the command ended ({how}) before its first optimizer step{last}")
+
+    def _unfollowed(self) -> str:
+        """Say why none of its processes may have been followed: every Python that is leaves a file here."""
+        followed = any(self._directory.glob(f"{STACK_FILE}*"))
+        said = ", as far as can be seen: no Python in it was followed; where it replaces PYTHONPATH, write "
+        return "" if followed else f"{said}PYTHONPATH=…:$PYTHONPATH"
 
     # What it is told
 

@@ -134,6 +134,7 @@ class _Simulated(_Trial):
 
     def start(self) -> None:
         from gpumem_tui.run.libraries import answer_nvml, follow_libraries
+        from gpumem_tui.simulator.compiled.following import follow_compiler
         from gpumem_tui.simulator.cuda.presented import presented_as_cuda
         from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
         from gpumem_tui.simulator.device.shapes import AssumedRows
@@ -161,6 +162,7 @@ class _Simulated(_Trial):
             self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
+        self.compiler = follow_compiler(self.gpu.notes)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
         self.changes: Changes | None = None
@@ -192,6 +194,7 @@ class _Simulated(_Trial):
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
+        done = replace(done, is_estimate=self.compiler.is_estimate)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

@@ -20,9 +20,9 @@ from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
-from gpumem_tui.simulator.fast.uncompiled import stay_eager
 from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.workload.errors import is_users
 
@@ -38,8 +38,7 @@ _REGISTERS = 65536
 
 
 def follow_libraries(program: Program) -> None:
-    """Replace compilation by eager execution, kernel launches by nothing, and writing checkpoints by a note."""
-    stay_eager(program.note)
+    """Replace kernel launches by nothing, and writing checkpoints by a note."""
     write_no_checkpoint(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
@@ -301,9 +300,6 @@ def _calling_place() -> str:
 
 # What NVML's Python binding (`pynvml`) answers
 
-_DRIVER, _CUDA_DRIVER = "570.86.10", 12080
-"""The driver in the installer ``cuda_12.8.0_570.86.10_linux.run``, and CUDA's version as NVML writes it."""
-
 
 def answer_nvml(device: Backend, context_bytes: int) -> None:
     """Have NVML's binding answer for the simulated GPU, once the program has imported it.
@@ -325,9 +321,9 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
         "nvmlInit": always(None),
         "nvmlInitWithFlags": always(None),
         "nvmlShutdown": always(None),
-        "nvmlSystemGetDriverVersion": always(_DRIVER),
-        "nvmlSystemGetCudaDriverVersion": always(_CUDA_DRIVER),
-        "nvmlSystemGetCudaDriverVersion_v2": always(_CUDA_DRIVER),
+        "nvmlSystemGetDriverVersion": always(DRIVER),
+        "nvmlSystemGetCudaDriverVersion": always(1000 * CUDA[0] + 10 * CUDA[1]),
+        "nvmlSystemGetCudaDriverVersion_v2": always(1000 * CUDA[0] + 10 * CUDA[1]),
         "nvmlDeviceGetCount": device.device_count,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByUUID": always(0),

@@ -32,7 +32,7 @@ from gpumem_tui.run.events import (
 )
 from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
-from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded, stay_eager
+from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
 from gpumem_tui.text import flush_output
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _serve(events_fd: int) -> None:
 
     try:
         if request.simulated:
+            from gpumem_tui.simulator.compiled.following import follow_compiler
             from gpumem_tui.simulator.device.gpu import register
             from gpumem_tui.simulator.device.shapes import AssumedRows
 
@@ -105,9 +106,11 @@ def _serve(events_fd: int) -> None:
             newer = newer_than_checked(torch.__version__)
             notes: dict[str, None] = {newer: None} if newer else {}
             rows = AssumedRows(request.workload.assumed_rows, notes)
-            stay_eager(notes.setdefault)
+            compiler = follow_compiler(notes)
             if isinstance(request, TraceRequest):
                 done = trace(request, profile, report, rows)
+                if isinstance(done, TraceDone):
+                    done = replace(done, is_estimate=compiler.is_estimate)
             else:
                 done = _Trial(request, profile, report, may_run).on_simulated_gpu(rows)
             report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)

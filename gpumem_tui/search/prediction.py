@@ -64,8 +64,9 @@ def _no_formula(workload: WorkloadSpec) -> str:
     return "no formula for a command" if workload.command is not None else "no formula for a workload file"
 
 
-Fit = Literal["fits", "may fit", "does not fit"]
-"""Fits with the most that the device total is known to be, with the least of it only, or not even with that."""
+Fit = Literal["fits", "may fit", "may not fit", "does not fit"]
+"""Fits with the most that the device total is known to be, with the least of it only, or not even with that; of a trace
+that is an estimate, such as a compiled program's that was traced as eager, no more than that it may or may not."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,8 @@ class Traced:
     def fit(self, batch_size: int) -> Fit:
         """Return whether the step fits on this device, as far as is known."""
         finder, capacity = self._finder, self.capacity_range
+        if self.done.is_estimate:
+            return "may fit" if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes) else "may not fit"
         if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, level="needed"):
             return "fits"
         return "may fit" if finder.fits(batch_size, capacity.high_bytes, self.allowed_bytes) else "does not fit"

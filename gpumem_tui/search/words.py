@@ -15,7 +15,7 @@ from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction,
 
 # Ranges
 
-FIT_ANSWERS: dict[Fit, str] = {"fits": "yes", "may fit": "maybe", "does not fit": "no"}
+FIT_ANSWERS: dict[Fit, str] = {"fits": "yes", "may fit": "maybe", "may not fit": "maybe not", "does not fit": "no"}
 """Whether something fits, in a word."""
 
 

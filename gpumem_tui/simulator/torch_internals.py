@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -55,16 +55,20 @@ class MissingInTorch(RuntimeError):
     """This version of torch lacks what the simulated GPU replaces; one line."""
 
 
+_ABSENT = object()
+_replaced: list[tuple[Any, str, Any]] = []
+"""What is replaced for a time: owner, name and what was there before, the first replaced first."""
+
+
 class Replacements(ExitStack):
     """Attributes of torch that are others within the context."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, or add one that is missing."""
         _entry_of(owner, name)
-        if name in vars(owner):
-            self.callback(setattr, owner, name, vars(owner)[name])
-        else:
-            self.callback(delattr, owner, name)
+        before = (owner, name, vars(owner).get(name, _ABSENT))
+        _replaced.append(before)
+        self.callback(_put_back, before)
         setattr(owner, name, value)
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -76,6 +80,43 @@ class Replacements(ExitStack):
             return wrapper(before, *args, **kwargs)
 
         self.set(owner, name, wrapped)
+
+
+def _put_back(before: tuple[Any, str, Any]) -> None:
+    position = next(place for place, one in enumerate(_replaced) if one is before)
+    del _replaced[position]
+    _put(*before)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if value is not _ABSENT:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
+
+
+@contextmanager
+def without_replacements(names: tuple[str, ...], kept: tuple[str, ...] = ()) -> Iterator[None]:
+    """Have torch be within the context as it was before `Replacements`.
+
+    Args:
+        names: qualified names; a star stands for any.
+        kept: names that stay replaced all the same.
+    """
+    found = [one for one in _replaced if _is_named(qualified(*one[:2]), names, kept)]
+    now = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in found]
+    for before in reversed(found):
+        _put(*before)
+    try:
+        yield
+    finally:
+        for one in now:
+            _put(*one)
+
+
+@functools.cache
+def _is_named(name: str, names: tuple[str, ...], kept: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, one) for one in names) and not any(fnmatchcase(name, one) for one in kept)
 
 
 def replace(owner: Any, name: str, value: Any) -> None:

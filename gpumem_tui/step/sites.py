@@ -32,6 +32,9 @@ _NOT_THE_PROGRAM = (
 _NOBODY = ("", "")
 _NO_BACKWARD = -1
 """How torch numbers the backward that is going on where none is."""
+GENERATED: dict[str, Callable[[int], tuple[str, str] | None]] = {}
+"""By file name of code that a compiler has written: what gives the program's line and function for a line of it."""
+
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3")
 """Where libraries lie, Python's own among them."""
 
@@ -182,4 +185,6 @@ def is_own(path: str) -> bool:
 
 def _line(code: CodeType, number: int) -> tuple[str, str] | None:
     path = code.co_filename
+    if path in GENERATED:
+        return GENERATED[path](number)
     return (f"{os.path.basename(path)}:{number}", code.co_name) if is_own(path) else None

@@ -32,7 +32,7 @@ from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
 from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
 from gpumem_tui.watch.folders import full_reason
-from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched
+from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched, last_first
 
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
@@ -116,7 +116,10 @@ class Watcher:
                 self._refused[str(path)] = str(error) if path.name in str(error) else f"{path.name}: {error}"
             except OSError as error:
                 self._refused[str(path)] = f"{path.name} cannot be read: {error.strerror}"
-        processes.sort(key=lambda process: (not process.is_running, -process.process.started_ns))
+        now_s = time.time()
+        processes.sort(
+            key=lambda process: (not process.is_running, last_first(process.process.started_ns / 1e9, now_s))
+        )
         refused = (RefusedFile(printable(path), printable(reason)) for path, reason in sorted(self._refused.items()))
         return Watched(tuple(processes), tuple(refused))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -13,12 +14,15 @@ from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import CPU, Process, Record
 from gpumem_tui.text import shortened
+from gpumem_tui.watch.hosts import user_name
 
 NO_ALLOCATOR = Unknown("host memory has no caching allocator")
 NOT_REPORTED = Unknown("not reported by the probe")
 NOT_SEEN = Unknown("not seen from outside the step")
 PEAK_CAME_EARLIER = Unknown("the peak came before all of this was there")
 
+_CLOCK_S = 60.0
+"""Clocks of containers and machines differ by less."""
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DATA)
 
 
@@ -75,6 +79,11 @@ class End:
     resident_bytes: int | None = None
     limit_bytes: int | None = None
     limit_owner: str = ""
+
+
+def last_first(time_s: float, now_s: float) -> float:
+    """Return what ends are sorted by: the last comes first, and after all others one that is said to be to come."""
+    return -time_s if time_s <= now_s + _CLOCK_S else math.inf
 
 
 class _Figure:
@@ -217,9 +226,10 @@ class ProbedProcess:
 
     @property
     def title(self) -> str:
-        """The process in a few words."""
+        """The process in a few words, with whose it is if it is not ours."""
         rank = "" if self.process.rank is None else f", rank {self.process.rank}"
-        return f"PID {self.known_pid}{rank} ({shortened(' '.join(self.process.command))})"
+        owner = "" if self.uid == os.geteuid() else f" of {user_name(self.uid)}"
+        return f"PID {self.known_pid}{owner}{rank} ({shortened(' '.join(self.process.command))})"
 
     @property
     def step(self) -> int:

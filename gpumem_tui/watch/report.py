@@ -17,9 +17,10 @@ from gpumem_tui.report.tables import ago, largest_first
 from gpumem_tui.text import printable
 from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, growth_line, growth_of
+from gpumem_tui.watch.hosts import user_name
 from gpumem_tui.watch.published import Published
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, last_first
 
 By = Literal["bucket", "module", "source"]
 
@@ -96,9 +97,12 @@ def watch(
 
 def _ended_lately(processes: Iterable[ProbedProcess]) -> list[ProbedProcess]:
     """Return the processes that have ended lately, the last one last."""
-    since_s = time.time() - ENDED_LATELY_S
+    now_s = time.time()
+    since_s = now_s - ENDED_LATELY_S
     ends = [(process.end.time_s, process) for process in processes if process.end is not None]
-    return [process for time_s, process in sorted(ends, key=lambda end: end[0]) if time_s >= since_s]
+    return [
+        process for time_s, process in sorted(ends, key=lambda end: -last_first(end[0], now_s)) if time_s >= since_s
+    ]
 
 
 class _GrowthWatch:
@@ -252,7 +256,7 @@ def ended_json(process: ProbedProcess) -> dict[str, Any]:
     how = dict.fromkeys(keys) if end is None else picked(end, *keys)
     how.update({key: how[key] or None for key in ("signal", "limit_owner")})
     state = {"step": process.step, "state": process.state.value, "how": process.state_words}
-    return _event("ended", process, process.files.pid, **state, **how)
+    return _event("ended", process, process.files.pid, user=user_name(process.uid), **state, **how)
 
 
 def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gpumem_tui.probe.wire import (
     encode_document,
 )
 from gpumem_tui.watch import hosts
-from gpumem_tui.watch.documents import decode_header, read_document
+from gpumem_tui.watch.documents import Header, decode_header, read_document
 from gpumem_tui.watch.records import ProbedProcess
 
 WAITING = "waiting for a step to end, where the next is recorded from"
@@ -31,7 +31,7 @@ class NoAnswer(Exception):
 
 
 def request_look(process: ProbedProcess) -> int:
-    """Ask for a deep look at the next step; returns the number that the answer will bear.
+    """Ask for a deep look at the next step; returns the number that the answer will bear, and none before it bore.
 
     Raises:
         NoAnswer: the request cannot be written, or its folder is not to be trusted any more.
@@ -39,7 +39,7 @@ def request_look(process: ProbedProcess) -> int:
     path = process.files.control
     try:
         with Folder(path.parent, (process.uid,)) as folder:
-            number = _last_number(folder, path.name) + 1
+            number = max(_last_number(folder, path.name), _answered(process), _header(process).looking) + 1
             folder.replace(path.name, encode_document(ViewerRequest(number, "look")))
     except WireError as error:
         raise NoAnswer(str(error)) from error
@@ -75,7 +75,12 @@ def await_look(
             return look
         if _has_ended(process, proc):
             raise NoAnswer(f"{process.title} has ended")
-        say(_stage(process, number))
+        header = _header(process)
+        if header.switched_off:
+            raise NoAnswer(
+                f"the probe of {process.title} switched itself off, and tries again each minute: {header.switched_off}"
+            )
+        say(RECORDING if header.looking == number else WAITING)
         wait()
     raise NoAnswer(f"no step of {process.title} finished within {timeout_s:g} s; it may evaluate, load data or hang")
 
@@ -98,15 +103,21 @@ def _has_ended(process: ProbedProcess, proc: Path) -> bool:
     return process.pid is None or not (proc / str(process.pid)).exists()
 
 
-def _stage(process: ProbedProcess, number: int) -> str:
-    """Tell what a request that is not answered waits for, as the ring's header says."""
-    try:
+def _header(process: ProbedProcess) -> Header:
+    """Return what the ring's header says now; of one that cannot be read, that nothing is being done."""
+    with suppress(OSError, WireError):
         directory, name = process.files.directory, process.files.ring.name
         with Folder(directory, (process.uid,)) as folder, folder.opened(name, RING_BYTES) as ring:
-            header = decode_header(ring.read(HEADER_BYTES))
-    except (OSError, WireError):
-        return WAITING
-    return RECORDING if header.looking == number else WAITING
+            return decode_header(ring.read(HEADER_BYTES))
+    return Header(process.process, 0, 0, "")
+
+
+def _answered(process: ProbedProcess) -> int:
+    """Return the number of the answer that is there; 0 if there is none that can be read."""
+    with suppress(WireError):
+        look = read_document(LookAnswer, process.files, process.uid)
+        return 0 if look is None else look.request
+    return 0
 
 
 def _last_number(folder: Folder, name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.command.running import Project
+from tests.command.running import Project, needs
 
 pytestmark = pytest.mark.scripts
 
@@ -116,3 +116,31 @@ def test_compilation_is_noted_where_it_is_used(project: Project) -> None:
     used, unused = (project.predict("python", name).json["traced"]["notes"] for name in ("train.py", "other.py"))
     assert any("torch.compile" in note for note in used)
     assert not any("torch.compile" in note for note in unused)
+
+
+QUESTIONS = """
+    import torch
+    from accelerate import init_empty_weights
+    from accelerate.utils import set_module_tensor_to_device
+    from transformers.utils import import_utils
+
+    layer = torch.nn.Linear(1024, 1024)
+    set_module_tensor_to_device(layer, "weight", "cpu", value=torch.zeros(1024, 1024))
+    with init_empty_weights():
+        assert torch.nn.Linear(1024, 1024).weight.device.type == "meta"
+    layer.cuda()
+    mask = torch.ones(2, 16, device="cuda")
+    for tensor in (layer.weight, mask, layer(torch.zeros(2, 1024, device="cuda"))):
+        assert not import_utils.is_fake_tensor(tensor) and not import_utils.is_tracing(tensor)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    for _ in range(3):
+        layer(torch.zeros(2, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+@needs("accelerate", "transformers")
+def test_libraries_find_nothing_that_is_traced(project: Project) -> None:
+    project.write("train.py", QUESTIONS)
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr

@@ -6,6 +6,8 @@ import contextlib
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
 from urllib.error import HTTPError
 
 import pytest
@@ -13,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumem_tui.addresses import is_loopback
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor import metrics as served
 from gpumem_tui.monitor.metrics import CannotServe, Server, this_machine
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
@@ -55,6 +58,49 @@ def test_there_is_one_path() -> None:
         server.stop()
 
 
+@pytest.mark.parametrize(
+    ("bound", "asked", "code"),
+    [
+        ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "node-7", 403),
+        ("127.0.0.1", "localhost:1234", 200),
+        ("0.0.0.0", "evil.example:9820", 403),
+        ("0.0.0.0", "node-7:9820", 200),
+        ("0.0.0.0", "192.0.2.7:9820", 200),
+        ("0.0.0.0", "[2001:db8::1]:9820", 200),
+        ("0.0.0.0", "[", 403),
+    ],
+)
+def test_who_means_another_machine_is_refused(bound: str, asked: str, code: int) -> None:
+    """A page whose own name points here asks with that name."""
+    server = Server(this_machine(Scripted()), bound, 0)
+    try:
+        asking = HTTPConnection("127.0.0.1", server.port, timeout=30)
+        asking.request("GET", "/metrics", headers={"Host": asked})
+        assert asking.getresponse().status == code
+    finally:
+        server.stop()
+
+
+def test_connections_are_few_and_none_lasts_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(served, "_LONGEST_S", 0.5)
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0)
+    try:
+        with ExitStack() as stack:
+            slow = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30)) for _ in range(3)
+            ]
+            for one in slow[:2]:
+                one.sendall(b"GET /metrics HTTP/1.1\r\n")
+            assert slow[2].recv(1) == b""  # one too many is closed at once
+            assert [one.recv(1) for one in slow[:2]] == [b"", b""]
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        server.stop()
+
+
 def _of(series: Series, name: str, **labels: str) -> list[float]:
     return [
         value for (found, having), value in series.items() if found == name and labels.items() <= dict(having).items()
@@ -80,9 +126,16 @@ def test_the_numbers_are_the_snapshots_in_base_units(scrape: Scrape) -> None:
     assert _of(series, "gpumem_driver", driver="550.54.14", cuda="12.4") == [1]
 
 
-def test_our_own_descriptors_are_counted(scrape: Scrape) -> None:
-    series = scrape(machine([gpu(0)]))
-    assert 0 < _of(series, "gpumem_self_process_open_fds")[0] < _of(series, "gpumem_self_process_max_fds")[0]
+def test_our_own_descriptors_are_counted() -> None:
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0, counts_itself=True)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found = {sample.name: sample.value for family in families for sample in family.samples}
+        assert 0 < found["gpumem_self_open_descriptors"] < found["gpumem_self_most_descriptors"]
+        assert found["gpumem_self_resident_bytes"] > 1 << 20
+    finally:
+        server.stop()
 
 
 def test_what_is_unknown_is_no_series(scrape: Scrape) -> None:

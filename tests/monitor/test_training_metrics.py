@@ -62,6 +62,7 @@ def test_the_ranks_of_a_job_have_their_buckets() -> None:
             assert _of(found, f"gpumem_training_{name}_bytes", **RANK_0, bucket=bucket.value) == [size_bytes]
     assert _of(found, "gpumem_training_peak_allocated_bytes", **RANK_0) == [8 * GIB]
     assert _of(found, "gpumem_training_steps_total", rank="1") == [98]
+    assert _of(found, "gpumem_training_step_age_seconds", **RANK_0) == [0.05]
     assert _of(found, "gpumem_training_allocator_retries_total", **RANK_0) == [1]
     assert _of(found, "gpumem_training_step_seconds", **RANK_0) == [0.25]
     assert _of(found, "gpumem_training_world_size") == [2, 2]
@@ -71,7 +72,7 @@ def test_the_ranks_of_a_job_have_their_buckets() -> None:
 def test_what_a_probe_does_not_know_is_no_series() -> None:
     blind = sample(buckets={"parameters": GIB, "gradients": None}, peak_buckets={}, rank=None, job=None, step_s=None)
     found = _samples(machine_that_trains("node-1", blind))
-    assert _of(found, "gpumem_training_memory_bytes", rank="", training_job="") == [GIB]
+    assert _of(found, "gpumem_training_memory_bytes", rank="", training_job="pid 4000") == [GIB]
     assert _of(found, "gpumem_training_peak_memory_bytes") == []
     assert _of(found, "gpumem_training_step_seconds") == []
 

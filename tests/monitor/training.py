@@ -30,6 +30,8 @@ def sample(pid: int = 4000, rank: int | None = 0, **changes: Any) -> dict[str, A
         "ooms": 0,
         "step_s": 0.25,
         "age_s": 0.1,
+        "newest_step": changes.get("step", 100),
+        "newest_step_age_s": 0.05,
         **changes,
     }
 

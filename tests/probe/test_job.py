@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from gpumem_tui.launchers import IN_ORDER
 from gpumem_tui.probe.ring import Ring
 from gpumem_tui.probe.wire import Process
 from gpumem_tui.watch.documents import decode_header
+
+_RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,9 @@ from gpumem_tui.watch.documents import decode_header
         ({"TORCHELASTIC_RUN_ID": "none"}, None),
         ({"SLURM_JOB_ID": "4711", "TORCHELASTIC_RUN_ID": "none"}, "slurm 4711"),
         ({"TORCHELASTIC_RUN_ID": "x" * 5000}, "x" * 100),
+        ({"TORCHELASTIC_RUN_ID": "none", **_RANKS, "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}, "node7:29500"),
+        ({**_RANKS, "MASTER_ADDR": "localhost", "MASTER_PORT": "1234"}, f"{os.uname().nodename}:1234"),
+        ({"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}, None),
     ],
 )
 def test_a_job_is_called_as_slurm_or_torchrun_calls_it(

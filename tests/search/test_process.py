@@ -265,13 +265,14 @@ class TestFileThatNamesCuda:
         result = Trial(workload(tmp_path, "def make_batch(n, device): return torch.zeros(n, device='cuda:1')")).run()
         assert "invalid device ordinal (cuda:1 of 1 GPU" in result.result.detail
 
-    def test_what_it_compiles_runs_as_it_is(self, tmp_path: Path) -> None:
+    def test_what_is_compiled_by_another_backend_is_an_estimate(self, tmp_path: Path) -> None:
         compiles = """
         def train_step(model, optimizer, x):
-            torch.compile(model)(x).sum().backward()
+            torch.compile(model, backend="onnxrt")(x).sum().backward()
         """
         result = Trial(workload(tmp_path, compiles)).run().result
         assert result.outcome == "fit"
         assert result.notes == (
-            "torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds",
+            "torch.compile: traced as eager PyTorch, an estimate (compiled runs held 0.48 to 1.05 times their eager "
+            "trace, 2.3 times and more where a checkpoint runs inside): backend 'onnxrt'",
         )

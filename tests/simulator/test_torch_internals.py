@@ -21,7 +21,7 @@ from gpumem_tui.simulator.cuda.presented import presented_as_cuda
 from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.simulator.fast.repeats import Repeats
 from gpumem_tui.simulator.torch_internals import entry_of
-from gpumem_tui.simulator.fast.uncompiled import stay_eager
+from gpumem_tui.simulator.compiled.following import follow_compiler
 from gpumem_tui.simulator.cuda.world import answer_alone
 from tests.simulator.simulated_steps import simulated_gpu
 
@@ -44,7 +44,7 @@ def changed(before):
 
 before, gpu = attributes(), simulated_gpu()
 with simulate(gpu), presented_as_cuda(gpu), Repeats(gpu).watching():
-    for_good = [stay_eager(lambda _: None), follow_graphs(lambda _: None), answer_alone()]
+    for_good = [follow_compiler({}), follow_graphs(lambda _: None), answer_alone()]
     for owner, name, holder in changed(before):
         c10d = "torch.distributed.distributed_c10d"  # whose functions other modules of torch have bound
         bound = getattr(before[owner, name, holder], "__module__", "") == c10d or owner.startswith("torch.distributed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,45 @@ def test_the_rank_that_lags_and_those_that_are_not_seen() -> None:
     assert "rank 1 lags 12 steps" in job
 
 
+def rank_at(number: int, received_s: float, step_s: float, since_s: float, stopped_s: float = math.inf) -> HostStatus:
+    """The host of a rank whose steps all take as long, read then, its counter written so long before."""
+    counted_s = min(received_s - since_s, stopped_s)
+    said = {
+        "newest_step": int(counted_s / step_s), "newest_step_age_s": received_s - counted_s, "step_s": step_s,
+        "rank": number, "world_size": 2, "job": "night", "step": 1,
+    }  # fmt: skip
+    return replace(live(f"h{number}", 10, probes={(gpu(0).uuid, 4000): said}), received_s=received_s)
+
+
+def told(*hosts: HostStatus) -> str:
+    [job] = jobs(listed_processes(HostsState(hosts, 0.0))).values()
+    return job.silence or ("" if job.behind is None else f"{job.behind[0].count('rank')} {job.behind[1]}")
+
+
+@pytest.mark.parametrize("step_s", [0.016, 0.4, 20.0])
+def test_ranks_in_lockstep_never_lag_however_they_are_read(step_s: float) -> None:
+    for second in range(100, 700):
+        one = rank_at(0, second, step_s, 0.01)
+        assert told(one, rank_at(1, second - 0.5, step_s, 0.5)) == ""
+        assert told(one, rank_at(1, second - 60, step_s, 0.1)) == "", "a host that is read once a minute"
+
+
+def test_ranks_that_all_stop_do_not_lag() -> None:
+    """What is read of one before the others is not held against it."""
+    for second in range(200, 300):
+        hosts = [rank_at(0, second, 0.016, 0.0, 200.0), rank_at(1, second - 0.9, 0.016, 0.5, 200.0)]
+        assert told(*hosts) in ("", f"no rank has finished a step for {second - 0.9 - 200:.0f} s")
+    assert told(*hosts) == "no rank has finished a step for 98 s"
+
+
+def test_the_rank_that_stopped_is_named_and_of_all_the_first() -> None:
+    going = rank_at(0, 210.0, 0.1, 0.0)
+    assert told(going, rank_at(1, 210.0, 0.1, 0.0, 204.0)) == "1 50"  # beyond the second that a counter may be old
+    assert told(going, rank_at(1, 210.0, 0.1, 0.0, 180.0)) == "rank 1 has finished no step for 30 s"
+    stopped = rank_at(0, 250.0, 0.1, 0.0, 181.05), rank_at(1, 250.0, 0.1, 0.0, 180.0)
+    assert told(*stopped) == "rank 1 stopped first, after step 1,800, 70 s ago"
+
+
 def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_gives() -> None:
     one = live("a", 10, probes={(gpu(0).uuid, 4000): {**rank(0, 41, 8), "job": "slurm 1"}})
     other = live("b", 40, probes={(gpu(0).uuid, 4000): {**rank(0, 42, 39), "job": "slurm 2"}})
@@ -163,6 +203,9 @@ def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_
     found = jobs(listed_processes(state))
     assert [key[1] for key in found] == ["slurm 1", "slurm 2"]
     assert all(len(job.ranks) == 1 and "train.py" in job.command for job in found.values())
+    lines = said(processes_rows(state, listed_processes(state))(118, ""))
+    assert ["slurm 1" in line for line in lines[::2]] == [True, False]
+    assert ["slurm 2" in line for line in lines[::2]] == [False, True]
 
 
 # What is done

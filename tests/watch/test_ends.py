@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from gpumem_tui.probe.wire import Exit, encode_document
 from gpumem_tui.watch.ends import Witness, kill_of, memory_kills, unseen
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProcessState
+from gpumem_tui.watch.report import ended_json
+from tests.attach.loops import NOBODY
 from tests.waiting import wait_until
 from tests.watch.rings import GIB, GONE_PID, ON_CPU, RECORD, RingFile, gone, this_process
 
@@ -232,3 +234,17 @@ def test_a_process_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_ends_of_others_have_their_owner_and_one_of_the_future_comes_last(tmp_path: Path) -> None:
+    theirs = RingFile(tmp_path / "theirs", gone(pid=GONE_PID + 1, started_ns=time.time_ns() + 10**16))
+    theirs.sample(replace(RECORD, wall_ns=time.time_ns() + 10**16))
+    os.chown(theirs.files.directory, NOBODY, NOBODY)
+    os.chown(theirs.path, NOBODY, NOBODY)
+    RingFile(tmp_path / "ours", gone()).sample(replace(RECORD, wall_ns=time.time_ns()))
+    first, last = Watcher([tmp_path / "theirs", tmp_path / "ours"]).processes()
+    assert (first.uid, last.uid) == (0, NOBODY)
+    assert last.title == f"PID {GONE_PID + 1} of nobody (python train.py)"
+    assert ended_json(last)["user"] == "nobody"
+    assert first.title == f"PID {GONE_PID} (python train.py)"

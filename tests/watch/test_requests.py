@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.probe.files import start_ticks
-from gpumem_tui.probe.wire import decode_request, looking_patch
+from gpumem_tui.probe.wire import decode_request, looking_patch, switched_off_patch
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess
 from gpumem_tui.watch.requests import RECORDING, WAITING, NoAnswer, await_kept, await_look, request_look
@@ -40,6 +40,23 @@ def test_the_answer_is_the_one_to_this_request(tmp_path: Path) -> None:
         ring.document(ring.files.look, {**LOOK, "request": next(answers)})
 
     assert await_look(process, 2, 30.0, wait=wait).request == 2
+
+
+def test_an_old_answer_is_not_the_answer_though_the_request_is_gone(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes")
+    ring.document(ring.files.look, {**LOOK, "request": 7})
+    assert request_look(process) == 8
+    ring.files.control.unlink()
+    ring.files.look.unlink()
+    ring.patch(*looking_patch(9))  # which is still to be answered
+    assert request_look(process) == 10
+
+
+def test_a_probe_that_switched_itself_off_is_not_waited_for(tmp_path: Path) -> None:
+    ring, process = publish(tmp_path / "probes")
+    ring.patch(*switched_off_patch("OSError: no space"))
+    with pytest.raises(NoAnswer, match="switched itself off, and tries again each minute: OSError: no space"):
+        await_look(process, 1, 60.0, wait=lambda: pytest.fail("waited"))
 
 
 def test_what_it_waits_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ code passes devices in and reads them back.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.nn.modules import module as modules
 from torch.utils import _device as default_devices
 from torch.utils._python_dispatch import _push_mode
@@ -28,9 +29,10 @@ from gpumem_tui.simulator.cuda.names import CUDA, CudaGenerator, CudaNames, by_n
 from gpumem_tui.simulator.device import host, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
-from gpumem_tui.simulator.device.kinds import become, known_length, make_subclass
+from gpumem_tui.simulator.device.kinds import become, known_length, make_parameter, make_subclass
+from gpumem_tui.simulator.device.mode import DeviceMode
 from gpumem_tui.simulator.device.streams import SimulatedEvent, SimulatedStream, StreamContext
-from gpumem_tui.simulator.torch_internals import Replacements
+from gpumem_tui.simulator.torch_internals import Replacements, original
 from gpumem_tui.step.phases import in_backward
 
 _CUDA_VERSION, _NCCL_VERSION = "12.8", (2, 27, 5)
@@ -73,6 +75,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
             _answer_for_runtime(replacements)
             _answer_for_accelerator(replacements)
             _follow_devices_in_python(replacements, gpu)
+            _hide_fake_tensors(replacements)
             for answers in (recurrent.answers(), cuda_names.answers(gpu), _hooks(gpu.on_backward_error)):
                 for (owner, name), answer in answers.items():
                     replacements.set(owner, name, answer)
@@ -132,10 +135,18 @@ def _answer_for_cuda(replacements: Replacements) -> None:
 
 
 class _Guard(nullcontext[None]):
-    """`torch.cuda.device` as a context: there is one device."""
+    """`torch.cuda.device` as a context: there is one device.
 
-    def __init__(self, *_: object) -> None:
+    Attributes:
+        idx: its index, as it was asked for.
+        prev_idx: of the device before, as torch has it until the context is entered.
+    """
+
+    def __init__(self, device: Any = None) -> None:
         super().__init__()
+        named = torch.device(device) if isinstance(device, str) else device
+        self.idx = named if isinstance(named, int) else getattr(named, "index", None) or 0
+        self.prev_idx = -1
 
 
 def _answer_for_runtime(replacements: Replacements) -> None:
@@ -269,8 +280,58 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
         return wrap(*map(simulated, args), **{name: simulated(value) for name, value in kwargs.items()})
 
     replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
+    replacements.set(nn.Parameter, "__new__", staticmethod(functools.partial(make_parameter, nn.Parameter.__new__)))
     replacements.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper))
     replacements.set(torch.Tensor, "nested_int_memo", property(known_length))
+
+
+# What programs ask of fake tensors. They find none on the simulated device, as none would be on a GPU.
+
+
+class _OthersOnly(type):
+    """Says of a tensor on the simulated device that it is no instance; else answers as `FakeTensor` does."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, FakeTensor) and not isinstance(instance.fake_mode, DeviceMode)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, FakeTensor)
+
+
+class _FakeTensor(metaclass=_OthersOnly):
+    """`FakeTensor`, as programs see it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return FakeTensor(*args, **kwargs)
+
+
+def _is_fake(value: object) -> bool:
+    """Answer `torch._subclasses.fake_tensor.is_fake`."""
+    return is_fake(value) and not (isinstance(value, FakeTensor) and isinstance(value.fake_mode, DeviceMode))
+
+
+def _hide_fake_tensors(replacements: Replacements) -> None:
+    """Give whoever asks torch's modules for `FakeTensor` a class of which the device's tensors are no instances.
+
+    Torch's own modules get the class itself, as they work on fake tensors for the simulated GPU.
+    """
+    for module, names in (
+        (torch._subclasses, {"FakeTensor": _FakeTensor}),
+        (torch._subclasses.fake_tensor, {"FakeTensor": _FakeTensor, "is_fake": _is_fake}),
+    ):
+        shown = {name: _to_programs(original(module, name), other) for name, other in names.items()}
+        replacements.callback(setattr, module, "__class__", type(module))
+        module.__class__ = type("_Presented", (ModuleType,), shown)
+
+
+def _to_programs(own: Any, other: Any) -> property:
+    """Return an attribute of a module that is `other` but to torch's modules and to this package's."""
+
+    def read(_module: ModuleType) -> Any:
+        asking = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        return own if asking in ("torch", "gpumem_tui") else other
+
+    return property(read)
 
 
 def _follow_modules(replacements: Replacements) -> None:

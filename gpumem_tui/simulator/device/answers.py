@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
-from gpumem_tui.simulator.device.kinds import is_plain
+from gpumem_tui.simulator.device.kinds import is_dense, is_plain
 
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 _SEEN_ONLY = (torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -76,7 +76,7 @@ class Answers:
         if known is None:
             return MISS
         kind, answers = known
-        if kind is FakeTensor:
+        if is_dense(kind):
             return self._make(answers[0], args)
         return None if kind is type(None) else kind([self._make(answer, args) for answer in answers])
 
@@ -88,7 +88,7 @@ class Answers:
         if func.namespace != "aten" or any(tag in func.tags for tag in _SEEN_ONLY):
             return
         kind = type(result)
-        if kind is FakeTensor:
+        if is_dense(kind):
             results = (result,)
         elif kind is list or kind is tuple or result is None:
             results = tuple(result or ())
@@ -103,7 +103,7 @@ class Answers:
         """Add what tells `values` apart; False where that is more than how they look, which is all that copies ask."""
         for value in values:
             kind = type(value)
-            if kind is FakeTensor:
+            if is_dense(kind):
                 if not self._is_plain(value):
                     return False
                 parts += (value.dtype, value.shape, value.stride(), value.storage_offset())

@@ -11,7 +11,37 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
-_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+_PLAIN = (torch.Tensor, nn.Buffer)
+
+
+class _EqualsParameter(type(nn.Parameter)):  # type: ignore[misc]  # torch does not name the metaclass
+    """Has a class be equal to `nn.Parameter`, which programs ask for as ``type(p) == nn.Parameter``."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is nn.Parameter or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(nn.Parameter)
+
+
+class _FakeParameter(FakeTensor, nn.Parameter, metaclass=_EqualsParameter):
+    """A parameter without data. Called as programs call a parameter's type, it makes any parameter.
+
+    They give all attributes of another one with it, as `accelerate.init_empty_weights` does, among them those of fake
+    tensors.
+    """
+
+    def __new__(cls, data: Any = None, requires_grad: bool = True, **_: Any) -> Any:
+        return nn.Parameter(data, requires_grad)
+
+
+_FakeParameter.__name__ = _FakeParameter.__qualname__ = nn.Parameter.__qualname__
+_FakeParameter.__module__ = nn.Parameter.__module__
+
+
+def is_dense(kind: type) -> bool:
+    """Return whether instances of a class are fake tensors or parameters of which there is no more to know."""
+    return kind is FakeTensor or kind is _FakeParameter
 
 
 @functools.cache
@@ -19,6 +49,8 @@ def without_data(kind: type[torch.Tensor]) -> type[FakeTensor]:
     """Return the class of fake tensors that are instances of `kind` too, as quantized parameters are."""
     if issubclass(kind, FakeTensor):
         return kind
+    if kind is nn.Parameter:
+        return _FakeParameter
     if kind in _PLAIN:
         return FakeTensor
     metaclass: Any = type(kind)
@@ -35,6 +67,15 @@ def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any,
     made.__class__ = without_data(kind)
     made._is_param = issubclass(kind, nn.Parameter)
     return made
+
+
+def make_parameter(
+    make: Callable[..., Any], kind: type[nn.Parameter], data: Any = None, requires_grad: bool = True
+) -> Any:
+    """Do as `nn.Parameter.__new__`, which leaves a fake tensor of the class that it has."""
+    if isinstance(data, FakeTensor):
+        return make_subclass(torch.Tensor._make_subclass, kind, data, requires_grad)
+    return make(kind, data, requires_grad)
 
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS
 
 _MOST_WHOLE_NUMBERS = 1 << 20
@@ -56,6 +57,7 @@ _UNKNOWN_NUMBER = 1e-6
 """What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
 that they have converged before they began."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
+_PUT = ("index_put_", "_index_put_impl_")
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 _CHECK = "_is_all_true"
 """What torch asks where it validates values, as those of its distributions: unknown ones are valid."""
@@ -136,7 +138,10 @@ class Values:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a device tensor as a host tensor, not to be changed; None where they are unknown."""
-        if tensor.requires_grad or tensor.dtype not in _KEPT_TYPES:
+        return None if tensor.requires_grad else self._known(tensor)
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.dtype not in _KEPT_TYPES:
             return None
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -153,14 +158,19 @@ class Values:
         content = self._content(tensor)
         if isinstance(content, Uniform):
             return content.value
-        known = self.of(tensor.detach()) if content is not None else None
+        known = self._known(tensor) if content is not None else None
         if known is not None:
             return known.item()
         return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
 
+    def reads_as(self, tensor: torch.Tensor) -> bool | None:
+        """Return the one truth value that a tensor reads as; None where there is none."""
+        content = self._content(tensor)
+        return content.value if isinstance(content, Uniform) else None
+
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
-        known, content = self.of(tensor.detach()), self._content(tensor)
+        known, content = self._known(tensor), self._content(tensor)
         if known is not None:
             return known.to(dtype or tensor.dtype, copy=True)
         value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
@@ -173,7 +183,7 @@ class Values:
             self._follow_change(rule, func, args, kwargs)
         elif rule.is_computed:
             first = args[0] if args else None
-            if type(first) is FakeTensor and rule.needs_values and first.numel() and self._content(first) is None:
+            if rule.needs_values and self._is_unknown(first):
                 self._assume(func, args, result)
             else:
                 self._follow_result(rule, func, args, kwargs, result)
@@ -215,6 +225,8 @@ class Values:
             return
         if all(self._content(tensor) is None for tensor in tensors):
             return
+        if func._opname in _PUT and any(self.reads_as(index) is False for index in _tensors(args[1:2])):
+            return  # nothing is taken to be changed
         try:
             self.result_on_host(func, args, kwargs)
         except UnknownValue:
@@ -260,7 +272,7 @@ class Values:
 
     def _assume(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Assume what tests of unknown values read as: numbers are finite, and compare as a small one."""
-        if type(result) is not FakeTensor or result.dtype is not torch.bool:
+        if not is_dense(type(result)) or result.dtype is not torch.bool:
             return
         holder = self._holder(result)
         if holder is not None and holder.values is None:
@@ -270,8 +282,8 @@ class Values:
         name = func._opname
         if name in _ARE_NO_NUMBERS:
             return Uniform(False, True)
-        if name == _CHECK:
-            return Uniform(True, False)
+        if name == _CHECK or name == "isin":  # what is looked for, as the end of a text, is not found
+            return Uniform(name == _CHECK, False)
         if name in _COMPARISONS:
             one, other = args[:2]
             is_certain = one is other or (type(other) is float and math.isinf(other))
@@ -326,7 +338,7 @@ class Values:
     def _argument_on_host(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, FakeTensor):
-            known = self.of(value) if kind is FakeTensor else None
+            known = self.of(value) if is_dense(kind) else None
             if known is None or known.numel() > _MOST_WHOLE_NUMBERS:  # one number expanded may be computed on for hours
                 raise UnknownValue
             return known
@@ -341,6 +353,10 @@ class Values:
             holder = self._holder(tensor)
             if holder is not None:
                 holder.values = None
+
+    def _is_unknown(self, value: Any) -> bool:
+        """Return whether a tensor on the device has values, of which nothing is known."""
+        return is_dense(type(value)) and bool(value.numel()) and self._content(value) is None
 
     def _holder(self, tensor: torch.Tensor) -> Holder | None:
         return self._live.get(tensor.untyped_storage()._cdata)

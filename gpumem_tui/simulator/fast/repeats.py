@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
+from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
 
@@ -165,7 +165,7 @@ class Repeats:
     def _output(self, call: _Call, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf if isinstance(leaf, _PLAIN) else _UNSUITABLE
-        number = self._gpu.memory.allocation_of(leaf) if type(leaf) is FakeTensor else None
+        number = self._gpu.memory.allocation_of(leaf) if is_dense(type(leaf)) else None
         if number is None or not call.first < number <= call.last:
             return _UNSUITABLE
         return CallOutput(
@@ -180,7 +180,7 @@ class Repeats:
                 self._called_back.append(call)
             elif call not in self._called_back:
                 self._refused.add(call.key)  # a second backward through the same call
-            number = self._gpu.memory.allocation_of(gradient) if type(gradient) is FakeTensor else None
+            number = self._gpu.memory.allocation_of(gradient) if is_dense(type(gradient)) else None
             if number is not None and number <= call.backward_first:  # else the call's own backward made it
                 call.gradient_numbers[number] = position
 

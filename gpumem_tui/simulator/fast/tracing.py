@@ -16,6 +16,7 @@ from gpumem_tui.formula.weights import frozen_blocks, only_head
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine, replay
 from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.simulator.compiled.following import forget
 from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.cuda.world import world_of
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
@@ -110,6 +111,7 @@ class Tracer:
 
     def at(self, batch_size: int) -> Timeline:
         """Return the run at one batch size."""
+        forget()
         gpu = SimulatedGpu(
             self.gpu, self.profile, unlimited=True, on_backward_error=self.on_backward_error,
             assumed_rows=self.assumed_rows, notes=self.assumed_rows.used,

@@ -1,10 +1,10 @@
-"""Does without torch's compiler: nothing is compiled on the simulated GPU, and to load it takes as long as torch."""
+"""Does without torch's compiler until a program compiles: to load it takes as long as torch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -40,32 +40,6 @@ def exclude_nothing(module: ModuleType) -> None:
         module: ``torch._compile``, as yet unused.
     """
     replace(module, "_disable_dynamo", _kept)
-
-
-def stay_eager(note: Callable[[str], None]) -> None:
-    """Have `torch.compile` give back what it got, and call `note` with what that means whenever it is used."""
-    import torch
-
-    def used() -> None:
-        note("torch.compile: traced as eager PyTorch, an upper bound of what the compiled step holds")
-
-    def compiled(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return partial(compiled, **options)
-        if isinstance(model, (torch.nn.Module, type)):
-            used()
-            return model
-
-        @wraps(model)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            used()  # libraries compile more than a program uses
-            return model(*args, **kwargs)
-
-        return run
-
-    replace(torch, "compile", compiled)
-    replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # needs the inductor, that a build with CUDA
-    replace(torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None)
 
 
 def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **_: Any) -> Any:

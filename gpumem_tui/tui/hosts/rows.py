@@ -287,12 +287,14 @@ def _job_text(job: JobRanks) -> str:
     hosts = len({each.host_name for each in job.ranks})
     facts = [f"{len(job.ranks)} of {job.world_size} ranks on {_count(hosts, 'host')}"]
     fullest, behind = job.fullest, job.behind
-    if behind is not None:
+    if job.silence:
+        facts.append(job.silence)
+    elif behind is not None:
         facts.append(f"rank {behind[0].count('rank')} lags {_count(behind[1], 'step')}")
     if fullest is not None:
         peak = _bytes(fullest.count("peak_allocated_bytes"))
         facts.append(f"fullest rank {fullest.count('rank')}: {peak} GiB, spread {_bytes(job.spread_bytes)}")
-    return " · ".join([*facts, job.command])
+    return " · ".join([*facts, *([job.name] if job.name else []), job.command])
 
 
 def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:

@@ -11,7 +11,7 @@ from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Pro
 from gpumem_tui.report.objects import known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
 from gpumem_tui.watch.published import Placed, WatchedProcess
-from gpumem_tui.watch.records import FOR_MEMORY
+from gpumem_tui.watch.records import FOR_MEMORY, last_first
 
 if TYPE_CHECKING:
     from gpumem_tui.watch.records import ProbeSample
@@ -159,7 +159,7 @@ def _ended(state: MonitorState) -> Iterator[Entry]:
         for watched in state.published.processes
         if watched.ended_s is not None and not watched.is_running and state.now_s - watched.ended_s < _KEPT_S
     ]
-    lately.sort(key=lambda pair: pair[0], reverse=True)
+    lately.sort(key=lambda pair: last_first(pair[0], state.now_s))
     for _, watched in lately[:_MOST_ENDED]:
         gone = Unknown("it has ended")
         placed = watched.own[0] if watched.own else None

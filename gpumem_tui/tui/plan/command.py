@@ -40,7 +40,8 @@ _NUMBER = 8
 _WORD = 8
 _ROOMY = 84
 _FITS, _FITS_NOT = ("✓ ", "$text-success"), ("✗ ", "$text-error")
-_MARKS: dict[Fit, Span] = {"fits": _FITS, "may fit": ("? ", "$text-warning"), "does not fit": _FITS_NOT}
+_MAY = ("? ", "$text-warning")
+_MARKS: dict[Fit, Span] = {"fits": _FITS, "may fit": _MAY, "may not fit": _MAY, "does not fit": _FITS_NOT}
 
 
 # The state, and the functions that make the next one

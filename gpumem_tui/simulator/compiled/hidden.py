@@ -1,0 +1,133 @@
+"""Hides from torch's compiler what the simulated GPU does around a program, for as long as compiled code is called.
+
+Dynamo reads the program's code, and would read ours where it follows that program: hooks on all modules, the mode that
+exchanges CUDA's name, functions of torch's that are replaced. It then compiles our code, or gives the program's up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
+
+from gpumem_tui.simulator.cuda.names import CudaNames
+from gpumem_tui.simulator.torch_internals import without_replacements
+
+_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
+_OURS = "gpumem_tui."
+CALL = ("torch.nn.modules.module.Module.__call__",)
+_ANSWERS = (
+    "torch.cuda.*", "torch.accelerator.*", "torch.version.*", "torch.backends.*", "torch._C._cuda_*",
+    "torch._C._get_accelerator",
+)  # fmt: skip
+"""What stays replaced while a frame is compiled: answers about the GPU, which the compiler asks for as well."""
+
+_inside = threading.local()
+
+
+@contextmanager
+def while_called() -> Iterator[None]:
+    """Hide hooks and modes of ours while compiled code is called; the outermost call does."""
+    if getattr(_inside, "called", False):
+        yield
+        return
+    _inside.called = True
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_without_names())
+            stack.enter_context(_without_hooks())
+            stack.enter_context(without_replacements(CALL))
+            yield
+    finally:
+        _inside.called = False
+
+
+@contextmanager
+def while_compiled() -> Iterator[None]:
+    """Have torch be as it is but for answers about the GPU, while a frame or a graph is compiled."""
+    if getattr(_inside, "compiled", False):
+        yield
+        return
+    _inside.compiled = True
+    try:
+        with without_replacements(("*",), kept=_ANSWERS), _without_names():
+            yield
+    finally:
+        _inside.compiled = False
+
+
+@contextmanager
+def _without_names() -> Iterator[None]:
+    """Take off the mode that exchanges CUDA's name: the compiler would follow it, and guard the code by it."""
+    stack = _modes()
+    if not any(isinstance(mode, CudaNames) for mode in stack):
+        yield
+        return
+    _set_modes([mode for mode in stack if not isinstance(mode, CudaNames)])
+    try:
+        yield
+    finally:
+        _set_modes(stack)
+
+
+def _modes() -> list[TorchFunctionMode]:
+    internals: Any = torch._C
+    return [internals._get_function_stack_at(place) for place in range(internals._len_torch_function_stack())]
+
+
+def _set_modes(stack: list[TorchFunctionMode]) -> None:
+    internals: Any = torch._C
+    for _ in range(internals._len_torch_function_stack()):
+        internals._pop_torch_function_stack()
+    for mode in stack:
+        internals._push_on_torch_function_stack(mode)
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    tables: list[dict[int, Any]] = [getattr(modules, name) for name in _HOOKS]
+    taken = [dict(table) for table in tables]
+    called = tables[1]
+    ours = {key for table in (tables[0], called) for key, hook in table.items() if _is_ours(hook)}
+    for table in tables:
+        for key in ours & table.keys():
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, taken, strict=True):
+            added = {key: hook for key, hook in table.items() if key not in before}
+            table.clear()
+            table.update(before)
+            table.update(added)
+
+
+def _is_ours(hook: Callable[..., Any]) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith(_OURS)
+
+
+@contextmanager
+def announced(module: nn.Module | None, args: tuple[Any, ...]) -> Iterator[None]:
+    """Call our hooks for a module that is compiled with its own hooks, which Dynamo would follow.
+
+    Args:
+        module: None for a function, which has no hooks.
+        args: what it is called with.
+    """
+    if module is None:
+        yield
+        return
+    before, after = modules._global_forward_pre_hooks, modules._global_forward_hooks
+    for hook in [hook for hook in before.values() if _is_ours(hook)]:
+        hook(module, args)
+    try:
+        yield
+    finally:
+        for hook in [hook for hook in after.values() if _is_ours(hook)]:
+            hook(module, args, None)

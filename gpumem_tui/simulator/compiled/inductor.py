@@ -1,0 +1,226 @@
+"""Makes torch's Inductor compile for the simulated GPU: its passes, buffers and wrapper, and no kernel.
+
+Inductor takes device types by the interfaces that other vendors' devices use. What needs a device that computes, as
+patterns made of real tensors and benchmarks, is replaced; what a benchmark decides on a GPU follows a rule here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.simulator.compiled.hidden import while_compiled
+from gpumem_tui.simulator.compiled.wrapper import loaded
+from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.gpu import backend
+from gpumem_tui.simulator.torch_internals import extend, original, replace, replace_everywhere, without_replacements
+
+_BYTES_NOT_KNOWN = 100.0
+"""FLOP per value moved from which a product counts as bound by arithmetic where a GPU's rates are not known."""
+
+_ITEM = {torch.float32: "fp32", torch.float16: "half", torch.bfloat16: "half"}
+_CACHES: dict[str, Any] = {
+    "fx_graph_cache": False,
+    "compile_threads": 1,
+    "joint_graph_constant_folding": False,
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "nan_asserts": False,
+}
+_MEASURED: dict[str, Any] = {
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "triton.cudagraphs": False,
+    "cpp_wrapper": False,
+    "freezing": False,
+}
+"""Settings of Inductor's that ask a device which kernel is faster, keep graphs of CUDA's, or compile for the host."""
+
+_kernels = itertools.count(1)
+_graphs = itertools.count(1)
+
+
+class NoTriton(RuntimeError):
+    """Triton, which Inductor writes kernels for, cannot be imported."""
+
+
+@functools.cache
+def prepare() -> None:
+    """Have Inductor know the simulated GPU; once per process.
+
+    Raises:
+        NoTriton: there is no triton to import.
+        MissingInTorch: this torch lacks what is replaced.
+    """
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        raise NoTriton(f"triton cannot be imported ({error})") from None
+    with without_replacements(("*",)):
+        _module("_dynamo.variables.torch").TorchInGraphFunctionVariable._get_handlers()
+    with while_compiled():
+        _register()
+        _replace()
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"torch.{name}")
+
+
+def _register() -> None:
+    interface = _module("_dynamo.device_interface")
+    common = _module("_inductor.codegen.common")
+    kind = _interface(interface.DeviceInterface)
+    for name in (DEVICE_TYPE, f"{DEVICE_TYPE}:0"):
+        interface.register_interface_for_device(name, kind)
+    common.register_backend_for_device(
+        DEVICE_TYPE,
+        _module("_inductor.codegen.triton").TritonScheduling,
+        _module("_inductor.codegen.wrapper").PythonWrapperCodegen,
+    )
+    common.register_device_op_overrides(DEVICE_TYPE, _overrides(_module("_inductor.codegen.cuda.device_op_overrides")))
+    extend(_module("_inductor.utils"), "GPU_TYPES", DEVICE_TYPE)
+
+
+def _interface(base: Any) -> type:
+    """Make what Dynamo and Inductor ask a device's properties of: the answers of the simulated GPU."""
+
+    def capability(_device: Any = None) -> int:
+        major, minor = backend.get_device_capability()
+        return 10 * major + minor
+
+    def properties(_device: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(type=DEVICE_TYPE, **vars(backend.get_device_properties()))
+
+    answers: dict[str, Callable[..., Any]] = {
+        "get_device_properties": properties,
+        "get_compute_capability": capability,
+        "is_bf16_supported": backend.is_bf16_supported,
+        "memory_allocated": lambda _device=None: 0,
+        **{name: (lambda *_, **__: 0) for name in ("current_device", "exchange_device", "maybe_exchange_device")},
+        **{name: (lambda *_, **__: 0) for name in ("get_raw_stream",)},
+        **{name: (lambda *_, **__: True) for name in ("is_available", "is_triton_capable")},
+        **{name: (lambda *_, **__: None) for name in ("set_device", "synchronize", "raise_if_triton_unavailable")},
+        **{name: (lambda *_, **__: None) for name in ("stream", "current_stream", "set_stream")},
+        "device_count": lambda: 1,
+    }
+    fixed = {name: staticmethod(answer) for name, answer in answers.items()}
+    worker = type("Worker", (), {name: fixed[name] for name in ("set_device", "current_device")})
+    worker.get_device_properties = staticmethod(properties)  # type: ignore[attr-defined]
+    stream, event = type("Stream", (), {}), type("Event", (), {})
+    return type(
+        "SimulatedInterface",
+        (base,),
+        {**fixed, "Worker": worker, "Stream": stream, "Event": event, "device": torch.device},
+    )
+
+
+def _overrides(module: Any) -> Any:
+    """Return what a wrapper says about its device: CUDA's words, without what starts CUDA."""
+
+    class SimulatedOverrides(module.CUDADeviceOpOverrides):  # type: ignore[misc]
+        def import_get_raw_stream_as(self, name: str) -> str:
+            return f"{name} = torch.{DEVICE_TYPE}.current_device"
+
+        def set_device(self, _index: int) -> str:
+            return "pass"
+
+        def synchronize(self) -> str:
+            return "pass"
+
+        def device_guard(self, index: int) -> str:
+            return f"torch.{DEVICE_TYPE}.device({index})"
+
+    return SimulatedOverrides()
+
+
+def _replace() -> None:
+    joint = _module("_inductor.fx_passes.joint_graph")
+    _module("_inductor.compile_fx")
+    replace_everywhere(_module("_inductor.utils"), "get_gpu_type", lambda: DEVICE_TYPE)
+    begin = original(joint, "lazy_init")
+    replace(joint, "lazy_init", lambda _device=None: begin(torch.device("cpu")))
+    padding = _module("_inductor.fx_passes.pad_mm")
+    replace(padding, "check_device", lambda *_: True)
+    replace(padding, "has_triton", lambda *_: True)
+    replace(padding, "should_pad", functools.partial(_is_padded, padding))
+    replace(_module("_inductor.scheduler"), "has_triton", lambda *_: True)
+    replace(_module("utils._triton"), "triton_hash_with_backend", lambda: "")
+    for name in ("_inductor.compile_fx", "_inductor.output_code"):  # ask for addresses
+        replace(_module(name), "get_input_idxs_to_check", lambda *_, **__: [])
+    replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
+    replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _run_wrapper)
+    logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
+    inner = _module("_inductor.compile_fx")
+    replace(inner, "compile_fx", functools.partial(_compile, original(inner, "compile_fx"), inner.compile_fx_inner))
+
+
+def _compile(compile_fx: Any, inner: Any, graph: Any, inputs: Any, *, config_patches: Any = None, **more: Any) -> Any:
+    """Compile a graph of Dynamo's with Inductor; the backward at once, as nothing is gained by waiting."""
+    if "inner_compile" in more:  # called by itself, with settings made
+        return compile_fx(graph, inputs, config_patches=config_patches, **more)
+
+    def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        with while_compiled():
+            return inner(*args, **kwargs)
+
+    settings = _module("_functorch.config")
+    patches = {**(config_patches or {}), **_CACHES, **_MEASURED}
+    known = _module("_inductor.config").get_config_copy()
+    patches = {name: value for name, value in patches.items() if name in known}
+    with settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
+        return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
+
+
+def _no_kernel(kernel: Any, _name: Any = None) -> str:
+    """Give a kernel no source but a number: which buffers it is called with follows from its arguments."""
+    kernel.args.python_argdefs()
+    kernel.triton_meta = {"signature": {}, "device": None, "constants": {}}
+    kernel.inductor_meta = {}
+    return f"@triton_heuristics.pointwise(\n{next(_kernels)}\n"
+
+
+def _run_wrapper(lowering: Any) -> Any:
+    """Load the wrapper of a graph, as `GraphLowering.compile_to_module` does with kernels."""
+    code, _ = lowering.codegen()
+    number = next(_graphs)
+    names = loaded(code.value, code.line_map, number)
+    return SimpleNamespace(call=names["call"], __file__=f"<compiled graph {number}>", runner=names.get("runner"))
+
+
+# Products that Inductor pads
+
+
+def _is_padded(padding: Any, _match: Any, left: torch.Tensor, right: torch.Tensor, product: Any, **more: Any) -> bool:
+    """Say whether a product's operands are padded to aligned sizes: where arithmetic and not memory bounds it.
+
+    Inductor asks two things (`_should_pad` in torch/_inductor/fx_passes/pad_mm.py): whether it is bound by arithmetic,
+    more than half of the GPU's operations per value, and whether a benchmark of the padded product is faster by 10 %,
+    which it is taken to be.
+    """
+    if not padding.can_pad(left, right, product, **more):
+        return False
+    m, k = left.shape[-2:]
+    n = right.shape[-1]
+    sizes: list[int] = padding.hint_symbols((m, k, n))
+    rows, inner, columns = sizes
+    moved = rows * inner + inner * columns + rows * columns
+    return moved > 0 and rows * inner * columns / moved > _balance(backend._gpu.gpu, left.dtype)
+
+
+def _balance(gpu: Gpu, kind: torch.dtype) -> float:
+    """Return half of the operations that a GPU makes per value that it moves (`is_mm_compute_bound` there)."""
+    rate = getattr(gpu.speed, _ITEM.get(kind, ""), None) if gpu.speed else None
+    if not rate or gpu.speed is None:
+        return _BYTES_NOT_KNOWN
+    return float(0.5 * 1000 * rate / gpu.speed.memory)

@@ -1,0 +1,132 @@
+"""What torch.compile leaves in memory, by its own compiler, where it can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="Inductor writes kernels for triton, which is not here"),
+]
+
+PROGRAMS = """
+import json
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from gpumem_tui.simulator.compiled.following import follow_compiler
+from gpumem_tui.simulator.cuda.presented import presented_as_cuda
+from gpumem_tui.simulator.device.gpu import simulate
+from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
+from tests.simulator.simulated_steps import simulated_gpu
+
+leave_compiler_unloaded(torch)
+notes = {}
+SIDE = 1024
+follow_compiler(notes)
+found = {}
+
+
+def kept(name, function, *inputs, **options):
+    held = {}
+    for kind, called in (("eager", function), ("compiled", torch.compile(function, **options))):
+        called(*inputs).sum().backward() if name != "inference" else called(*inputs)
+        before = torch.cuda.memory_allocated()
+        result = called(*inputs)
+        held[kind] = torch.cuda.memory_allocated() - before
+        del result
+    found[name] = held
+
+
+def matrix(dtype=torch.float32):
+    return torch.randn(SIDE, SIDE, device="cuda", dtype=dtype, requires_grad=True)
+
+
+def chain(x):
+    return (x.sin().exp() * 2).tanh().sigmoid()
+
+
+def asks_for_cuda(x):
+    assert x.is_cuda and x.device.type == "cuda"
+    return (x.sin() + torch.ones(SIDE, device="cuda")).exp()
+
+
+class Ran(nn.Module):
+    def forward(self, x):
+        return checkpoint(chain, x, use_reentrant=False).cos().sin()
+
+
+def broken(x):
+    x = x.sin().exp()
+    print(end="", flush=True)
+    torch._dynamo.graph_break()
+    return x.tanh().sigmoid()
+
+
+gpu = simulated_gpu()
+with simulate(gpu), presented_as_cuda(gpu):
+    kept("chain", chain, matrix())
+    kept("cross-entropy", lambda x, t: F.cross_entropy(x * 2, t), matrix(), torch.zeros(SIDE, device="cuda", dtype=int))
+    kept("norm", lambda x, w: F.rms_norm(x, (SIDE,), w) * 2, matrix(), torch.ones(SIDE, device="cuda"))
+    kept("by another backend", chain, matrix(), backend="aot_eager")
+    kept("asks for cuda", asks_for_cuda, matrix())
+    ran = Ran()
+    kept("checkpoint", ran, matrix())
+    found["of one graph each"] = list(notes)
+    module = nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()).cuda()
+    module.compile()
+    kept("module", module, matrix())
+    kept("broken", broken, matrix())
+found["notes"] = list(notes)
+print(json.dumps(found))
+"""
+MATRIX = 4 * 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What forward leaves by program, eager and compiled: its result, and what it keeps for backward."""
+    done = subprocess.run([sys.executable, "-c", PROGRAMS], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return loaded
+
+
+def test_a_chain_of_elementwise_operators_keeps_its_input_only(found: dict[str, Any]) -> None:
+    assert found["chain"] == {"eager": 3 * MATRIX, "compiled": MATRIX}, "eager keeps what exp, tanh and sigmoid gave"
+
+
+def test_a_loss_keeps_two_numbers_a_row(found: dict[str, Any]) -> None:
+    """The logits' largest value and the sum of their exponentials, of which backward makes the rest again."""
+    assert found["cross-entropy"]["compiled"] < 4 * 4 * 1024 < MATRIX < found["cross-entropy"]["eager"]
+
+
+def test_a_norm_keeps_one_number_a_row(found: dict[str, Any]) -> None:
+    assert found["norm"]["compiled"] == MATRIX + 4 * 1024
+
+
+def test_a_backend_without_kernels_keeps_as_eager_does(found: dict[str, Any]) -> None:
+    assert found["by another backend"]["compiled"] == found["by another backend"]["eager"] == 3 * MATRIX
+
+
+def test_the_device_is_called_cuda_in_compiled_code(found: dict[str, Any]) -> None:
+    assert found["asks for cuda"]["compiled"] <= 2 * MATRIX
+
+
+def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
+    assert found["checkpoint"]["compiled"] == MATRIX
+    assert found["of one graph each"] == [
+        "torch.compile: 6 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    ]
+
+
+def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
+    assert any("graph break" in note for note in found["notes"])
+    assert found["broken"]["compiled"] < found["broken"]["eager"]

@@ -1,0 +1,114 @@
+"""What programs ask of tensors that have no data gets the answer that a GPU's tensors would give."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gpumem_tui.simulator.cuda.presented import device_for
+from tests.simulator.simulated_steps import on, simulated_gpu
+
+WIDE = 1024
+"""A layer of so many units on the host is a weight without data."""
+
+
+@pytest.fixture
+def layer() -> Iterator[nn.Linear]:
+    """A layer on the host, where the simulated GPU is CUDA."""
+    with device_for(simulated_gpu(), user_code=True):
+        yield nn.Linear(WIDE, WIDE)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_no_tensor_is_a_fake_one_to_a_program(layer: nn.Linear, place: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, is_fake
+
+    layer.to(place)
+    for tensor in (layer.weight, layer.weight * 1, layer.weight.data, layer.weight.detach()):
+        assert not isinstance(tensor, FakeTensor)
+        assert not isinstance(tensor, torch._subclasses.FakeTensor)
+        assert not is_fake(tensor)
+    with torch._subclasses.FakeTensorMode() as mode:  # a program's own are
+        own = mode.from_tensor(torch.zeros(2, device="cpu"))
+    assert isinstance(own, FakeTensor)
+    assert is_fake(own)
+    assert issubclass(type(own), FakeTensor)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_parameter_is_of_the_class_of_parameters(layer: nn.Linear, place: str) -> None:
+    layer.to(place)
+    for parameter in (layer.weight, layer.bias, copy.deepcopy(layer).weight, nn.Parameter(layer.weight)):
+        assert type(parameter) == nn.Parameter  # noqa: E721 - as libraries ask
+        assert type(parameter) in (torch.Tensor, nn.Parameter)
+        assert type(parameter).__name__ == "Parameter"
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.is_leaf
+        assert parameter.requires_grad
+        assert parameter.device.type == place
+    kind: Any = type(layer.weight)
+    made = kind(torch.zeros(2, device="cpu"), requires_grad=False)
+    assert type(made) is nn.Parameter
+    assert not made.requires_grad
+
+
+def test_a_parameter_goes_to_the_meta_device_as_accelerate_sends_it(layer: nn.Linear) -> None:
+    attributes = {**vars(layer.weight), "requires_grad": True}
+    kind: Any = type(layer.weight)
+    moved = kind(layer.weight.to(torch.device("meta")), **attributes)
+    assert type(moved) is nn.Parameter
+    assert moved.device.type == "meta"
+    assert moved.shape == (WIDE, WIDE)
+    assert moved.stride() == (WIDE, 1)
+
+
+def test_a_copied_parameter_has_no_gradient_and_a_pickled_one_its_shape(layer: nn.Linear) -> None:
+    layer.cuda()
+    layer(torch.zeros(2, WIDE, device="cuda")).sum().backward()
+    assert copy.deepcopy(layer.weight).grad is None
+    read = pickle.loads(pickle.dumps(layer.weight))
+    assert read.shape == layer.weight.shape
+    assert read.device.type == "cuda"
+    assert read.requires_grad
+
+
+def test_scalars_of_the_gpu_are_read_into_a_new_tensor(layer: nn.Linear) -> None:
+    known = torch.tensor([3, 5], device="cuda").max()
+    assert torch.tensor([known, 7]).tolist() == [5, 7]
+    unknown = layer.cuda()(torch.zeros(2, WIDE, device="cuda")).sum().detach()
+    made = torch.tensor([unknown, unknown], device="cuda")
+    assert made.device.type == "cuda"
+    assert made.shape == (2,)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "svd": lambda x: torch.linalg.svd(x, full_matrices=False),
+    "full svd": torch.linalg.svd,
+    "eig": lambda x: torch.linalg.eig(x.narrow(1, 0, 8)),
+    "eigh": lambda x: torch.linalg.eigh(x.narrow(1, 0, 8)),
+    "fft": lambda x: torch.fft.fft(x, dim=0),
+    "rfft": lambda x: torch.fft.rfft(x, dim=0),
+    "two-dimensional fft": torch.fft.rfft2,
+    "and back": lambda x: torch.fft.irfft2(torch.complex(x, x)),
+    "median": lambda x: x.median(dim=1),
+    "histc": lambda x: x.int().histc(5, 0, 4),
+}
+
+
+@pytest.mark.parametrize("operator", LAYOUTS.values(), ids=LAYOUTS)
+def test_results_lie_in_memory_as_on_cuda(operator: Callable[[torch.Tensor], Any]) -> None:
+    def layouts(made: Any) -> list[Any]:
+        tensors = [made] if isinstance(made, torch.Tensor) else made
+        return [(one.dtype, one.shape, one.stride()) for one in tensors]
+
+    with FakeTensorMode():
+        expected = layouts(operator(torch.empty(8, 12, device="cuda")))
+    with on() as (device, _):
+        assert layouts(operator(torch.empty(8, 12, device=device))) == expected
