@@ -260,7 +260,7 @@ class LeftOutFiles:
                 os.unlink(path)
 
 
-def _folder_of(path: Any) -> str:
+def _folder_of(path: str | os.PathLike[str]) -> str:
     return os.path.dirname(os.path.abspath(path))
 
 
