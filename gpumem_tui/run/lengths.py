@@ -39,8 +39,11 @@ class _Input:
 
     @classmethod
     def among(cls, values: Any) -> _Input | None:
-        """Return the input among a call's arguments that tells its length: tokens, else images or sequences."""
-        tensors = tensors_in(values)
+        """Return the input among a call's arguments that tells its length: tokens, else images or sequences.
+
+        Jagged tensors do not: a length of theirs is a symbol, which has no order.
+        """
+        tensors = [tensor for tensor in tensors_in(values) if all(type(length) is int for length in tensor.shape)]
         for tensor in tensors:
             if tensor.dim() == 2 and tensor.shape[1] > 1 and tensor.dtype in (torch.int64, torch.int32):
                 return cls(tuple(tensor.shape), _TOKENS)
@@ -214,8 +217,8 @@ def _limits(things: Iterable[Any]) -> Iterator[tuple[str, int]]:
     yield from _named(vars(sys.modules["__main__"]), "")
     for thing in things:
         kind = type(thing)
-        if isinstance(thing, argparse.Namespace) or (
-            kind.__module__ not in ("builtins", "torch") and (is_dataclass(thing) or hasattr(kind, "from_pretrained"))
+        if issubclass(kind, argparse.Namespace) or (
+            kind.__module__ not in ("builtins", "torch") and (is_dataclass(kind) or hasattr(kind, "from_pretrained"))
         ):
             values = getattr(thing, "__dict__", None)
             if isinstance(values, dict):
