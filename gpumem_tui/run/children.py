@@ -75,6 +75,10 @@ SWITCHED_OFF: Mapping[str, str] = {
 _IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
 
+_IDLE_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Of a simulated run: by default OpenMP's threads spin between loops (libgomp's GOMP_SPINCOUNT), milliseconds for each
+small operation on the host where other programs want the cores too."""
+
 SIDE_EFFECTS = (
     "the command runs as it is until its steps are made: what it writes until then is written; "
     "W&B, Comet, Neptune, ClearML and Hugging Face telemetry are switched off"
@@ -383,6 +387,7 @@ class CommandChild(Child):
         return self._process.pid
 
     def _environment(self, gpu_uuids: tuple[str, ...]) -> dict[str, str]:
+        defaults = {**_IN_ORDER, **(_IDLE_THREADS if self._simulated else {})}
         path = [str(SITE), os.environ.get("PYTHONPATH", "")]
         return {
             **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
@@ -391,7 +396,7 @@ class CommandChild(Child):
             "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
             "PATH": put_in_path(self._directory / "bin", simulated=self._simulated),
             "PYTHONUNBUFFERED": "1",
-            **{name: os.environ.get(name, value) for name, value in _IN_ORDER.items()},
+            **{name: os.environ.get(name, value) for name, value in defaults.items()},
             "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
         }
 

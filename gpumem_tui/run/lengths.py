@@ -214,8 +214,8 @@ def _limits(things: Iterable[Any]) -> Iterator[tuple[str, int]]:
     yield from _named(vars(sys.modules["__main__"]), "")
     for thing in things:
         kind = type(thing)
-        if isinstance(thing, argparse.Namespace) or (
-            kind.__module__ not in ("builtins", "torch") and (is_dataclass(thing) or hasattr(kind, "from_pretrained"))
+        if issubclass(kind, argparse.Namespace) or (  # what a thing itself says of its class may raise, or warn
+            kind.__module__ not in ("builtins", "torch") and (is_dataclass(kind) or hasattr(kind, "from_pretrained"))
         ):
             values = getattr(thing, "__dict__", None)
             if isinstance(values, dict):
