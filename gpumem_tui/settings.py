@@ -87,6 +87,8 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
         place = re.search(r"at line (\d+)", str(error))
         line = place[1] if place else len(text.splitlines())  # "at end of document"
         raise SettingsError(f"{name}:{line}: {str(error).partition(' (at ')[0]}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{name}: brackets within brackets, deeper than can be read") from error
     faults = [(_line_of(key, text), fault) for key, value in values.items() if (fault := _fault(key, value))]
     if faults:
         raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))

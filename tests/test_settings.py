@@ -11,6 +11,11 @@ import pytest
 from gpumem_tui.settings import Settings, SettingsError, default_file, default_path, load, parse
 
 
+def test_brackets_that_go_too_deep_are_one_line() -> None:
+    with pytest.raises(SettingsError, match=r"settings\.toml: brackets within brackets, deeper than can be read"):
+        parse("hosts = " + "[" * 5000)
+
+
 def test_the_printed_file_has_every_key_at_its_default() -> None:
     text = default_file()
     assert parse(text) == Settings()

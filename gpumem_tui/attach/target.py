@@ -68,10 +68,14 @@ def symbols(proc: Path, first: Mapping, names: tuple[str, ...]) -> dict[str, Sym
         OSError: the file cannot be read.
     """
     path = proc / "root" / first.path.lstrip("/")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # something else may have that name by now
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens no device: something else may have that name by now
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
             return {}
+        descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+    with os.fdopen(descriptor, "rb") as file:
         try:
             elf = ELFFile(file)
             bias = _bias(elf, first)

@@ -31,11 +31,16 @@ class ModelFile:
         path: its config.json, absolute.
         shape: as the file has it.
         dequantize: a quantized one, taken unquantized.
+        model_type, architecture: as in the file; empty for none.
+        is_text_alone: the model takes images or sound as well, and is trained without.
     """
 
     path: str
     shape: ModelShape
     dequantize: bool = False
+    model_type: str = ""
+    architecture: str = ""
+    is_text_alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def plan(**values: Any) -> int:
     if asked.solve == "gpus":
         values["gpus"] = max(values["gpus"], _fewest(values))
     options, config = configured(values, share=True)
-    if config.workload.command is not None:
+    if config.workload.shape is None and config.workload.command is not None:
         refuse_goals(goals)
         return _plan_command(options, config, asked)
     return _plan_model(config, asked, goals)

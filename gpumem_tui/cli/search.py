@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ from gpumem_tui.cli.types import Whole, with_options
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.options.table import SEARCH
-from gpumem_tui.report.output import complain, is_terminal
+from gpumem_tui.report.output import complain, is_terminal, note
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -132,6 +135,8 @@ def predict_or_exit(
     except Unusable as error:
         if error.kind == "torch" and config.workload.shape is not None:
             return Prediction(config.formula, Unknown(str(error))), None
+        if words := _with_rows(str(error)):
+            note(f"to assume that half is kept there:\n  {words}")
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:
         raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
@@ -139,6 +144,15 @@ def predict_or_exit(
     if isinstance(traced, Unknown) and isinstance(formula.at(batch_size), Unknown):
         raise SystemExit(complain(traced.reason, EXIT_BAD_INPUT))
     return predicted.prediction, predicted.ready
+
+
+def _with_rows(reason: str) -> str:
+    """Return the line that was typed with the share of rows that a reason asks for; empty where it asks for none."""
+    place = re.search(r"\(--assume-rows .*\((\S+?:\d+)[,)]", reason)
+    if place is None or "--" not in sys.argv:
+        return ""
+    split = sys.argv.index("--")
+    return shlex.join(["gpumem-tui", *sys.argv[1:split], "--assume-rows", f"{place[1]}=0.5", *sys.argv[split:]])
 
 
 def _check_target(path: Path) -> None:

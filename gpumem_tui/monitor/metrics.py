@@ -10,15 +10,18 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIServer
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpumem_tui.addresses import in_url
+from gpumem_tui.addresses import in_url, is_address, is_loopback
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
@@ -26,6 +29,7 @@ from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance, Snapshot, Source
 from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.text import printable
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -81,6 +85,7 @@ class Sheet:
 
 
 _PATH = "/metrics"
+_MOST_CONNECTIONS, _LONGEST_S = 32, 30.0
 MOST_PROCESSES = 256
 """Of a machine's processes, as many as this have series: those that hold most."""
 
@@ -158,14 +163,15 @@ class Server:
         if counts_itself:
             registry.register(_Ourselves())
         try:
-            self._server: WSGIServer
-            self._server, self._thread = start_http_server(port, host, registry)
-            self._server.set_app(_at_one_path(make_wsgi_app(registry)))
+            self._server = _Connections(host, port)
+            self._server.set_app(_at_one_path(make_wsgi_app(registry), host))
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
             raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
         self.address = in_url(host, self.port)
         """Host and port, as they stand in a URL."""
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -179,10 +185,74 @@ class Server:
         self._thread.join()
 
 
-def _at_one_path(metrics: WSGIApplication) -> WSGIApplication:
-    """Answer at one path alone: prometheus_client's own application answers at any."""
+class _Silent(WSGIRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name there
+        """Say nothing of a request."""
+
+
+class _Connections(ThreadingMixIn, WSGIServer):
+    """So many connections at once, none for longer than `_LONGEST_S`, whatever their other ends do."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, *_, address = found[0]
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        super().__init__((str(address[0]), port), _Silent)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; one too many is closed."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and cut it off if that takes too long."""
+        ended = threading.Timer(_LONGEST_S, self._cut, (request,))
+        ended.daemon = True
+        ended.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            ended.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that broke."""
+
+    def _cut(self, request: socket.socket) -> None:
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+
+def _is_ours(asked: str, bound: str) -> bool:
+    """Return whether a ``Host`` header means this machine.
+
+    A web page whose own name is pointed here (DNS rebinding) has a name with a dot: of those only what the server was
+    told to listen on, and the machine's own, are taken.
+    """
+    try:
+        name = (urlsplit(f"//{asked}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if not asked or is_loopback(name):
+        return True
+    if is_loopback(bound):
+        return False
+    return "." not in name or ":" in name or is_address(name) or name in (bound.lower(), socket.getfqdn().lower())
+
+
+def _at_one_path(metrics: WSGIApplication, bound: str) -> WSGIApplication:
+    """Answer at one path alone, and to who means this machine: prometheus_client's application answers anybody."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if not _is_ours(asked := environ.get("HTTP_HOST", ""), bound):
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{printable(asked)[:200]} is no name of this server: --metrics NAME:PORT says one.\n".encode()]
         if environ["PATH_INFO"] in (_PATH, "/favicon.ico"):
             return metrics(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import select
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
@@ -119,11 +122,25 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
     while True:
         yield last
         due_s = max(due_s + interval_s, time.monotonic())
-        time.sleep(max(0.0, due_s - time.monotonic()))
+        _sleep_until(due_s)
         newer = None
         while newer is None:
             newer = source.wait(last, _POLL_S)
         last = newer
+
+
+def _sleep_until(due_s: float) -> None:
+    """Sleep until then.
+
+    Raises:
+        BrokenPipeError: nobody reads what is printed any more, such as over ssh once the viewer is gone.
+    """
+    poll = select.poll()
+    with suppress(OSError, ValueError):  # a stdout that is closed, or a test's
+        poll.register(sys.stdout.fileno(), 0)  # that it hangs up is told all the same
+    while (left_s := due_s - time.monotonic()) > 0:
+        if poll.poll(min(left_s, 60.0) * 1000):
+            raise BrokenPipeError
 
 
 def _is_unread(gpu: GpuReading) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 
 from gpumem_tui.catalog.config_file import (
     ConfigFile,
-    ModelFile,
     Quantization,
     looks_like_path,
     quantization_of,
@@ -36,13 +35,11 @@ from gpumem_tui.monitor.devices import Candidate, RealGpu, visible_devices
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.plan.plan import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.config import Device
-from gpumem_tui.workload.command import BATCH, Command
+from gpumem_tui.workload import as_transformers
+from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import HuggingFaceModel, WorkloadSpec, split_file
 
 _LIMITS = {**SHAPE_LIMITS, "gpus": MOST_GPUS}
-HUGGING_FACE = "gpumem_tui.workload.hugging_face"
-"""The program that trains what transformers builds."""
-
 _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
 """Left to the CUDA context, kernels and libraries, and as a margin, when a GPU is shared."""
 
@@ -156,7 +153,10 @@ class WorkloadOptions(Recipe):
             if quantized is not None and not self.dequantize:
                 return self._quantized_spec(file, quantized, recipe, python)
             shape = shape_from_hf_config(file.values, file.name)
-            return replace(self._shape_spec(shape, recipe), model_file=ModelFile(file.path, shape, self.dequantize))
+            made = self._shape_spec(shape, recipe)
+            assert made.shape is not None
+            read = as_transformers.model_file(file, shape, dequantize=self.dequantize)
+            return as_transformers.of_config(made.shape, made.recipe, read, python)
         except NoClosedFormError as error:
             return self._hugging_face_spec(file, str(error), recipe, python)
         except CatalogError as error:
@@ -203,22 +203,11 @@ class WorkloadOptions(Recipe):
         except ShapeError as error:
             raise OptionError(str(error)) from error
         seq_len = given.get("seq_len", file.usual_seq_len)
-        words = [python, "-m", HUGGING_FACE, "--config", file.path, "--batch-size", BATCH]
-        options: dict[str, object] = {
-            "seq-len": seq_len, "image-size": given.get("image_size", 0), "precision": recipe.precision,
-            "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
-        }  # fmt: skip
-        if recipe.has_frozen_layers:
-            options["freeze"] = recipe.freeze
-        if recipe.has_adapters:
-            options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
-            options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}
-            options |= {"adapter-dtype": recipe.adapter_dtype}
-        words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
+        command = as_transformers.program(file.path, recipe, python, seq_len, given.get("image_size", 0))
         model = HuggingFaceModel(
             file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text
         )
-        return WorkloadSpec(recipe, command=Command(tuple(words), os.getcwd()), hugging_face=model)
+        return WorkloadSpec(recipe, command=command, hugging_face=model)
 
     def _command_spec(self) -> WorkloadSpec:
         if self.changes.given():

@@ -93,7 +93,7 @@ def _options(values: Iterable[tuple[str, object]]) -> list[str]:
 
 
 def plan_json(
-    plan: Plan, traced: Traced | Unknown, device: Device | None = None, known: Known = untraced
+    plan: Plan, traced: Traced | Unknown, device: Device | None = None, known: Known = untraced, network: str = ""
 ) -> dict[str, Any]:
     """Return what `plan --json` prints: the object of `predict --json`, and what only a plan has.
 
@@ -101,6 +101,7 @@ def plan_json(
         traced: of this plan, made on any GPU of its architecture; or why there is none.
         device: where it would run; None for the plan's GPU, simulated.
         known: what traces say of plans that may be recommended.
+        network: what was traced, as `plan_answer` takes it.
     """
     if isinstance(traced, Traced):
         traced = on_gpu(plan, traced)
@@ -118,7 +119,7 @@ def plan_json(
     command = command_line(plan)
     return {
         **body,
-        "answer": plan_answer(now, by_trace, best),
+        "answer": plan_answer(now, by_trace, best, network),
         **_verdict_json(now, by_trace),
         "accumulation": {
             **report.accumulation_json(now.accumulation),

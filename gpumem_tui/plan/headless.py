@@ -19,7 +19,7 @@ from gpumem_tui.plan.goals import AT_ONE_SIZE, TRACE_LIMIT_S, Quantity
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
-from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key
+from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
 from gpumem_tui.report.output import Printer, complain, interrupts
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
@@ -42,9 +42,10 @@ def show_plan(plan: Plan, traced: Traced | Unknown, solver: Solver, device: Devi
         solver: traces what would help.
         device: where it would run.
     """
+    network = workload_of(plan, solver.options.python).network
     Printer(as_json=as_json).show(
-        body=lambda: plan_json(plan, traced, device, solver.answer),
-        lines=lambda: plan_markdown(plan, traced, solver.answer).splitlines(),
+        body=lambda: plan_json(plan, traced, device, solver.answer, network),
+        lines=lambda: plan_markdown(plan, traced, solver.answer, network).splitlines(),
     )
     return 0
 

@@ -105,11 +105,14 @@ def _confirmed(
 # The answer in one line
 
 
-def plan_answer(now: Answer, traced: TracedAnswer | Unknown, best: Recommended) -> str:
+def plan_answer(now: Answer, traced: TracedAnswer | Unknown, best: Recommended, network: str = "") -> str:
     """Say whether a plan fits, its largest batch, what to change and what its tokens take, by trace where there is one.
 
     For example ``Does not fit: batch 64 on NVIDIA GeForce RTX 4090, 40.1 GiB missing; largest batch 18 (16 with 10 %
     left free). To change: 4 passes of 16.``
+
+    Args:
+        network: what was traced, where that is not to be taken for granted.
     """
     plan, by_trace = now.plan, isinstance(traced, TracedAnswer)
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
@@ -127,7 +130,8 @@ def plan_answer(now: Answer, traced: TracedAnswer | Unknown, best: Recommended) 
         room = f"{format_bytes(abs(now.spare_bytes))} {'to spare' if fits else 'missing'}"
         largest = f"≈{now.max_batch_size:,} with {kept}" if now.max_batch_size else "none"
     of_one = " of a GPU" if gpus else ""
-    answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}."
+    answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}"
+    answer += f"; {network}." if network and by_trace else "."
     return " ".join(filter(None, (answer, "" if fits else _to_change(best, by_trace=by_trace), _takes(plan))))
 
 

@@ -129,12 +129,13 @@ def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
 # Markdown
 
 
-def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
+def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced, network: str = "") -> str:
     """Return the whole plan of a model.
 
     Args:
         traced: of this plan, made on any GPU of its architecture; or why there is none.
         known: what traces say of plans that may be recommended.
+        network: what was traced, as `plan_answer` takes it.
     """
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
@@ -145,7 +146,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced)
     command = command_line(plan)
     return document(
         (
-            plan_answer(now, by_trace, best),
+            plan_answer(now, by_trace, best, network),
             f"# Plan: {plan.shape.name} on {plan.gpu.title}",
             _workload(plan),
             "## Memory of one GPU",

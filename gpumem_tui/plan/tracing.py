@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.errors import own_error
 from gpumem_tui.formula.checks import why_formula_only
@@ -30,6 +31,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import NotAffine
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.workload.as_transformers import of_config
 from gpumem_tui.workload.spec import WorkloadSpec
 
 Key = TypeVar("Key", bound=Hashable)
@@ -81,6 +83,7 @@ class TraceKey:
     shape: ModelShape
     recipe: Recipe
     compute_capability: tuple[int, int]
+    model_file: ModelFile | None = None
     only_at: int = 0
 
 
@@ -121,7 +124,7 @@ def trace_key(plan: Plan) -> TraceKey | Unknown:
     if reason := why_formula_only(plan.shape, plan.recipe):
         return Unknown(reason)
     recipe = plan.recipe if plan.recipe.sharding != "none" else replace(plan.recipe, gpus=1)
-    return TraceKey(plan.shape, recipe, plan.gpu.compute_capability)
+    return TraceKey(plan.shape, recipe, plan.gpu.compute_capability, plan.model_file)
 
 
 @dataclass(frozen=True)
@@ -146,13 +149,20 @@ class TraceOptions:
     def config(self, plan: Plan) -> SearchConfig:
         """Return the plan as a search on the simulated GPU would take it."""
         return SearchConfig(
-            workload=WorkloadSpec(plan.recipe, shape=plan.shape),
+            workload=workload_of(plan, self.python),
             device=Device(plan.gpu, simulated=True),
             python=self.python,
             steps=self.steps,
             headroom=plan.headroom,
             allocator=self.settings,
         )
+
+
+def workload_of(plan: Plan, python: str) -> WorkloadSpec:
+    """Return what is trained to trace a plan: what was read from a file, as transformers builds it if that is there."""
+    if plan.model_file is None:
+        return WorkloadSpec(plan.recipe, shape=plan.shape)
+    return of_config(plan.shape, plan.recipe, plan.model_file, python)
 
 
 Predict = Callable[[SearchConfig, Control, int, str], Predicted]

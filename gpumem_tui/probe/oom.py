@@ -7,12 +7,13 @@ import builtins
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -80,7 +81,7 @@ class BlackBox:
         self._uncaught = 0
 
     def arm(self) -> None:
-        """Watch the allocator and the exit."""
+        """Watch the allocator and the exit; of `sys.exit` with a text, nothing is left to be seen later."""
         self.watch_allocator()
         before = sys.excepthook
 
@@ -89,6 +90,15 @@ class BlackBox:
             before(kind, error, trace)
 
         sys.excepthook = excepthook
+        leave = sys.exit
+
+        def sys_exit(status: Any = None, /) -> NoReturn:
+            if isinstance(status, str) and threading.current_thread() is threading.main_thread():
+                line = _calling_line(sys._getframe(1))
+                self._guarded(lambda: self._publish_error(SystemExit.__name__, status[:_MESSAGE_LENGTH], line))
+            leave(status)
+
+        sys.exit = sys_exit
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:

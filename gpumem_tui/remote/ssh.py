@@ -101,6 +101,7 @@ def in_sh(script: str) -> str:
 
 _SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
 _NOISE = ("Warning: Permanently added", "hint: ", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
+_BY_HOST = "closed by remote host"
 
 
 def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
@@ -119,7 +120,7 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
             return f"its host key is not known: {by_hand} once shows it and asks", True
         if "Permission denied (" in written:
             return f"no key is accepted, and a password cannot be asked for: see that {by_hand} asks for none", True
-    last = next((line for line in reversed(errors) if not line.startswith(_NOISE)), "")
+    last = next((line for line in reversed(errors) if not line.startswith(_NOISE) or _BY_HOST in line), "")
     command = shortened(options.called, 30)
     if code == _NOT_FOUND:
         return _not_found(command, last, options), True

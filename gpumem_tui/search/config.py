@@ -78,6 +78,7 @@ class SearchTerms:
         limit_bytes: cap on what the allocator may reserve; None for the whole device.
         headroom: share of the GPU to leave free, which the formula does.
         ramp_step: a ramp's step; None for one that suits the prediction.
+        batch_multiple: batch sizes that are multiples of it are tried only.
         timeout_s: a trial silent for longer than this hangs.
         target_batch: samples wanted per optimizer step over all GPUs; None for none. No trial depends on it.
     """
@@ -87,6 +88,7 @@ class SearchTerms:
     limit_bytes: int | None = None
     headroom: float = DEFAULT_HEADROOM
     ramp_step: int | None = None
+    batch_multiple: int = 1
     timeout_s: float = 300.0
     target_batch: int | None = None
 

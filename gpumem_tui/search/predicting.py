@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,9 +12,14 @@ from gpumem_tui.run.control import Control, Unusable, converse
 from gpumem_tui.run.events import Failed, Output, Ready, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.workload.command import BATCH
+
+_OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
+"""What programs raise about a number that they cannot work with."""
+_MOST_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,13 @@ class Predicted:
 
     Attributes:
         guess: a largest batch size to try first, where traces are no affine form; None for none.
+        multiple: the batch sizes that are worth a trial are multiples of it.
     """
 
     prediction: Prediction
     ready: Ready
     guess: int | None = None
+    multiple: int = 1
 
 
 @dataclass(frozen=True)
@@ -104,11 +112,12 @@ def predicting(
 
 @dataclass
 class _CommandTraces:
-    """The runs of a command that are traced, one for each batch size."""
+    """The runs of a command that are traced, one for each batch size; `refused` says what it ended in at others."""
 
     config: SearchConfig
     control: Control
     runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
 
     def run(self, size: int) -> Iterator[CommandOutput | TraceStarted]:
         """Run the command at a batch size.
@@ -144,15 +153,45 @@ class _CommandTraces:
         """The rows of the parts that the step cuts its batch into; 0 where it does not."""
         return max(done.rows_asked_for for _, done in self.runs.values())
 
+    def pair(self) -> Generator[CommandOutput | TraceStarted, None, tuple[int, int]]:
+        """Run two sizes that the command takes, and return them: what it ends at, a multiple of 2, 4 or 8 may mend.
+
+        Raises:
+            Unusable: it ends at these as well, or for another reason than a value; the first such error.
+        """
+        first_error: Unusable | None = None
+        while True:
+            sizes = self.sizes
+            first, second = TRACED_BATCH_SIZES if sizes.multiple == 1 else (sizes.multiple, 2 * sizes.multiple)
+            try:
+                for size in (first, second):
+                    if size not in self.runs:
+                        yield from self.run(size)
+                return first, second
+            except Unusable as error:
+                first_error = first_error or error
+                self.refused[size] = str(error)
+                may_divide = error.kind == "workload" and _OF_A_VALUE.search(str(error))
+                if not may_divide or self.sizes.doubles or self.sizes == sizes:
+                    raise first_error from error
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that the command takes, as far as is known: where it ran at none, those that suit most programs."""
+        given = Sizes(self.config.batch_multiple)
+        return given.without(self.refused) if self.runs or not self.refused else replace(given, multiple=_MOST_MULTIPLE)
+
     def fit(self, checked: int | None) -> Generator[CommandOutput | TraceStarted, None, Traced]:
         """Run two sizes, which give the affine form, and `checked`, which checks it; return the trace.
 
         Raises:
             NotAffine: the runs are of no such form.
         """
-        for size in (*TRACED_BATCH_SIZES, *(() if checked is None else (checked,))):
-            yield from self.run(size)
-        first, second = TRACED_BATCH_SIZES
+        first, second = yield from self.pair()
+        if checked in (first, second):
+            checked = CHECKED_BATCH_SIZE if second == TRACED_BATCH_SIZES[1] else 2 * second
+        if checked is not None:
+            yield from self.run(checked)
         trace = AffineTrace.fit((first, self.at(first)), (second, self.at(second)))
         if checked == 1 and not trace.holds(1, self.at(1)):
             trace, checked = replace(trace, apart=((1, self.at(1)),)), CHECKED_BATCH_SIZE
@@ -165,7 +204,15 @@ class _CommandTraces:
             if not trace.holds(size, self.at(size)):
                 raise otherwise
         ready, done = self.runs[second]
-        return self.config.traced(ready, replace(done, trace=trace, only_at=0))
+        notes = (*done.notes, *filter(None, [self.refusal]))
+        multiple = self.sizes.multiple
+        return self.config.traced(ready, replace(done, trace=trace, only_at=0, batch_multiple=multiple, notes=notes))
+
+    @property
+    def refusal(self) -> str:
+        """Why only multiples are traced; "" where all sizes are."""
+        ends = (f"at {size} the command ends in {why}" for size, why in self.refused.items())
+        return f"traced at multiples of {self.sizes.multiple}: {'; '.join(ends)}" if self.refused else ""
 
 
 def _tracing_command(
@@ -182,19 +229,23 @@ def _tracing_command(
         found = traces.alone(size, not_affine or f"the command has no {BATCH} to vary the batch size by")
     else:
         try:
-            found = yield from traces.fit(CHECKED_BATCH_SIZE if batch_size in TRACED_BATCH_SIZES else batch_size)
+            found = yield from traces.fit(batch_size)
         except NotAffine as found_out:
             error = NotAffine.in_parts(traces.rows) if traces.rows else found_out
             if batch_size is not None:
                 found = traces.alone(batch_size, str(error))
             else:
-                for size in error.sizes:
+                sizes = error.sizes if traces.rows else tuple(traces.runs)[:2]
+                for size in sizes:
                     if size not in traces.runs:
                         yield from traces.run(size)
-                peaks = [(size, traces.alone(size).at(size).peak_allocated_bytes) for size in error.sizes]
-                found, guess = Unknown(str(error)), _extrapolated(peaks, config, traces.runs[error.sizes[0]][0])
+                peaks = [(size, traces.alone(size).at(size).peak_allocated_bytes) for size in sizes]
+                found, guess = (
+                    Unknown("; ".join(filter(None, [str(error), traces.refusal]))),
+                    _extrapolated(peaks, config, traces.runs[sizes[0]][0]),
+                )
     ready = next(iter(traces.runs.values()))[0]
-    yield Predicted(Prediction(config.formula, found), ready, guess)
+    yield Predicted(Prediction(config.formula, found), ready, guess, traces.sizes.multiple)
 
 
 def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready: Ready) -> int | None:

@@ -11,6 +11,7 @@ from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
 from gpumem_tui.memory import Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
+from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.finder import BatchFinder, Level
 from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
@@ -246,7 +247,8 @@ class Traced:
         if self.done.only_at:
             return Unknown(self.done.not_affine)
         try:
-            return self._finder.largest(capacity_bytes, allowed_bytes or self.allowed_bytes, level=level)
+            largest = self._finder.largest(capacity_bytes, allowed_bytes or self.allowed_bytes, level=level)
+            return Sizes(self.done.batch_multiple).at_most(largest)
         except NotAffine as error:
             return Unknown(str(error))
 

@@ -69,7 +69,8 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     how += [f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
     if model is not None:
         packed = recipe.base_quantization != "none"  # what a trace counts then are not weights
-        counted = f"{parameters:,} parameters" if parameters and not packed else ""
+        parameters = count_parameters(shape) if shape is not None else 0 if packed else parameters
+        counted = f"{parameters:,} parameters" if parameters else ""
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
         return " · ".join(filter(None, (model.name, model.kind, counted, size, *how)))
     if workload.command is not None:
@@ -172,7 +173,8 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
         return formula_fits_line(prediction.formula, batch_size)
     fit = traced.fit(batch_size)
     change = "" if fit == "fits" else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
-    return f"{fits_line(config.workload, traced, batch_size)}; {room_words(fit, traced.free_range(batch_size))}{change}"
+    room, network = room_words(fit, traced.free_range(batch_size)), config.workload.network
+    return "; ".join(filter(None, (f"{fits_line(config.workload, traced, batch_size)}; {room}", network))) + change
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:

@@ -71,16 +71,20 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         traced = predicted.prediction.traced
         grows = traced.grows if isinstance(traced, Traced) else None
         levelled = False
-        while (size := strategy.next_size(verdict.tried(results), settings)) is not None:
+        given = settings.sizes
+        while (size := strategy.next_size(verdict.tried(results, given), settings)) is not None:
             yield from _trial(size, config, control, results)
-            settings = replace(settings, floor=verdict.floor(results))
-            if verdict.always_raises(results) or (grows is False and results[-1].outcome == "fit"):
+            settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
+            may_run = config.workload.command is not None and settings.sizes != given  # it ran when it was traced
+            if (verdict.always_raises(results) and not may_run) or (grows is False and results[-1].outcome == "fit"):
                 break
             if levelled := _levelled(traced, results):
                 break
-        concluded = verdict.concluded(results, config.where, grows, levelled=levelled)
+        concluded = verdict.concluded(results, config.where, grows, levelled=levelled, given=given)
         if concluded.outcome == "found":
-            roomy = with_headroom(config.room, config.headroom, traced, results, concluded.max_batch_size)
+            roomy = with_headroom(
+                config.room, config.headroom, traced, results, concluded.max_batch_size, settings.sizes
+            )
             concluded = replace(concluded, with_headroom=roomy)
         yield SearchFinished(concluded)
     except Cancelled:
@@ -151,4 +155,5 @@ def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.S
         predicted=predicted.prediction.best_max_batch_size or predicted.guess,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),
         step=config.ramp_step,
+        sizes=strategy.Sizes(max(config.batch_multiple, predicted.multiple)),
     )

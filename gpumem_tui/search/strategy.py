@@ -6,8 +6,8 @@ verdict never names a size that was not run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Name = Literal["guided", "ramp", "double", "binary"]
@@ -35,6 +35,45 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """The batch sizes that are tried: the multiples of one, or with `doubles` only it, twice it, four times it, ...
+
+    A program may ask that something be divisible by its batch size, or that the batch be divisible by something.
+    """
+
+    multiple: int = 1
+    doubles: bool = False
+
+    def at_most(self, size: int) -> int:
+        """Return the largest that is not above a size; 0 if none is."""
+        times = size // self.multiple
+        return (1 << times.bit_length() >> 1 if self.doubles else times) * self.multiple
+
+    def after(self, size: int) -> int:
+        """Return the smallest that is above a size, which is 0 or more."""
+        times = size // self.multiple
+        return (1 << times.bit_length() if self.doubles else times + 1) * self.multiple
+
+    def without(self, refused: Collection[int]) -> Sizes:
+        """Return twice, four or eight times the multiple, or doubles, whichever first has none of some sizes.
+
+        These sizes themselves if nothing helps: what is refused then is no matter of divisibility.
+        """
+        coarser = [replace(self, multiple=self.multiple * times) for times in (1, 2, 4, 8)]
+        for sizes in (*coarser, replace(self, doubles=True)):
+            if all(sizes.at_most(size) != size for size in refused):
+                return sizes
+        return self
+
+    @property
+    def words(self) -> str:
+        """Return what they are; "" for every size."""
+        if self.doubles:
+            return ", ".join(str(self.multiple << power) for power in range(3)) + ", ..."
+        return f"multiples of {self.multiple}" if self.multiple > 1 else ""
+
+
+@dataclass(frozen=True)
 class StrategySettings:
     """What a strategy may know besides the results.
 
@@ -44,6 +83,7 @@ class StrategySettings:
         step: a ramp's step; None for one that fits the prediction.
         ceiling: never try a larger size.
         floor: never try a smaller size: a step may need more than one sample (batch normalization does).
+        sizes: that are tried at all.
     """
 
     strategy: Name = "guided"
@@ -52,18 +92,18 @@ class StrategySettings:
     step: int | None = None
     ceiling: int = MAX_BATCH_SIZE
     floor: int = 1
+    sizes: Sizes = Sizes()
 
 
 def next_size(tried: Sequence[Tried], settings: StrategySettings) -> int | None:
     """Return the batch size to try next, or None when the search is done."""
     fit, oom = bracket(tried, settings.floor)
-    if oom is not None and oom - fit <= 1:
+    sizes = settings.sizes
+    first, last = sizes.after(fit), sizes.at_most(settings.ceiling if oom is None else min(oom - 1, settings.ceiling))
+    if first > last:
         return None
-    if fit >= settings.ceiling:
-        return None
-    wanted = _STRATEGIES[settings.strategy](tried, settings)
-    upper = oom - 1 if oom is not None else max(wanted, fit + 1)
-    return min(max(wanted, fit + 1), upper, settings.ceiling)
+    wanted = sizes.at_most(_STRATEGIES[settings.strategy](tried, settings))
+    return min(max(wanted, first), last)
 
 
 def bracket(tried: Sequence[Tried], floor: int = 1) -> tuple[int, int | None]:
@@ -82,11 +122,12 @@ def _guided(tried: Sequence[Tried], settings: StrategySettings) -> int:
     sizes = {t.batch_size for t in tried}
     if settings.predicted is None:
         return _double(tried, settings)
-    predicted = min(max(settings.floor, settings.predicted), settings.ceiling)
+    predicted = settings.sizes.at_most(min(max(settings.floor, settings.predicted), settings.ceiling))
+    predicted = predicted or settings.sizes.after(0)
     if predicted not in sizes and (oom is None or predicted < oom):
         return predicted
-    if fit == predicted and predicted + 1 not in sizes:
-        return predicted + 1
+    if fit == predicted and (following := settings.sizes.after(predicted)) not in sizes:
+        return following
     extrapolated = _extrapolate(tried, settings.capacity_bytes)
     if extrapolated is not None and len(tried) < PATIENCE_TRIALS:
         return extrapolated

@@ -23,6 +23,9 @@ _EXIT_CODES: dict[Conclusion, int] = {
 }
 
 
+_EVERY = strategy.Sizes()
+
+
 @dataclass(frozen=True)
 class WithHeadroom:
     """The largest batch that leaves a share of the memory free at its peak.
@@ -66,7 +69,14 @@ class Verdict:
         return _EXIT_CODES[self.outcome]
 
 
-def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, levelled: bool = False) -> Verdict:
+def concluded(
+    results: Sequence[TrialDone],
+    where: str,
+    grows: bool | None,
+    *,
+    levelled: bool = False,
+    given: strategy.Sizes = _EVERY,
+) -> Verdict:
     """Return the verdict of a search that came to its end.
 
     Args:
@@ -74,11 +84,13 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, l
         where: the device and the cap on it, in words.
         grows: whether memory depends on the batch size, as far as the trace tells; None without one.
         levelled: from some size on it does no longer, though by the trace it should.
+        given: the sizes that were to be tried.
     """
     last = results[-1]
     if always_raises(results):
         return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
-    fit, failing = _bracket(results)
+    fit, failing = _bracket(results, given)
+    taken = sizes(results, given)
     if fit >= MAX_BATCH_SIZE and grows:
         said = f"at least batch {fit:,} fits; larger batches are not tried"
         return _finish("found", results, fit, None, said, verified=False)
@@ -101,9 +113,12 @@ def concluded(results: Sequence[TrialDone], where: str, grows: bool | None, *, l
     largest = next(r for r in reversed(results) if r.batch_size == fit)
     held = format_bytes(largest.device_used_bytes)
     said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
+    if taken.words:
+        why = next((f": {r.batch_size} fails with {r.detail}" for r in results if taken != given and _raised(r)), "")
+        said += f"; tried {taken.words} only{why}"
     if largest.growing:
         return _finish("found", results, fit, failing, f"{said}; {largest.growing}", verified=False)
-    return _finish("found", results, fit, failing, said, verified=failing == fit + 1)
+    return _finish("found", results, fit, failing, said, verified=failing == taken.after(fit))
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:
@@ -135,9 +150,19 @@ def _finish(
 # Reading the trials
 
 
-def tried(results: Sequence[TrialDone]) -> list[strategy.Tried]:
-    """Return the trials by size, of which the last counts: a retry overrules the death it follows."""
-    by_size = {r.batch_size: r for r in results if r.batch_size >= floor(results)}
+def sizes(results: Sequence[TrialDone], given: strategy.Sizes = _EVERY) -> strategy.Sizes:
+    """Return which of the given sizes are left to try, where the step raised at some."""
+    return given.without([r.batch_size for r in results if _raised(r) and r.batch_size > 1])
+
+
+def tried(results: Sequence[TrialDone], given: strategy.Sizes = _EVERY) -> list[strategy.Tried]:
+    """Return the trials by size, of which the last counts: a retry overrules the death it follows.
+
+    Sizes that the step refuses, while it may run at others of `given`, are left out.
+    """
+    taken = sizes(results, given)
+    by_size = {r.batch_size: r for r in results
+               if r.batch_size >= floor(results) and taken.at_most(r.batch_size) == r.batch_size}  # fmt: skip
     return [
         strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes, r.peak_allocated_bytes)
         for r in by_size.values()
@@ -149,9 +174,9 @@ def floor(results: Sequence[TrialDone]) -> int:
     return 2 if any(result.batch_size == 1 and _raised(result) for result in results) else 1
 
 
-def _bracket(results: Sequence[TrialDone]) -> tuple[int, int | None]:
+def _bracket(results: Sequence[TrialDone], given: strategy.Sizes = _EVERY) -> tuple[int, int | None]:
     """Return the largest size that ran, 0 for none, and the smallest beyond it that did not, None for none."""
-    fit, failing = strategy.bracket(tried(results), floor(results))
+    fit, failing = strategy.bracket(tried(results, given), floor(results))
     return (fit if any(result.outcome == "fit" for result in results) else 0), failing
 
 
@@ -170,9 +195,14 @@ def always_raises(results: Sequence[TrialDone]) -> bool:
 
 
 def with_headroom(
-    room: Room, share: float, traced: Traced | Unknown, results: Iterable[TrialDone], largest: int
+    room: Room,
+    share: float,
+    traced: Traced | Unknown,
+    results: Iterable[TrialDone],
+    largest: int,
+    taken: strategy.Sizes = _EVERY,
 ) -> WithHeadroom | None:
-    """Find the largest batch up to `largest`, which ran, that leaves `share` free; None if none is wanted or known.
+    """Find the largest of `taken` up to `largest`, which ran, that leaves `share` free; None if none wanted or known.
 
     By trial, if the largest itself leaves it; else by trace, which answers for sizes that were not tried; else by the
     trials.
@@ -184,13 +214,13 @@ def with_headroom(
            for r in results if r.outcome == "fit"}  # fmt: skip
     enough = [size for size, free_bytes in ran.items() if free_bytes >= wanted_bytes]
     if largest not in enough and isinstance(traced, Traced) and not traced.done.only_at:
-        return _by_trace(room, share, traced, largest)
+        return _by_trace(room, share, traced, largest, taken)
     if not enough:
         return None
     return WithHeadroom(share, max(enough), ran[max(enough)], "trial")
 
 
-def _by_trace(room: Room, share: float, traced: Traced, beyond: int) -> WithHeadroom:
+def _by_trace(room: Room, share: float, traced: Traced, beyond: int, taken: strategy.Sizes) -> WithHeadroom:
     def free_bytes(size: int) -> int:
         return room.free_bytes(traced.at(size).peak_reserved_bytes, traced.device_used_bytes(size))
 
@@ -198,4 +228,5 @@ def _by_trace(room: Room, share: float, traced: Traced, beyond: int) -> WithHead
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if free_bytes(middle) >= room.total_bytes * share else (low, middle)
+    low = taken.at_most(low)
     return WithHeadroom(share, low, free_bytes(low) if low else 0, "trace")

@@ -325,7 +325,7 @@ def _command_plan_screen(
 
 def _plan_beside(config: SearchConfig) -> MainScreen:
     """Return the Plan of what is searched; of a command one sample, and its what-ifs only when asked for."""
-    if config.workload.command is not None:
+    if config.workload.shape is None and config.workload.command is not None:
         return _command_plan_screen(config, 1, (), run_all=False)
     return _plan_screen(_plan_of(config), config)
 
@@ -340,7 +340,7 @@ def _plan_of(config: SearchConfig) -> Plan:
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.tui.app import Unavailable
 
-    if config.workload.command is not None:
+    if config.workload.shape is None and config.workload.command is not None:
         raise Unavailable("a command has no formula to plan with; `gpumem-tui plan --model NAME` plans for a model")
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
     return Plan(

@@ -30,7 +30,7 @@ _CRASHES = {
     signal.SIGTRAP: "trace trap",
     signal.SIGSYS: "bad system call",
 }
-_INTERRUPT = "KeyboardInterrupt"
+_INTERRUPT, _LEFT = "KeyboardInterrupt", "SystemExit"
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ def _state(seen: Evidence) -> tuple[ProcessState, str]:
         return ProcessState.ENDED, "finished (exit code 0)"
     if error is not None and error.error == _INTERRUPT:
         return ProcessState.INTERRUPTED, "interrupted by Ctrl-C"
+    if error is not None and error.error == _LEFT and code is None:  # the program may have caught that
+        return ProcessState.ENDED, f"ended: {error.message}{f' at {error.source}' if error.source else ''}"
     if code is not None or error is not None:
         return ProcessState.FAILED, _failure(code, error)
     if seen.left_ns:
@@ -146,7 +148,8 @@ def _failure(code: int | None, error: UncaughtError | None) -> str:
         return f"{phrase}, as after {signal_name(code - 128)}"
     if error is None:
         return phrase
-    text = f"{error.error}: {error.message}" if error.message else error.error
+    kind = "" if error.error == _LEFT else error.error
+    text = ": ".join(part for part in (kind, error.message) if part)
     return f"{phrase}: {text}{f' at {error.source}' if error.source else ''}"
 
 

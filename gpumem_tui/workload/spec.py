@@ -26,12 +26,12 @@ def split_file(text: str) -> tuple[Path, str]:
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """A model that transformers builds from its config.json, where there is no closed form of it.
+    """A model that transformers builds from its config.json.
 
     Attributes:
         name: what to call it.
         model_type, architecture: as the configuration has them; `architecture` is empty where it names no class.
-        no_formula: why there is no closed form.
+        no_formula: why there is no closed form; empty where there is one.
         seq_len: tokens a sample; 0 for a model of images.
         is_text_alone: it takes images or sound as well, and is trained without.
     """
@@ -54,13 +54,14 @@ class HuggingFaceModel:
 class WorkloadSpec:
     """What to train: a model of the catalog by a recipe, a user's file (``FILE[:NAME]``), or a user's command.
 
-    Exactly one of the three is given.
+    Exactly one of the three is given, or a shape with the command that trains it as transformers builds it.
 
     Attributes:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
+        why_plain: why a shape read from a file is trained as our plain network, not as transformers' class.
     """
 
     recipe: Recipe
@@ -70,10 +71,13 @@ class WorkloadSpec:
     hugging_face: HuggingFaceModel | None = None
     assumed_rows: tuple[tuple[str, float], ...] = ()
     model_file: ModelFile | None = None
+    why_plain: str = ""
     longest: int | None = None
 
     def __post_init__(self) -> None:
-        if sum(making is not None for making in (self.shape, self.file, self.command)) != 1:
+        made_by_transformers = self.hugging_face is not None and self.shape is not None
+        makings = (self.file, self.command, None if made_by_transformers else self.shape)
+        if sum(making is not None for making in makings) != 1:
             raise ValueError("a workload is a shape, a file or a command")
 
     @property
@@ -89,6 +93,15 @@ class WorkloadSpec:
     def noun(self) -> str:
         """What a sentence calls it where it is run: a command, or a model that this program wrote one for."""
         return "the command" if self.hugging_face is None else "the model"
+
+    @property
+    def network(self) -> str:
+        """What a model read from a file is traced as; empty for what is no such model."""
+        if self.model_file is None:
+            return ""
+        if self.hugging_face is not None:
+            return f"traced as transformers' {self.hugging_face.kind}"
+        return f"traced as our plain network of its shape, which may differ from transformers': {self.why_plain}"
 
     def batch_words(self, batch_size: int) -> str:
         """Return a batch size as a person says it.
@@ -111,6 +124,7 @@ class WorkloadSpec:
             hugging_face=None if values["hugging_face"] is None else HuggingFaceModel(**values["hugging_face"]),
             assumed_rows=tuple((place, share) for place, share in values["assumed_rows"]),
             model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
+            why_plain=values["why_plain"],
             longest=values["longest"],
         )
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.attach.target import AttachRefused, inspect, why_not_allowed
+from gpumem_tui.attach.target import AttachRefused, Mapping, inspect, symbols, why_not_allowed
 from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import wait_until
@@ -211,3 +212,17 @@ def test_memory_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
             (folder / name).symlink_to(f"/proc/{whose}/{name}")
         with pytest.raises(AttachRefused, match=r"the memory of PID .* cannot be read: Input/output error"):
             inspect(program.pid, proc)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """Whoever waits at the other end of a pipe goes on waiting."""
+    pipe = tmp_path / "python"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.open("wb").close(), daemon=True)
+    writer.start()
+    wait_until(lambda: " S " in Path(f"/proc/self/task/{writer.native_id}/stat").read_text())
+    assert symbols(Path("/proc/self"), Mapping(0, 4096, 0, str(pipe)), ("Py_IsInitialized",)) == {}
+    writer.join(0.2)
+    assert writer.is_alive()
+    pipe.open("rb").close()
+    writer.join()

@@ -46,6 +46,14 @@ def environment(fake_machine: FakeMachine, tmp_path: Path) -> dict[str, str]:
     return {**fake_machine.environment, "PATH": os.environ["PATH"], "XDG_CONFIG_HOME": str(tmp_path)}
 
 
+def test_who_reads_no_more_is_noticed_long_before_the_next_reading(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--interval", "3600") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["gpus"]
+        process.stdout.close()
+        process.wait(30)
+
+
 @contextmanager
 def _running(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The program while it runs, its output in pipes."""

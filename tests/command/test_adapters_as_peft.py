@@ -11,10 +11,9 @@ from gpumem_tui.formula.recipe import Adapter, AdapterDtype, Precision
 from gpumem_tui.formula.records import PRECISION_RECORDS
 from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import Bucket
-from gpumem_tui.options.workload import HUGGING_FACE, WorkloadOptions
-from gpumem_tui.workload.command import BATCH
-from tests.command.running import Python
-from tests.command.test_hugging_face import BLOCK, traced
+from gpumem_tui.options.workload import WorkloadOptions
+from gpumem_tui.workload.spec import WorkloadSpec
+from tests.command.test_hugging_face import BLOCK, traced, traced_spec
 
 pytestmark = pytest.mark.scripts
 
@@ -36,11 +35,9 @@ def test_weights_state_and_peak_are_as_pefts(
     path.write_text(json.dumps(LLAMA))
     options = WorkloadOptions(config=str(path), adapter=adapter, adapter_dtype=dtype, precision=precision)
     spec = options.spec()
-    assert spec.shape is not None, "a Llama is traced with our network and our adapters"
-    words = ("--config", str(path), "--batch-size", BATCH, "--seq-len", str(TOKENS), "--precision", precision)
-    command = (Python.path, "-m", HUGGING_FACE, *words, "--adapter", adapter, "--lora-rank", "8")
-    ours = traced(options, SAMPLES).at(SAMPLES)
-    theirs = traced(WorkloadOptions(command=(*command, "--adapter-dtype", dtype)), SAMPLES)
+    assert spec.shape is not None
+    ours = traced_spec(WorkloadSpec(spec.recipe, shape=spec.shape), SAMPLES).at(SAMPLES)
+    theirs = traced(options, SAMPLES)
     by_peft = theirs.at(SAMPLES)
 
     counted = trained_parameters(spec.shape, spec.recipe)

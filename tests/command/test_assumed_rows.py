@@ -39,6 +39,41 @@ def test_without_a_share_one_line_says_what_to_do(project_with_experts: Project)
     assert done.complaint.startswith("gpumem-tui: aten.nonzero.default gives a result whose shape depends on")
     assert "--assume-rows 0.5" in done.complaint
     assert done.complaint.endswith("(train.py:13)")
+    copied = done.stderr.splitlines()[-2]
+    assert copied.startswith("  gpumem-tui predict --json --gpu sim:a100-80gb --assume-rows train.py:13=0.5 -- ")
+    assert copied.endswith(" train.py")
+
+
+def test_values_that_only_steer_are_assumed(project: Project) -> None:
+    """As trl's GRPO finds the end of what was generated, and torchmetrics checks classes and counts them."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(10, 10).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def validated(classes):
+            if len(torch.unique(classes)) > 2:
+                raise ValueError("more than two classes")
+
+        for _ in range(3):
+            ids = net(torch.randn(4, 7, 10).cuda()).argmax(-1)
+            validated(ids)
+            assert torch.bincount(ids.flatten(), minlength=10).shape == (10,)
+            is_end = torch.isin(ids, torch.tensor([1, 2]).cuda())
+            end = torch.full((4,), 7, device="cuda")
+            end[is_end.any(dim=1)] = is_end.int().argmax(dim=1)[is_end.any(dim=1)]
+            mask = torch.arange(7, device="cuda").expand(4, -1) <= end.unsqueeze(1)
+            assert all(len(row[kept]) == 7 for row, kept in zip(ids.cpu(), mask.cpu()))
+            net(torch.randn(4, 10).cuda()).sum().backward()
+            optimizer.step()
+        """,
+    )
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert "train.py:8: values that are checked are taken as valid, and as one" in notes
+    assert "train.py:17: truth values computed on the GPU, which only steer, are taken as false" in notes
 
 
 @pytest.mark.parametrize("option", [pytest.param("0.125", marks=pytest.mark.slow), "train.py:13=0.125"])

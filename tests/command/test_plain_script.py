@@ -74,6 +74,20 @@ def test_the_largest_batch_is_run_and_the_next_one_too(project: Project) -> None
 
 
 @pytest.mark.slow
+def test_batches_that_must_divide_something_are_the_ones_that_are_tried(project: Project) -> None:
+    check = "    assert (1 << 20) % arguments.batch_size == 0, 'must be divisible'\n    for"
+    project.write("train.py", SCRIPT.replace("    for", check, 1))
+    done = project.search("python", "train.py", "--batch-size={batch}", options=("--limit", "1GiB", "--quiet"))
+    *trials, result = done.lines
+    assert result["verified"]
+    assert result["first_failing"] == 2 * result["max_batch_size"]
+    assert result["max_batch_size"].bit_count() == 1
+    assert {trial["outcome"] for trial in trials if trial["batch_size"].bit_count() == 1} == {"fit", "oom"}
+    assert "only: " in result["message"]
+    assert "fails with train.py:" in result["message"]
+
+
+@pytest.mark.slow
 def test_what_a_program_asks_of_the_compiler_loads_it(project: Project) -> None:
     asking = """
     import torch._dynamo

@@ -6,6 +6,8 @@ import contextlib
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
 from urllib.error import HTTPError
 
 import pytest
@@ -13,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumem_tui.addresses import is_loopback
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor import metrics as served
 from gpumem_tui.monitor.metrics import CannotServe, Server, this_machine
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
@@ -51,6 +54,49 @@ def test_there_is_one_path() -> None:
                 urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=30)
             assert refused.value.code == 404
             assert refused.value.read() == b"There is only /metrics here.\n"
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "code"),
+    [
+        ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "node-7", 403),
+        ("127.0.0.1", "localhost:1234", 200),
+        ("0.0.0.0", "evil.example:9820", 403),
+        ("0.0.0.0", "node-7:9820", 200),
+        ("0.0.0.0", "192.0.2.7:9820", 200),
+        ("0.0.0.0", "[2001:db8::1]:9820", 200),
+        ("0.0.0.0", "[", 403),
+    ],
+)
+def test_who_means_another_machine_is_refused(bound: str, asked: str, code: int) -> None:
+    """A page whose own name points here asks with that name."""
+    server = Server(this_machine(Scripted()), bound, 0)
+    try:
+        asking = HTTPConnection("127.0.0.1", server.port, timeout=30)
+        asking.request("GET", "/metrics", headers={"Host": asked})
+        assert asking.getresponse().status == code
+    finally:
+        server.stop()
+
+
+def test_connections_are_few_and_none_lasts_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(served, "_LONGEST_S", 0.5)
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0)
+    try:
+        with ExitStack() as stack:
+            slow = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30)) for _ in range(3)
+            ]
+            for one in slow[:2]:
+                one.sendall(b"GET /metrics HTTP/1.1\r\n")
+            assert slow[2].recv(1) == b""  # one too many is closed at once
+            assert [one.recv(1) for one in slow[:2]] == [b"", b""]
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+            assert answer.status == 200
     finally:
         server.stop()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpumem_tui.options.workload import (
     visible_gpus,
     with_ranks,
 )
+from gpumem_tui.workload.as_transformers import PROGRAM, has_transformers
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -46,6 +47,32 @@ class TestWorkload:
         spec = WorkloadOptions(config=str(path)).spec()
         assert spec.shape is not None
         assert (spec.shape.layers, spec.shape.hidden) == (2, 64)
+
+    def test_a_config_is_what_transformers_builds_where_that_is(self, tmp_path: Path) -> None:
+        path, bare = tmp_path / "config.json", tmp_path / "python"
+        config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 32}
+        path.write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+        bare.write_text("#!/bin/sh\nexit 1\n")
+        bare.chmod(0o755)
+        options, plain = WorkloadOptions(config=str(path)), "traced as our plain network of its shape"
+        spec = options.spec(str(bare))
+        assert spec.command is None
+        assert spec.network.startswith(plain)
+        assert spec.network.endswith(f"{bare} has no transformers")
+        bare.write_text("#!/bin/sh\nexit 0\n")
+        has_transformers.cache_clear()
+        spec = options.spec(str(bare))
+        assert spec.network == "traced as transformers' GPT2LMHeadModel"
+        assert spec.command is not None
+        assert spec.shape is not None
+        assert spec.command.words[:3] == (str(bare), "-m", PROGRAM)
+        assert WorkloadSpec.from_wire(json.loads(json.dumps(asdict(spec)))) == spec
+        for changed in (
+            replace(options, recompute="selective"),
+            replace(options, gpus=2, sharding="zero3"),
+            replace(options, changes=ModelChanges(layers=1)),
+        ):
+            assert changed.spec(str(bare)).network.startswith(plain)
 
     def test_a_file_becomes_absolute_so_that_the_child_finds_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

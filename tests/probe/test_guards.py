@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpumem_tui.watch.reader import Watcher
 from tests.probe.watched import Run, run
 from tests.sharing import made_once
 
@@ -132,6 +133,8 @@ clock.now += 31.0
 train(optimizers[0], 1)
 found["back"] = said(*watcher.processes())
 print(json.dumps(found), flush=True)
+import sys
+sys.exit("no more data\\x1b")
 """
 )
 
@@ -167,8 +170,16 @@ def test_looks_take_a_four_hundredth_of_the_time(found: Any) -> None:
 def away(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("away")
     done = made_once(tmp_path_factory, "away", lambda: run(["-c", AWAY], directory, watched=False))
-    assert done.code == 0, done.errors
-    return json.loads(done.output)
+    assert done.code == 1, done.errors
+    [ended] = Watcher([directory]).processes()
+    assert ended.end is not None
+    return {**json.loads(done.output), "end": (ended.state.value, ended.end.phrase, done.errors)}
+
+
+def test_a_text_that_a_program_leaves_with_is_told(away: Any) -> None:
+    state, phrase, errors = away["end"]
+    assert (state, phrase) == ("ended", "ended: no more data ")
+    assert errors.endswith("no more data\x1b\n")
 
 
 def test_on_a_busy_machine_samples_are_rarer_and_steps_are_counted(away: Any) -> None:

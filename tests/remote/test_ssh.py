@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.ssh import SshOptions
+from gpumem_tui.remote.ssh import SshOptions, explained
 from tests.waiting import DEADLINE_S
 
 SHELLS = [
@@ -91,6 +91,13 @@ def test_without_it_what_could_run_it_is_named_and_not_run(home: Home, shell: st
 def test_with_nothing_at_all_it_is_not_found(home: Home) -> None:
     done = home.call()
     assert (done.returncode, done.stdout, done.stderr) == (127, "", "")
+
+
+def test_a_connection_that_the_host_closed_is_told_as_ssh_does() -> None:
+    errors = ["Connection to 192.0.2.7 closed by remote host."]
+    assert explained(255, errors, parse_host("a"), SshOptions()) == (errors[0], False)
+    quiet = ["Connection to 192.0.2.7 closed."]
+    assert explained(255, quiet, parse_host("a"), SshOptions()) == ("ssh failed and printed no reason", False)
 
 
 def test_what_the_user_says_is_called_as_it_is() -> None:

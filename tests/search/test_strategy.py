@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from gpumem_tui.search.strategy import (
     PATIENCE_TRIALS,
     RAMP_TRIALS,
     Name,
+    Sizes,
     StrategySettings,
     Tried,
     bracket,
@@ -177,3 +179,30 @@ def test_a_line_that_points_one_further_each_time_is_not_followed_for_long() -> 
     assert_proven(tried, largest)
     assert [one.batch_size for one in tried[:7]] == [1, 2, 3, 4, 5, 6, 7]
     assert len(tried) <= 7 + 10, "from the eighth trial on it doubles its step, then halves the gap"
+
+
+@every_strategy
+@given(
+    largest=truths, predicted=predictions, multiple=st.integers(1, 64), doubles=st.booleans(), ceiling=truths.map(abs)
+)
+def test_only_sizes_that_may_be_are_tried(
+    name: Name, largest: int, predicted: int | None, multiple: int, doubles: bool, ceiling: int
+) -> None:
+    sizes, largest = Sizes(multiple, doubles), reachable(name, largest)
+    allowed = {multiple << power for power in range(13)} if doubles else set(range(multiple, 10_100, multiple))
+    settings = StrategySettings(name, predicted, CAPACITY, sizes=sizes)
+    tried = explore(settings, lambda size: size <= largest)
+    assert {one.batch_size for one in tried if one.batch_size < 10_000} <= allowed
+    best = max((size for size in allowed if size <= largest), default=0)
+    assert bracket(tried) == (best, min(size for size in allowed if size > best))
+    limited = explore(replace(settings, ceiling=ceiling), lambda _: True)
+    assert all(one.batch_size <= ceiling for one in limited)
+
+
+@given(allows=st.sampled_from([1, 2, 3, 4, 5, 8, 16]), refused=st.lists(st.integers(2, 500), max_size=5))
+def test_what_is_refused_makes_sizes_coarser(allows: int, refused: list[int]) -> None:
+    """No size that was refused is left, or none is left out: then it is no matter of divisibility."""
+    sizes = Sizes().without([size for size in refused if size % allows])
+    assert sizes == Sizes() or all(sizes.at_most(size) != size for size in refused if size % allows)
+    if allows in (1, 2, 4, 8):
+        assert sizes.at_most(allows) == allows or sizes.multiple > allows

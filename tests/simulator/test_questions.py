@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpumem_tui.simulator.cuda.presented import device_for
-from tests.simulator.simulated_steps import simulated_gpu
+from tests.simulator.simulated_steps import on, simulated_gpu
 
 WIDE = 1024
 """A layer of so many units on the host is a weight without data."""
@@ -76,3 +77,38 @@ def test_a_copied_parameter_has_no_gradient_and_a_pickled_one_its_shape(layer: n
     assert read.shape == layer.weight.shape
     assert read.device.type == "cuda"
     assert read.requires_grad
+
+
+def test_scalars_of_the_gpu_are_read_into_a_new_tensor(layer: nn.Linear) -> None:
+    known = torch.tensor([3, 5], device="cuda").max()
+    assert torch.tensor([known, 7]).tolist() == [5, 7]
+    unknown = layer.cuda()(torch.zeros(2, WIDE, device="cuda")).sum().detach()
+    made = torch.tensor([unknown, unknown], device="cuda")
+    assert made.device.type == "cuda"
+    assert made.shape == (2,)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "svd": lambda x: torch.linalg.svd(x, full_matrices=False),
+    "full svd": torch.linalg.svd,
+    "eig": lambda x: torch.linalg.eig(x.narrow(1, 0, 8)),
+    "eigh": lambda x: torch.linalg.eigh(x.narrow(1, 0, 8)),
+    "fft": lambda x: torch.fft.fft(x, dim=0),
+    "rfft": lambda x: torch.fft.rfft(x, dim=0),
+    "two-dimensional fft": torch.fft.rfft2,
+    "and back": lambda x: torch.fft.irfft2(torch.complex(x, x)),
+    "median": lambda x: x.median(dim=1),
+    "histc": lambda x: x.int().histc(5, 0, 4),
+}
+
+
+@pytest.mark.parametrize("operator", LAYOUTS.values(), ids=LAYOUTS)
+def test_results_lie_in_memory_as_on_cuda(operator: Callable[[torch.Tensor], Any]) -> None:
+    def layouts(made: Any) -> list[Any]:
+        tensors = [made] if isinstance(made, torch.Tensor) else made
+        return [(one.dtype, one.shape, one.stride()) for one in tensors]
+
+    with FakeTensorMode():
+        expected = layouts(operator(torch.empty(8, 12, device="cuda")))
+    with on() as (device, _):
+        assert layouts(operator(torch.empty(8, 12, device=device))) == expected

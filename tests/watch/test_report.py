@@ -138,8 +138,10 @@ def test_who_publishes_and_how(process: ProbedProcess) -> None:
 
 
 def test_who_has_ended(tmp_path: Path) -> None:
-    RingFile(tmp_path / "probes", gone(command=("python", "\x1b[2Jtrain.py"))).sample(replace(RECORD, step=1234))
+    who = gone(command=("python", "\x1b[2Jtrain.py"), job="night\x1b[2J")
+    RingFile(tmp_path / "probes", who).sample(replace(RECORD, step=1234))
     [process] = Watcher([tmp_path / "probes"]).processes()
+    assert process.process.job == "night [2J"
     line = process_line(process, now_s=process.process.started_ns / 1e9)
     told = "killed or crashed; which of them was not seen; the last step seen was 1,234"
     assert line == f"PID 4000000 (python  [2Jtrain.py), torch 2.13.0, by run 0 s ago: {told}"

@@ -134,7 +134,7 @@ class AffineTrace:
         """Work out the affine form through two (batch size, timeline) pairs of different batch sizes.
 
         Raises:
-            NotAffine: the two runs made different allocations, or a size does not grow by whole bytes a sample.
+            NotAffine: the two runs made different allocations, or a size shrinks, or grows by no whole bytes a sample.
         """
         (b1, t1), (b2, t2) = sorted((first, second), key=lambda pair: pair[0])
         if _program(t1) != _program(t2):
@@ -150,6 +150,8 @@ class AffineTrace:
             slope, rest = divmod(size2 - size1, b2 - b1)
             if rest:
                 raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}")
+            if slope < 0:
+                raise NotAffine(f"an allocation shrinks as the batch grows: {size1:,} bytes at {b1}, {size2:,} at {b2}")
             slopes.append(slope)
             constants.append(size1 - slope * b1)
         computed = []

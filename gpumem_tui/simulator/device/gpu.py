@@ -285,7 +285,7 @@ def register() -> None:
         return
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=backend)
     autocast.register(DEVICE_TYPE)
-    kernels.register()
+    kernels.register(lambda tensor: backend._gpu.mode.read(tensor))
     attention.register(lambda: backend._gpu.gpu.compute_capability)
     recurrent.register(lambda: backend._gpu)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;

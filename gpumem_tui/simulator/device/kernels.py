@@ -8,10 +8,13 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
 from gpumem_tui.simulator.allocator.profile import Profile
+from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 
 _ONE_KERNEL = ("silu_backward", "mish_backward")
 """ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside
@@ -23,8 +26,12 @@ _FUSED_STEPS = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_
 _libraries: list[torch.library.Library] = []
 
 
-def register() -> None:
-    """Keep these ops whole on the simulated device. Call once per process."""
+def register(read: Callable[[torch.Tensor], Any]) -> None:
+    """Keep these ops whole on the simulated device, and have shape functions take it for CUDA. Call once per process.
+
+    Args:
+        read: gives the value of a tensor of one element where no mode is asked for it, as in ``torch.tensor([x])``.
+    """
     aten = torch.library.Library("aten", "IMPL")
     for name in _ONE_KERNEL:
         aten.impl(name, _whole(getattr(torch.ops.aten, name).default), "AutogradPrivateUse1")
@@ -35,7 +42,15 @@ def register() -> None:
     for overload, shape in _SHAPES.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
             aten.impl(overload, shape, "Meta")
+    aten.impl("_local_scalar_dense", read, "PrivateUse1")
     _libraries.append(aten)
+    hint = original(_meta_registrations, "device_hint")
+    replace_everywhere(_meta_registrations, "device_hint", lambda tensor: _as_cuda(hint(tensor)))
+
+
+def _as_cuda(device_type: str) -> str:
+    """Return the device type by which shape functions choose layouts, such as cuSOLVER's of singular vectors."""
+    return "cuda" if device_type == DEVICE_TYPE else device_type
 
 
 def convolution_layout(images: torch.Tensor, weight: torch.Tensor, _backend: object) -> torch.memory_format:

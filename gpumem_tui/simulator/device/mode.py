@@ -29,6 +29,7 @@ from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.kinds import SPARSE_PRODUCT, HostConverter, SparseTensors, nested_length
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
+    INDEXED,
     PACK,
     TAKEN_FROM_VALUES,
     AssumedRows,
@@ -38,6 +39,7 @@ from gpumem_tui.simulator.device.shapes import (
     by_assumption,
     can_be_assumed,
     in_words,
+    is_unique,
     result_by_example,
 )
 from gpumem_tui.simulator.device.values import UnknownValue, Values
@@ -110,6 +112,9 @@ class DeviceMode(FakeTensorMode):
         self._given: Any = None
         """What the operator that is being followed is assumed to give, where that depends on unknown values."""
 
+        self._steers = False
+        """Whether the operator that is being followed takes whole numbers or truth values by a mask."""
+
         self._depth = 0
         self._thread = threading.local()
         self._turn = threading.RLock()
@@ -175,8 +180,7 @@ class DeviceMode(FakeTensorMode):
         if not in_backward():
             self._memory.raise_if_full()
         if func is _READ:
-            self._gpu.streams.synchronize()
-            return self.values.read(args[0])
+            return self.read(args[0])
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
@@ -219,6 +223,11 @@ class DeviceMode(FakeTensorMode):
         self._memory.use_scratch(func, args, self._index_bytes)
         self._index_bytes = []
         return result
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor of one element, once the GPU is done (see `Values.read`)."""
+        self._gpu.streams.synchronize()
+        return self.values.read(tensor)
 
     def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """Add the mask to the scores of attention, where a GPU adds it to them."""
@@ -270,6 +279,7 @@ class DeviceMode(FakeTensorMode):
     def _work_out(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what the operator makes of fake tensors: by values, by cuDNN's shapes, by torch, or by an example."""
         self._depth = 1
+        self._steers = func in INDEXED and not (args[0].is_floating_point() or args[0].is_complex())
         try:
             if func in _FILLS:
                 return args[0]
@@ -320,6 +330,8 @@ class DeviceMode(FakeTensorMode):
         except UnknownValue:
             share = self._assumed_share(func)
             if share is None:
+                share = self._steering_share(func, args)
+            if share is None:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             with no_dispatch():
                 known = self._given = by_assumption(func, args, share)
@@ -330,6 +342,25 @@ class DeviceMode(FakeTensorMode):
     def _assumed_share(self, func: Any) -> float | None:
         """Return what share an operator is assumed to keep at this line of the program; None where none is given."""
         return self._assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
+
+    def _steering_share(self, func: Any, args: tuple[Any, ...]) -> float | None:
+        """Return what share an operator keeps of values that only steer the program; None of any others.
+
+        Whole numbers and truth values that no gradient reaches hold next to no memory themselves: a mask on them is
+        what it reads as, else true everywhere. Where a function checks values, those are valid, and all the same one.
+        """
+        line = self._gpu.sites.calling_line()
+        if func is _NONZERO and self._steers:
+            share = float(self.values.reads_as(args[0]) is not False)
+            truth = "true" if share else "false"
+            self._assumed_rows.used[
+                f"{line}: truth values computed on the GPU, which only steer, are taken as {truth}"
+            ] = None
+            return share
+        if is_unique(func) and not args[0].is_floating_point() and _is_checked():
+            self._assumed_rows.used[f"{line}: values that are checked are taken as valid, and as one"] = None
+            return 0.5 / max(1.0, float(args[0].numel()))  # one, as rows are rounded up
+        return None
 
     def _shaped_as(self, known: Any) -> Any:
         """Make tensors without data of the shapes of `known`; parts of one storage if those are, without data."""
@@ -399,6 +430,16 @@ def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:
         return True
     device = kwargs.get("device")
     return device is not None and torch.device(device).type == DEVICE_TYPE
+
+
+def _is_checked() -> bool:
+    """Return whether the program checks values: whether a function whose name says so asks for them."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if any(word in frame.f_code.co_name for word in ("valid", "check")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _rows_asked_for(func: Any, args: tuple[Any, ...]) -> int:

@@ -21,9 +21,9 @@ from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, V
 
 _aten: Any = torch.ops.aten
 _EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
-_NONZERO = _aten.nonzero.default
+_NONZERO, _BINCOUNT = _aten.nonzero.default, _aten.bincount.default
 _UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
-_INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _UNIQUE = (_aten._unique2.default, _UNIQUE_CONSECUTIVE)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
@@ -58,6 +58,10 @@ class Shapes:
                 return func is _CLOSE or args[0].shape == args[1].shape
             if func is _MASKED_SELECT:
                 return self._selected(*args)
+            least = kwargs.get("minlength", args[2] if len(args) > 2 else 0) if func is _BINCOUNT else 0
+            if least:  # as many numbers as are asked for: none is above
+                weights = args[1] if len(args) > 1 else kwargs.get("weights")
+                return torch.empty(least, dtype=torch.int64 if weights is None else torch.float64, device="meta")
             raise
 
     def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -112,6 +116,11 @@ class AssumedRows:
         return found
 
 
+def is_unique(func: Any) -> bool:
+    """Return whether an operator looks for values that differ."""
+    return func in _UNIQUE
+
+
 def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
     """Return what an operator in `TAKEN_FROM_VALUES` would give if it kept `share` of what it looks at, evenly.
 
@@ -142,7 +151,7 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
 
 def can_be_assumed(func: Any) -> bool:
     """Return whether `by_assumption` knows what an operator keeps, or one that it is made of."""
-    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *_INDEXED) or _is_selection(func)
+    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *INDEXED) or _is_selection(func)
 
 
 def _is_selection(func: Any) -> bool:

@@ -60,6 +60,7 @@ _UNKNOWN_NUMBER = 1e-6
 """What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
 that they have converged before they began."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
+_PUT = ("index_put_", "_index_put_impl_")
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 _CHECK = "_is_all_true"
 """What torch asks where it validates values, as those of its distributions: unknown ones are valid."""
@@ -140,7 +141,10 @@ class Values:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a device tensor as a host tensor, not to be changed; None where they are unknown."""
-        if tensor.requires_grad or tensor.dtype not in _KEPT_TYPES:
+        return None if tensor.requires_grad else self._known(tensor)
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.dtype not in _KEPT_TYPES:
             return None
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -157,14 +161,19 @@ class Values:
         content = self._content(tensor)
         if isinstance(content, Uniform):
             return content.value
-        known = self.of(tensor.detach()) if content is not None else None
+        known = self._known(tensor) if content is not None else None
         if known is not None:
             return known.item()
         return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
 
+    def reads_as(self, tensor: torch.Tensor) -> bool | None:
+        """Return the one truth value that a tensor reads as; None where there is none."""
+        content = self._content(tensor)
+        return content.value if isinstance(content, Uniform) else None
+
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
-        known, content = self.of(tensor.detach()), self._content(tensor)
+        known, content = self._known(tensor), self._content(tensor)
         if known is not None:
             return known.to(dtype or tensor.dtype, copy=True)
         value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
@@ -219,6 +228,8 @@ class Values:
             return
         if all(self._content(tensor) is None for tensor in tensors):
             return
+        if func._opname in _PUT and any(self.reads_as(index) is False for index in _tensors(args[1:2])):
+            return  # nothing is taken to be changed
         try:
             self.result_on_host(func, args, kwargs)
         except UnknownValue:
@@ -274,8 +285,8 @@ class Values:
         name = func._opname
         if name in _ARE_NO_NUMBERS:
             return Uniform(False, True)
-        if name == _CHECK:
-            return Uniform(True, False)
+        if name == _CHECK or name == "isin":  # what is looked for, as the end of a text, is not found
+            return Uniform(name == _CHECK, False)
         if name in _COMPARISONS:
             one, other = args[:2]
             is_certain = one is other or (type(other) is float and math.isinf(other))
