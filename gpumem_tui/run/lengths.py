@@ -214,7 +214,7 @@ def _limits(things: Iterable[Any]) -> Iterator[tuple[str, int]]:
     yield from _named(vars(sys.modules["__main__"]), "")
     for thing in things:
         kind = type(thing)
-        if issubclass(kind, argparse.Namespace) or (  # what a thing itself says of its class may raise, or warn
+        if issubclass(kind, argparse.Namespace) or (
             kind.__module__ not in ("builtins", "torch") and (is_dataclass(kind) or hasattr(kind, "from_pretrained"))
         ):
             values = getattr(thing, "__dict__", None)

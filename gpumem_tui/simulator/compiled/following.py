@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -66,6 +68,11 @@ class Followed:
         """Say that compiled code is traced as eager, and why."""
         self.is_estimate = True
         self._notes.setdefault(f"{_ESTIMATE}: {reason}")
+
+    def left_out(self, what: str) -> None:
+        """Say what is not followed of what was asked of the compiler."""
+        self.is_estimate = True
+        self._notes.setdefault(f"torch.compile: {what}: an estimate")
 
     def _say(self) -> None:
         parts = [f"{_counted(self._graphs, 'graph')} compiled, traced by the compiler's own buffers"]
@@ -169,7 +176,7 @@ def forget() -> None:
 
 def _prepare(followed: Followed) -> None:
     """Have Dynamo and Inductor work on the simulated GPU, and tell what they make of the program."""
-    inductor.prepare()
+    inductor.prepare(followed.left_out)
     warnings.filterwarnings("ignore", message=_OF_OUR_HOOKS)
     dynamo = import_module("torch._dynamo")
     dynamo.config.suppress_errors = True
@@ -185,7 +192,7 @@ def _prepare(followed: Followed) -> None:
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            with while_compiled():
+            with while_compiled(), _no_collection():
                 return convert(self, frame, *args, **kwargs)
         except (unsupported.Unsupported, unsupported.SkipFrame) as error:
             followed.ran_eager(_in_short(error))
@@ -212,6 +219,18 @@ def _prepare(followed: Followed) -> None:
     replace(frames.ConvertFrameAssert, "__call__", converted)
     replace(contexts, "__call__", entered)
     _exchange_names()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage: graphs are many objects, which are looked through again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _hiding(compiled: Any, function: Any, followed: Followed, failure: Any) -> Any:

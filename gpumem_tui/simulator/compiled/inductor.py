@@ -46,6 +46,13 @@ _MEASURED: dict[str, Any] = {
 }
 """Settings of Inductor's that ask a device which kernel is faster, keep graphs of CUDA's, or compile for the host."""
 
+_LEFT_OUT = {
+    "triton.cudagraphs": "traced without CUDA graphs, which keep a pool and copies of inputs for themselves",
+    "max_autotune": "traced without autotuned kernels, some of which take workspaces",
+    "max_autotune_gemm": "traced without autotuned products, some of which take workspaces",
+}
+"""What of these changes memory."""
+
 _kernels = itertools.count(1)
 _graphs = itertools.count(1)
 
@@ -55,8 +62,11 @@ class NoTriton(RuntimeError):
 
 
 @functools.cache
-def prepare() -> None:
+def prepare(left_out: Callable[[str], None]) -> None:
     """Have Inductor know the simulated GPU; once per process.
+
+    Args:
+        left_out: called with what is not followed of what a program asks of the compiler.
 
     Raises:
         NoTriton: there is no triton to import.
@@ -70,7 +80,7 @@ def prepare() -> None:
         _module("_dynamo.variables.torch").TorchInGraphFunctionVariable._get_handlers()
     with while_compiled():
         _register()
-        _replace()
+        _replace(left_out)
 
 
 def _module(name: str) -> Any:
@@ -144,7 +154,7 @@ def _overrides(module: Any) -> Any:
     return SimulatedOverrides()
 
 
-def _replace() -> None:
+def _replace(left_out: Callable[[str], None]) -> None:
     joint = _module("_inductor.fx_passes.joint_graph")
     _module("_inductor.compile_fx")
     replace_everywhere(_module("_inductor.utils"), "get_gpu_type", lambda: DEVICE_TYPE)
@@ -162,10 +172,14 @@ def _replace() -> None:
     replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _run_wrapper)
     logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
     inner = _module("_inductor.compile_fx")
-    replace(inner, "compile_fx", functools.partial(_compile, original(inner, "compile_fx"), inner.compile_fx_inner))
+    compile_ = functools.partial(_compile, left_out, original(inner, "compile_fx"), inner.compile_fx_inner)
+    replace(inner, "compile_fx", compile_)
 
 
-def _compile(compile_fx: Any, inner: Any, graph: Any, inputs: Any, *, config_patches: Any = None, **more: Any) -> Any:
+def _compile(
+    left_out: Callable[[str], None], compile_fx: Any, inner: Any, graph: Any, inputs: Any, *,
+    config_patches: Any = None, **more: Any,
+) -> Any:  # fmt: skip
     """Compile a graph of Dynamo's with Inductor; the backward at once, as nothing is gained by waiting."""
     if "inner_compile" in more:  # called by itself, with settings made
         return compile_fx(graph, inputs, config_patches=config_patches, **more)
@@ -174,10 +188,12 @@ def _compile(compile_fx: Any, inner: Any, graph: Any, inputs: Any, *, config_pat
         with while_compiled():
             return inner(*args, **kwargs)
 
-    settings = _module("_functorch.config")
+    settings, current = _module("_functorch.config"), _module("_inductor.config").get_config_copy()
+    for name, what in _LEFT_OUT.items():
+        if (config_patches or {}).get(name, current.get(name)):
+            left_out(what)
     patches = {**(config_patches or {}), **_CACHES, **_MEASURED}
-    known = _module("_inductor.config").get_config_copy()
-    patches = {name: value for name, value in patches.items() if name in known}
+    patches = {name: value for name, value in patches.items() if name in current}
     with settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
 
