@@ -395,7 +395,8 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torc
         and source.is_contiguous()
         and not source.is_neg()
     ):
-        return func(*args, **kwargs)  # type: ignore[no-any-return]
+        made: torch.Tensor = func(*args, **kwargs)
+        return made
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     return target
 
