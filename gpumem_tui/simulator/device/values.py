@@ -395,10 +395,11 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torc
         and source.is_contiguous()
         and not source.is_neg()
     ):
-        made: torch.Tensor = func(*args, **kwargs)
-        return made
-    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-    return target
+        target = func(*args, **kwargs)
+    else:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    copied: torch.Tensor = target
+    return copied
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
