@@ -22,9 +22,9 @@ import tempfile
 import termios
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +46,7 @@ from gpumem_tui.run.events import (
     encode,
 )
 from gpumem_tui.run.session import REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
-from gpumem_tui.run.stand_ins import SITE, keep_followed, put_in_path
+from gpumem_tui.run.stand_ins import environment, keep_followed
 from gpumem_tui.text import OutputLines, shortened
 
 _HERE = Path(__file__).parent
@@ -59,25 +59,6 @@ _ANSWER_S = 2.0
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
-
-SWITCHED_OFF: Mapping[str, str] = {
-    "WANDB_MODE": "disabled",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "MLFLOW_TRACKING_URI": "",
-}
-"""What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
-
-_IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
-
-_IDLE_THREADS = {"OMP_WAIT_POLICY": "passive"}
-"""Of a simulated run: by default OpenMP's threads spin between loops (libgomp's GOMP_SPINCOUNT), milliseconds for each
-small operation on the host where other programs want the cores too."""
 
 SIDE_EFFECTS = (
     "the command runs as it is until its steps are made: what it writes until then is written; "
@@ -364,7 +345,7 @@ class CommandChild(Child):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=(lifeline_fd,),
-                    env=self._environment(gpu_uuids),
+                    env=environment(self._directory, gpu_uuids, simulated=self._simulated),
                     cwd=command.cwd,
                     start_new_session=True,
                 )
@@ -385,20 +366,6 @@ class CommandChild(Child):
     def pid(self) -> int:
         """Return the supervisor's process id."""
         return self._process.pid
-
-    def _environment(self, gpu_uuids: tuple[str, ...]) -> dict[str, str]:
-        defaults = {**_IN_ORDER, **(_IDLE_THREADS if self._simulated else {})}
-        path = [str(SITE), os.environ.get("PYTHONPATH", "")]
-        return {
-            **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
-            **{name: value for name, value in SWITCHED_OFF.items() if value},
-            "GPUMEM_TUI_TRIAL": str(self._directory),
-            "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
-            "PATH": put_in_path(self._directory / "bin", simulated=self._simulated),
-            "PYTHONUNBUFFERED": "1",
-            **{name: os.environ.get(name, value) for name, value in defaults.items()},
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
-        }
 
     # What it says
 
@@ -497,6 +464,9 @@ class CommandChild(Child):
         """Yield its last output and the outcome of the rank that decides: out of memory first, else the fullest."""
         yield from map(Output, self._output.rest())
         worst = max(self._outcomes, key=_how_full, default=None)
+        if worst is not None and self._simulated and len(self._outcomes) > 1:
+            more = f"{len(self._outcomes)} processes of the command train, and this is the fullest of them"
+            worst = replace(worst, notes=(*worst.notes, f"{more}: where they are ranks, give --gpus"))
         yield worst or self._failure or self._without_outcome(code)
 
     def _without_outcome(self, code: int | None) -> Failed:
