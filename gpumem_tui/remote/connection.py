@@ -6,6 +6,7 @@ what is called is the user's own ssh with the user's own configuration, so agent
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,8 @@ _FIRST_ANSWER_S = 45.0
 """For ssh to connect and the program there to start."""
 _LEAST_SILENCE_S = 15.0
 _SILENT_INTERVALS = 10
+_DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256
+"""Of a connection, while its ssh is started, and of all else: 1,024, the usual limit, ends at 200 hosts or so."""
 _POLL_S, _SETTLE_S = 0.5, 0.05
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
@@ -298,7 +301,12 @@ class Fleet:
         return self.statuses
 
     def start(self) -> None:
-        """Connect to all of them; returns at once."""
+        """Connect to all of them, with as many descriptors as that takes if we may have them; returns at once."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _OWN_DESCRIPTORS + _DESCRIPTORS * len(self.connections)
+        if resource.RLIM_INFINITY != soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         for each in self.connections.values():
             each.start()
 
