@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,19 +147,23 @@ def converse(request: Request, terms: Terms, control: Control) -> Iterator[Child
     uuids = terms.gpu_uuids if real else ()
     child: Child
     command = request.workload.command
-    try:
-        if command is None:
-            child = ForkedChild(request, terms.python, uuids[0] if uuids else None)
-        else:
-            child = CommandChild(request, _words(command, request, terms), uuids)
-    except CannotStart as error:
-        raise Unusable(Failed("python", str(error))) from error
-    with control.running(child):
-        yield from child.events(control.check, terms.timeout_s, lambda: control.paused)
+    with ExitStack() as held:
+        try:
+            if command is None:
+                child = ForkedChild(request, terms.python, uuids[0] if uuids else None)
+            else:
+                words = held.enter_context(_written(command, request, terms))
+                child = CommandChild(request, words, uuids)
+        except CannotStart as error:
+            raise Unusable(Failed("python", str(error))) from error
+        except OSError as error:
+            raise Unusable(Failed("workload", f"{error.filename}: cannot be written: {error.strerror}")) from error
+        with control.running(child):
+            yield from child.events(control.check, terms.timeout_s, lambda: control.paused)
 
 
-def _words(command: Command, request: Request, terms: Terms) -> tuple[str, ...]:
-    """Return the command line for the requested batch size.
+def _written(command: Command, request: Request, terms: Terms) -> AbstractContextManager[tuple[str, ...]]:
+    """Return what writes the command line for the requested batch size.
 
     A trace accumulates twice at most: a third micro-batch holds what the second held.
     """
@@ -167,4 +171,4 @@ def _words(command: Command, request: Request, terms: Terms) -> tuple[str, ...]:
     accumulation = command.accumulation(size, terms.target_batch, request.workload.recipe.pass_micro_batches)
     if isinstance(request, TraceRequest):
         accumulation = min(accumulation, _TRACED_ACCUMULATION)
-    return command.filled(size, accumulation)
+    return command.written(size, accumulation)

@@ -39,8 +39,11 @@ class _Input:
 
     @classmethod
     def among(cls, values: Any) -> _Input | None:
-        """Return the input among a call's arguments that tells its length: tokens, else images or sequences."""
-        tensors = tensors_in(values)
+        """Return the input among a call's arguments that tells its length: tokens, else images or sequences.
+
+        Jagged tensors do not: a length of theirs is a symbol, which has no order.
+        """
+        tensors = [tensor for tensor in tensors_in(values) if all(type(length) is int for length in tensor.shape)]
         for tensor in tensors:
             if tensor.dim() == 2 and tensor.shape[1] > 1 and tensor.dtype in (torch.int64, torch.int32):
                 return cls(tuple(tensor.shape), _TOKENS)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpumem_tui import launchers
@@ -18,6 +21,15 @@ _BATCH_FLAG = re.compile(
     r"(?:(?:per[_-]device[_-])?(?:train[_-])?(?:micro[_-]?|mini[_-]?)?batch(?:[_-]?size)?(?:[_-]per[_-](?:gpu|device))?|bs|b|bsz)"
 )
 """Options and Hydra-like overrides that give a batch size, without their value."""
+
+
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_OVERRIDES = {
+    "llamafactory-cli": "per_device_train_batch_size={batch}",
+    "tune": "batch_size={batch}",
+    "axolotl": "--micro-batch-size={batch}",
+}
+"""By program, how its line overrides the batch size of its configuration file (the documentation of each)."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +69,45 @@ class Command:
 
     @property
     def takes_batch(self) -> bool:
-        """Whether it says where the batch size goes."""
-        return any(BATCH in word for word in self.words)
+        """Whether it says where the batch size goes: in its words, or in a configuration file that these name."""
+        return any(BATCH in word for word in self.words) or any(map(self._is_template, self._files))
 
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
         """Return the words for one batch size."""
         return tuple(
             word.replace(BATCH, str(batch_size)).replace(ACCUMULATION, str(accumulation)) for word in self.words
         )
+
+    @property
+    def _files(self) -> list[str]:
+        """The configuration files that its words name, as they name them."""
+        named = (word.rpartition("=")[2] for word in self.words)
+        return [name for name in named if name.endswith(_CONFIGURATIONS) and Path(self.cwd, name).is_file()]
+
+    def _is_template(self, name: str) -> bool:
+        return BATCH in Path(self.cwd, name).read_text(errors="replace")
+
+    @contextmanager
+    def written(self, batch_size: int, accumulation: int = 1) -> Iterator[tuple[str, ...]]:
+        """Yield the words for one batch size, with a copy in the place of each file that has ``{batch}`` in it.
+
+        A copy lies beside its file, as what it names is found from there, for as long as the context lasts.
+
+        Raises:
+            OSError: a copy cannot be written.
+        """
+        copies: dict[str, Path] = {}
+        words = self.filled(batch_size, accumulation)
+        try:
+            for name in filter(self._is_template, self._files):
+                file = Path(name)
+                copies[name] = copy = file.with_name(f"{file.stem}.gpumem-tui-{os.getpid()}-{batch_size}{file.suffix}")
+                text = Path(self.cwd, file).read_text().replace(BATCH, str(batch_size))
+                Path(self.cwd, copy).write_text(text.replace(ACCUMULATION, str(accumulation)))
+            yield tuple(_with_copy(word, copies) for word in words)
+        finally:
+            for copy in copies.values():
+                Path(self.cwd, copy).unlink(missing_ok=True)
 
     def accumulation(self, batch_size: int, target_batch: int | None, gpus: int) -> int:
         """Return the micro-batches that reach the wanted global batch; 1 if none is wanted."""
@@ -93,6 +136,13 @@ class Command:
     def rewriting(self) -> str:
         """How the line is to be written so that the batch size can be chosen."""
         proposal = self.proposal
+        if proposal is None and self._files:
+            override = next(
+                (form for name, form in _OVERRIDES.items() if name in map(os.path.basename, self.words)), ""
+            )
+            return f"write {BATCH} in {self._files[0]} as the batch size" + (
+                f", or add `{override}`" if override else ""
+            )
         if proposal is None:
             return f"write {BATCH} where the batch size goes"
         return f"write `{proposal.proposed}` instead of `{proposal.given}`"
@@ -101,6 +151,11 @@ class Command:
     def processes(self) -> int:
         """How many training processes its launcher starts in all, as far as the line says; else 1."""
         return launchers.processes(self.words)
+
+
+def _with_copy(word: str, copies: Mapping[str, Path]) -> str:
+    before, equals, name = word.rpartition("=")
+    return f"{before}{equals}{copies[name]}" if name in copies else word
 
 
 def _typed(words: tuple[str, ...]) -> str:
