@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": "gpumem_tui.cli.plan:plan",
     "noise-scale": "gpumem_tui.cli.goals:noise_scale_command",
     "monitor": "gpumem_tui.cli.monitor:monitor",
+    "free": "gpumem_tui.cli.free:free",
     "serve": "gpumem_tui.cli.serve:serve",
     "models": "gpumem_tui.cli.catalog:models",
     "gpus": "gpumem_tui.cli.catalog:gpus",

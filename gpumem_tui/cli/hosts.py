@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import click
 
 from gpumem_tui.cli.types import Typed
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
-from gpumem_tui.report.output import complain, is_terminal
+from gpumem_tui.report.output import complain, is_terminal, sleep_until, written
 from gpumem_tui.report.tables import counted
 from gpumem_tui.text import shortened
 
@@ -121,17 +121,16 @@ class AskedHosts:
         return bool(self.hosts or self.hosts_file or self.slurm_job)
 
 
-def watch_hosts(asked: AskedHosts) -> int:
-    """Open on the hosts that were named and return the exit code; the command line goes before the settings.
+def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
+    """Return the hosts that were named, and the settings, before which the command line goes.
 
     Raises:
-        OptionError: no host, one that is none, Slurm says no, the settings are invalid, there is no terminal.
+        OptionError: no host, one that is none, Slurm says no, the settings are invalid.
     """
     from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.remote.hosts import hosts_of
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
-    from gpumem_tui.tui.start import open_hosts
 
     settings = load()
     settings = replace(
@@ -139,16 +138,62 @@ def watch_hosts(asked: AskedHosts) -> int:
         interval_s=asked.interval_s or settings.interval_s,
         remote_command=asked.remote_command or settings.remote_command,
     )
+    hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
+    return Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings
+
+
+@contextmanager
+def started_fleet(asked: AskedHosts) -> Iterator[tuple[Fleet, Settings]]:
+    """Connect to the hosts that were named as long as the context lasts.
+
+    Raises:
+        OptionError: as `_fleet_of`.
+    """
+    fleet, settings = _fleet_of(asked)
+    fleet.start()
+    try:
+        yield fleet, settings
+    finally:
+        fleet.stop()
+
+
+def print_hosts(asked: AskedHosts, *, once: bool, as_json: bool, as_csv: bool) -> int:
+    """Print the readings of hosts: one of each, or all as they come; and on stderr which are away."""
+    from gpumem_tui.remote.report import HostPrinter
+    from gpumem_tui.remote.status import AwayMarks
+
+    marks, printer = AwayMarks(), HostPrinter(as_json=as_json, as_csv=as_csv)
+    with started_fleet(asked) as (fleet, settings):
+
+        def write() -> None:
+            printer.show(fleet.settled(), once=once)
+            _complain_of(marks.new(time.time(), fleet.statuses))
+            while not once:
+                sleep_until(time.monotonic() + settings.interval_s)
+                printer.show(fleet.statuses, once=once)
+                _complain_of(marks.new(time.time(), fleet.statuses))
+
+        code = written(write)
+        return code or (0 if any(each.report is not None for each in fleet.statuses) else EXIT_FAILED)
+
+
+def watch_hosts(asked: AskedHosts) -> int:
+    """Open on the hosts that were named and return the exit code.
+
+    Raises:
+        OptionError: as `_fleet_of`; signals in a program that only watches; there is no terminal.
+    """
+    from gpumem_tui.tui.start import open_hosts
+
+    fleet, settings = _fleet_of(asked)
     if asked.allow_signals and settings.read_only:
         raise OptionError("--allow-signals: the settings file has read_only = true, by which no process is ended")
-    hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
     if not is_terminal() and asked.address is None and asked.record is None:
-        raise OptionError("no terminal to draw on; `ssh HOST gpumem-tui monitor --json` needs none")
-    fleet = Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s))
+        raise OptionError("no terminal to draw on; `gpumem-tui monitor --host HOST --json` needs none")
     with ExitStack() as stack:
         if asked.address is not None:
             where = serve_metrics(stack, partial(_machines, fleet), *asked.address)
-            complain(f"{where}, of {counted(len(hosts), 'host')}", 0)
+            complain(f"{where}, of {counted(len(fleet.connections), 'host')}", 0)
         if asked.record is not None:
             return _record_hosts(fleet, asked.record, settings, allow_signals=asked.allow_signals)
         if is_terminal():

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, mark_line, metrics_option, serve_metrics, watch_hosts
+from gpumem_tui.cli.hosts import (
+    HOSTS_OPTIONS,
+    AskedHosts,
+    mark_line,
+    metrics_option,
+    print_hosts,
+    serve_metrics,
+    watch_hosts,
+)
 from gpumem_tui.cli.types import Finite, with_options
 from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.report.output import complain, is_terminal, written
@@ -29,6 +37,7 @@ _FILE = click.Path(path_type=Path)
 @click.command(short_help="Every GPU's memory as one ledger, live.")
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
+@click.option("--csv", "as_csv", is_flag=True, help="Of hosts: a line a GPU and reading.")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
 @click.option("--replay", type=_FILE, metavar="FILE", help="Show a recording instead of this machine.")
@@ -48,10 +57,18 @@ def monitor(**values: Any) -> int:
     typed["--metrics"] = values["address"]
     hosts = AskedHosts.of(values)
     if hosts.are_named:
-        for option in ("--once", "--json", "--replay", "--speed"):
+        for option in ("--replay", "--speed"):
             if typed[option]:
-                raise click.UsageError(f"{option} is for one machine: `ssh HOST gpumem-tui monitor {option}`")
+                raise click.UsageError(f"{option} is of a recording, which has its hosts: leave out --host")
+        printed = [option for option in ("--once", "--json", "--csv") if typed[option]]
+        for option in ("--record", "--metrics") if printed else ():
+            if typed[option]:
+                raise click.UsageError(f"{printed[0]} and {option}: give only one of them")
+        if printed:
+            return print_hosts(hosts, once=values["once"], as_json=values["as_json"], as_csv=values["as_csv"])
         return watch_hosts(hosts)
+    if values["as_csv"]:
+        raise click.UsageError("--csv is of hosts: name them with --host, --hosts or --slurm")
     if hosts.remote_command is not None:
         raise click.UsageError("--remote-command is for other hosts: name them with --host, --hosts or --slurm")
     for one, other in (("--once", "--record"), ("--once", "--metrics"), ("--replay", "--record"),
@@ -111,8 +128,10 @@ def _monitor_here(asked: _Asked) -> int:
 
 def _replayed(path: Path, asked: _Asked, settings: Settings, *, on_screen: bool) -> int:
     recording, speed = _recording(path), asked.speed or 1.0
-    if not recording.of_one_machine and (asked.as_json or asked.once):
-        raise click.UsageError("--replay of several hosts prints the alerts that began; leave out --once and --json")
+    if not recording.of_one_machine and asked.once:
+        raise click.UsageError("--replay of several hosts prints the alerts that began, or --json; leave out --once")
+    if not recording.of_one_machine and asked.as_json:
+        return _print_pictures(recording)
     if on_screen:
         return _show_recording(recording, settings, speed)
     if not recording.of_one_machine:
@@ -146,6 +165,18 @@ def _show_recording(recording: GpuRecording, settings: Settings, speed: float) -
     replay = Player(recording, speed, settings.chart_minutes * 60)
     code = open_replay(replay, settings) if recording.of_one_machine else open_hosts(replay, settings)
     return _say_damage(recording, code)
+
+
+def _print_pictures(recording: GpuRecording) -> int:
+    """Print every reading of every host, an object a line."""
+    from gpumem_tui.remote.report import HostPrinter
+
+    def write() -> None:
+        printer = HostPrinter(as_json=True, as_csv=False)
+        for picture in recording.pictures():
+            printer.show(picture.statuses, once=False)
+
+    return _say_damage(recording, written(write))
 
 
 def _print_hosts(recording: GpuRecording) -> int:

@@ -11,6 +11,7 @@ from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.backend import Fault, GpuBackend, StartFault, Vendor
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, ProcessKind, Snapshot
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
@@ -116,6 +117,30 @@ def _read(backend: GpuBackend, index: int) -> RealGpu:
         compute_capability=identity.compute_capability,
         pids=() if isinstance(processes, Unknown) else tuple(process.pid for process in processes),
     )
+
+
+def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str, str]) -> list[GpuReading]:
+    """Return the GPUs that are free, by number; those that cannot be read, or are divided by MIG, are not.
+
+    Args:
+        memory_bytes: with so much memory free, whoever computes there; None for those on which nobody does.
+        environ: whose ``CUDA_VISIBLE_DEVICES`` they are among, if it has any.
+    """
+    seen: Reading[tuple[str, ...]] | None = None
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        ordered = {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        seen = visible_devices([Candidate(gpu.index, gpu.uuid, gpu.name) for gpu in snapshot.gpus], ordered)
+    found = []
+    for gpu in snapshot.gpus:
+        memory, processes = gpu.memory, gpu.processes
+        if isinstance(memory, Unknown) or isinstance(processes, Unknown):
+            continue
+        if gpu.state is not DeviceState.OK or gpu.mig or (isinstance(seen, tuple) and gpu.uuid not in seen):
+            continue
+        computing = any(process.kind is not ProcessKind.GRAPHICS for process in processes)
+        if memory.free_bytes >= memory_bytes if memory_bytes else not computing and memory.used_bytes < IDLE_BYTES:
+            found.append(gpu)
+    return found
 
 
 # ---- what a process sees

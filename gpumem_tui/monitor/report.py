@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import select
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
@@ -30,7 +27,7 @@ from gpumem_tui.monitor.snapshot import (
 )
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.report.objects import SCHEMA, Body, picked
-from gpumem_tui.report.output import Printer, columns
+from gpumem_tui.report.output import Printer, columns, sleep_until
 from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
 
 _MEMORY = tuple(field.name for field in fields(Memory))
@@ -38,7 +35,7 @@ _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name 
 _UNKNOWN = "–"
 _ANSWER_S = 30.0
 """Seconds after which a driver counts as one that does not answer."""
-_COMPLETE_S = 3.0
+COMPLETE_S = 3.0
 """Seconds in which the values that are read slowly come, unless a call hangs."""
 _POLL_S = 0.5
 
@@ -105,8 +102,8 @@ def complete(source: Source) -> Snapshot:
         NoDriverAnswer: there is none in time.
     """
     snapshot = first(source)
-    deadline_s = time.monotonic() + _COMPLETE_S
-    while any(_is_unread(gpu) for gpu in snapshot.gpus) and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + COMPLETE_S
+    while not is_complete(snapshot) and time.monotonic() < deadline_s:
         snapshot = source.wait(snapshot, deadline_s - time.monotonic()) or snapshot
     return snapshot
 
@@ -122,25 +119,16 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
     while True:
         yield last
         due_s = max(due_s + interval_s, time.monotonic())
-        _sleep_until(due_s)
+        sleep_until(due_s)
         newer = None
         while newer is None:
             newer = source.wait(last, _POLL_S)
         last = newer
 
 
-def _sleep_until(due_s: float) -> None:
-    """Sleep until then.
-
-    Raises:
-        BrokenPipeError: nobody reads what is printed any more, such as over ssh once the viewer is gone.
-    """
-    poll = select.poll()
-    with suppress(OSError, ValueError):  # a stdout that is closed, or a test's
-        poll.register(sys.stdout.fileno(), 0)  # that it hangs up is told all the same
-    while (left_s := due_s - time.monotonic()) > 0:
-        if poll.poll(min(left_s, 60.0) * 1000):
-            raise BrokenPipeError
+def is_complete(snapshot: Snapshot) -> bool:
+    """Return whether no value of a snapshot is still to come."""
+    return not any(_is_unread(gpu) for gpu in snapshot.gpus)
 
 
 def _is_unread(gpu: GpuReading) -> bool:

@@ -6,6 +6,7 @@ what is called is the user's own ssh with the user's own configuration, so agent
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpumem_tui.errors import own_error
+from gpumem_tui.monitor.report import COMPLETE_S, is_complete
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, Source
 from gpumem_tui.monitor.threads import LatestValue
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
@@ -33,7 +35,9 @@ _FIRST_ANSWER_S = 45.0
 """For ssh to connect and the program there to start."""
 _LEAST_SILENCE_S = 15.0
 _SILENT_INTERVALS = 10
-_POLL_S = 0.5
+_DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256
+"""Of a connection, while its ssh is started, and of all else: 1,024, the usual limit, ends at 200 hosts or so."""
+_POLL_S, _SETTLE_S = 0.5, 0.05
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
 """Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
@@ -280,8 +284,29 @@ class Fleet:
         """Return each host's state now."""
         return tuple(each.status for each in self.connections.values())
 
+    def settled(self) -> tuple[HostStatus, ...]:
+        """Wait until each host has answered with every value, or is away, for a while at most; return their states."""
+        until_s = time.monotonic() + _FIRST_ANSWER_S
+        answered_s: dict[str, float] = {}
+
+        def is_settled(status: HostStatus) -> bool:
+            if status.report is None or status.problem:
+                return bool(status.problem)
+            waited_s = time.monotonic() - answered_s.setdefault(status.host.name, time.monotonic())
+            snapshot = status.report.snapshot
+            return (not snapshot.problem and is_complete(snapshot)) or waited_s > COMPLETE_S
+
+        while not all(map(is_settled, self.statuses)) and time.monotonic() < until_s:
+            time.sleep(_SETTLE_S)
+        return self.statuses
+
     def start(self) -> None:
-        """Connect to all of them; returns at once."""
+        """Connect to all of them, with as many descriptors as that takes if we may have them; returns at once."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _OWN_DESCRIPTORS + _DESCRIPTORS * len(self.connections)
+        if resource.RLIM_INFINITY != soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         for each in self.connections.values():
             each.start()
 

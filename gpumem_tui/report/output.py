@@ -6,10 +6,12 @@ Standard library alone, but for JSON: every command imports this as it starts.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 
 from gpumem_tui.errors import EXIT_INTERRUPTED
@@ -107,6 +109,20 @@ def columns() -> int:
     from shutil import get_terminal_size
 
     return get_terminal_size((sys.maxsize, 24)).columns
+
+
+def sleep_until(due_s: float) -> None:
+    """Sleep until then (`time.monotonic`).
+
+    Raises:
+        BrokenPipeError: nobody reads what is printed any more, such as over ssh once the viewer is gone.
+    """
+    poll = select.poll()
+    with suppress(OSError, ValueError):  # a stdout that is closed, or a test's
+        poll.register(sys.stdout.fileno(), 0)  # that it hangs up is told all the same
+    while (left_s := due_s - time.monotonic()) > 0:
+        if poll.poll(min(left_s, 60.0) * 1000):
+            raise BrokenPipeError
 
 
 def written(write: Callable[[], None]) -> int:

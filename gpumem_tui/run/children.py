@@ -22,9 +22,9 @@ import tempfile
 import termios
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -45,8 +45,8 @@ from gpumem_tui.run.events import (
     decode_event,
     encode,
 )
-from gpumem_tui.run.session import REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
-from gpumem_tui.run.stand_ins import SITE, keep_followed, put_in_path
+from gpumem_tui.run.session import CONCLUDE_SIGNAL, REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
+from gpumem_tui.run.stand_ins import environment, keep_followed
 from gpumem_tui.text import OutputLines, shortened
 
 _HERE = Path(__file__).parent
@@ -55,25 +55,13 @@ _LONGEST_LAST_LINE = 200
 _EXIT_S = 5.0
 """A command that has made its steps, or failed, has so long to end by itself."""
 
+_CONCLUDE_S = 30.0
+"""A command that is asked for the steps that it has made has so long to report them."""
+
 _ANSWER_S = 2.0
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
-
-SWITCHED_OFF: Mapping[str, str] = {
-    "WANDB_MODE": "disabled",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "MLFLOW_TRACKING_URI": "",
-}
-"""What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
-
-_IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
 
 SIDE_EFFECTS = (
     "the command runs as it is until its steps are made: what it writes until then is written; "
@@ -171,7 +159,8 @@ class Child(ABC):
                     heard, progress = time.monotonic(), self._progress()
                 elif self._over_at == math.inf and time.monotonic() - heard > timeout_s:
                     self._give_up(timeout_s)
-                    break
+                    if self._over_at == math.inf:
+                        break
         yield from self._conclusion(code, wait, timeout_s)
 
     def pause(self) -> None:
@@ -205,7 +194,7 @@ class Child(ABC):
 
     @abstractmethod
     def _give_up(self, timeout_s: float) -> None:
-        """Say that it hangs, by an exception or as its outcome."""
+        """Say that it hangs, by an exception or as its outcome; where it may still say something, set until when."""
 
     @abstractmethod
     def _conclusion(self, code: int | None, wait: Callable[[], None], timeout_s: float) -> Iterator[ChildEvent]:
@@ -360,7 +349,7 @@ class CommandChild(Child):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=(lifeline_fd,),
-                    env=self._environment(gpu_uuids),
+                    env=environment(self._directory, gpu_uuids, simulated=self._simulated),
                     cwd=command.cwd,
                     start_new_session=True,
                 )
@@ -381,19 +370,6 @@ class CommandChild(Child):
     def pid(self) -> int:
         """Return the supervisor's process id."""
         return self._process.pid
-
-    def _environment(self, gpu_uuids: tuple[str, ...]) -> dict[str, str]:
-        path = [str(SITE), os.environ.get("PYTHONPATH", "")]
-        return {
-            **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
-            **{name: value for name, value in SWITCHED_OFF.items() if value},
-            "GPUMEM_TUI_TRIAL": str(self._directory),
-            "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
-            "PATH": put_in_path(self._directory / "bin", simulated=self._simulated),
-            "PYTHONUNBUFFERED": "1",
-            **{name: os.environ.get(name, value) for name, value in _IN_ORDER.items()},
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
-        }
 
     # What it says
 
@@ -463,12 +439,20 @@ class CommandChild(Child):
         return self._process.poll()
 
     def _give_up(self, timeout_s: float) -> None:
-        """Say that no step was made in time, and at which source line it is, as far as it answers."""
+        """Say that no step was made in time, and at which source line it is, as far as it answers.
+
+        A process that trains on a simulated GPU is asked for the steps that it has made.
+        """
         place = self._place()
         at = f"; it is at {place}" if place else ""
         steps = max(self._progress(), 0)
         which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
         self._failure = Failed("workload", f"{which} within {timeout_s:g} s{at}; --timeout waits longer")
+        training = [member.pid for member in self._members.values() if member.steps >= 0 and self._simulated]
+        for pid in training:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, CONCLUDE_SIGNAL)
+                self._over_at = time.monotonic() + _CONCLUDE_S
 
     def _place(self) -> str:
         """Ask for ``file:line`` in the user's code that a Python process is at, of one that has torch if any has."""
@@ -492,6 +476,9 @@ class CommandChild(Child):
         """Yield its last output and the outcome of the rank that decides: out of memory first, else the fullest."""
         yield from map(Output, self._output.rest())
         worst = max(self._outcomes, key=_how_full, default=None)
+        if worst is not None and self._simulated and len(self._outcomes) > 1:
+            more = f"{len(self._outcomes)} processes of the command train, and this is the fullest of them"
+            worst = replace(worst, notes=(*worst.notes, f"{more}: where they are ranks, give --gpus"))
         yield worst or self._failure or self._without_outcome(code)
 
     def _without_outcome(self, code: int | None) -> Failed:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import io
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.step.walking import tensors_in
 from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
@@ -200,8 +204,70 @@ def follow_graphs(note: Callable[[str], None]) -> None:
 # Checkpoints are not written, as nothing was trained; a program's own data is
 
 
+_TO_ONE_FILE = ("save", "save_file", "save_model")
+"""Functions of torch and safetensors that write their first argument to the file that is their second."""
+
+
+class LeftOutFiles:
+    """Files that stand where checkpoints would: of their size, without data, and gone at the end.
+
+    Programs ask for their size, rename, copy, link and remove them. A file that was there before stays as it was.
+    """
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._pid = os.getpid()
+
+    def follow(self) -> None:
+        """Follow what the program does to them from now on, and remove what is left when it ends."""
+        for module, name, moves in (
+            (os, "rename", True), (os, "replace", True), (os, "link", False), (shutil, "copyfile", False),
+        ):  # fmt: skip
+            self._wrap(module, name, moves)
+        atexit.register(self._remove)
+
+    def put(self, path: Any, held: object) -> None:
+        """Put one where a checkpoint of what is held would be written."""
+        if not isinstance(path, (str, os.PathLike)) or os.path.exists(path) or not os.path.isdir(_folder_of(path)):
+            return
+        with open(path, "wb") as file:
+            file.truncate(sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(held)))
+        self._paths.add(os.path.abspath(path))
+
+    def _wrap(self, module: Any, name: str, moves: bool) -> None:
+        call = getattr(module, name)
+
+        @functools.wraps(call)
+        def followed(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(source, (str, os.PathLike)) or os.path.abspath(source) not in self._paths:
+                return call(source, target, *args, **kwargs)
+            before, after = os.path.abspath(source), os.path.abspath(target)
+            result: Any = target
+            if after in self._paths or not os.path.exists(after):
+                result = call(source, target, *args, **kwargs)
+                self._paths.add(after)
+            elif moves:
+                os.unlink(before)
+            if moves:
+                self._paths.discard(before)
+            return result
+
+        setattr(module, name, followed)
+
+    def _remove(self) -> None:
+        for path in self._paths if os.getpid() == self._pid else ():
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str:
+    return os.path.dirname(os.path.abspath(path))
+
+
 def write_no_checkpoint(program: Program) -> None:
     """Have whatever would write tensors without data write nothing, and note where it was asked to."""
+    files = LeftOutFiles()
+    files.follow()
 
     def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(write)
@@ -209,6 +275,8 @@ def write_no_checkpoint(program: Program) -> None:
             if not is_without_data(*args, **kwargs):
                 return write(*args, **kwargs)
             program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
+            if args and write.__name__ in _TO_ONE_FILE:
+                files.put(args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename")), args[0])
             return None
 
         return checked

@@ -1,4 +1,6 @@
-"""Programs that are found in PATH in place of others while a command is followed: `nvidia-smi`, and whatever is Python.
+"""What a command that is followed finds: its environment, and programs in PATH in place of others.
+
+`nvidia-smi` answers for the simulated GPU, and Python by its name is followed whatever PYTHONPATH is.
 
 Run as a script, with the standard library alone, it is `nvidia-smi` of the simulated GPU.
 """
@@ -13,6 +15,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,47 @@ case ":$PYTHONPATH:" in *:{site}:*) ;; *) PYTHONPATH={site}${{PYTHONPATH:+:$PYTH
 export PYTHONPATH
 exec {program} "$@"
 """
+
+
+SWITCHED_OFF: Mapping[str, str] = {
+    "WANDB_MODE": "disabled",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "",
+}
+"""What loggers and hubs read to send nothing (their documentation); an empty value only removes what is set."""
+
+_IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
+
+_IDLE_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Of a simulated run: by default OpenMP's threads spin between loops (libgomp's GOMP_SPINCOUNT), milliseconds for each
+small operation on the host where other programs want the cores too."""
+
+
+def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -> dict[str, str]:
+    """Return the environment of a command.
+
+    Args:
+        directory: of the request and the socket; programs in PATH are put into it.
+        gpu_uuids: the only GPUs it may see.
+    """
+    path = [str(SITE), os.environ.get("PYTHONPATH", "")]
+    defaults = {**_IN_ORDER, **(_IDLE_THREADS if simulated else {})}
+    return {
+        **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
+        **{name: value for name, value in SWITCHED_OFF.items() if value},
+        _TRIAL: str(directory),
+        "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
+        "PATH": put_in_path(directory / "bin", simulated=simulated),
+        "PYTHONUNBUFFERED": "1",
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
+    }
 
 
 def put_in_path(folder: Path, *, simulated: bool) -> str:

@@ -106,3 +106,21 @@ def test_accelerate(project: Project) -> None:
     project.write("train.py", TRAIN)
     words = ("python", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "train.py")
     assert started(project, *words) == ["rank 0 of 4 on 4 GPUs"]
+
+
+def test_processes_that_no_launcher_is_known_of_are_counted(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+        """,
+    )
+    project.write("both.sh", f"{project.python} train.py & {project.python} train.py & wait")
+    notes = project.predict("sh", "both.sh").json["traced"]["notes"]
+    assert any(note.startswith("2 processes of the command train, and this is the fullest") for note in notes)

@@ -110,6 +110,37 @@ def test_data_is_saved_and_checkpoints_are_not(project: Project) -> None:
     assert any("checkpoint" in note and "train.py:19" in note for note in done.json["traced"]["notes"])
 
 
+def test_what_a_program_does_to_its_checkpoints_goes_on(project: Project) -> None:
+    """As timm's saver: write, rename, copy or link, remove the oldest."""
+    best = project.write("best.pth", "another run's")
+    project.write(
+        "train.py",
+        """
+        import os, shutil, torch
+        from pathlib import Path
+
+        layer = torch.nn.Linear(1000, 1000, bias=False).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for step in range(3):
+            torch.save({"model": layer.state_dict()}, "tmp.pth")
+            os.replace("tmp.pth", "last.pth")
+            assert os.path.getsize("last.pth") == 4_000_000 and not os.path.exists("tmp.pth")
+            os.link("last.pth", f"epoch-{step}.pth")
+            shutil.copy2("last.pth", "best.pth")
+            shutil.move(f"epoch-{step}.pth", f"kept-{step}.pth")
+            Path(f"kept-{step}.pth").rename(f"epoch-{step}.pth")
+            if step:
+                os.remove(f"epoch-{step - 1}.pth")
+            layer(torch.randn(4, 1000).cuda()).sum().backward()
+            optimizer.step()
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    assert sorted(file.name for file in project.folder.iterdir()) == ["best.pth", "train.py"]
+    assert best.read_text() == "another run's"
+
+
 def test_compilation_is_noted_where_it_is_used(project: Project) -> None:
     project.write("train.py", COMPILED % "loss_of")
     project.write("other.py", COMPILED % "torch.square")

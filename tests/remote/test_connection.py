@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +46,21 @@ def connect(ssh: Ssh) -> Iterator[Connect]:
 def becomes(connection: Connection, phase: HostPhase) -> HostStatus:
     wait_until(lambda: connection.status.phase is phase)
     return connection.status
+
+
+def test_many_hosts_take_more_descriptors_than_are_usual(ssh: Ssh) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    names = [f"n{number}" for number in range(24)]
+    for name in names:
+        ssh.prints(name, [reading()])
+    fleet = Fleet(map(parse_host, names), ssh.options)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 32, hard))
+    try:
+        fleet.start()
+        assert [status.phase for status in fleet.settled()] == [HostPhase.LIVE] * 24
+    finally:
+        fleet.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_readings_arrive_as_they_are_printed(ssh: Ssh, connect: Connect) -> None:

@@ -1,0 +1,150 @@
+"""`free`: the GPUs that nobody computes on, for scripts; of this machine or of others, now or once there are enough."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, started_fleet
+from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.options.typed import size_from
+from gpumem_tui.report.output import Printer, complain
+from gpumem_tui.report.tables import counted
+
+if TYPE_CHECKING:
+    from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
+
+_Read = Callable[[], Mapping[str, "Snapshot | str"]]
+"""The newest snapshot of each machine by its name, or why there is none; this machine's name is empty."""
+
+
+@click.command(short_help="The GPUs that are free, for scripts.")
+@click.option(
+    "--gpus", "count", type=AT_LEAST_ONE, metavar="N", help="So many, all of one machine; else all there are."
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=Typed("size", size_from),
+    metavar="SIZE",
+    help="With so much memory free, such as 20GiB, whoever computes there too.",
+)
+@click.option("--wait", is_flag=True, help="Wait until there are so many (one, without --gpus).")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=Finite(0.2, 3600),
+    default=2.0,
+    metavar="S",
+    help="Seconds between two looks while waiting (default: 2).",
+)
+@click.option("--json", "as_json", is_flag=True, help="One object, with UUIDs, names and free memory.")
+@with_options(HOSTS_OPTIONS)
+def free(count: int | None, memory_bytes: int | None, interval_s: float, **values: Any) -> int:  # fmt: skip
+    """The free GPUs as CUDA_VISIBLE_DEVICES takes them: CUDA_VISIBLE_DEVICES=$(gpumem-tui free --gpus 2 --wait).
+
+    Free is a GPU on which nobody computes, within the CUDA_VISIBLE_DEVICES that is set already; one whose processes
+    cannot be read is not, nor one that is divided into MIG instances. They are told by number, or by UUID where GPUs
+    differ, as CUDA counts those in another order. Of several hosts each line begins with the host. Exit code 3: there
+    are not so many, and nothing is printed.
+    """
+    from gpumem_tui.monitor.devices import free_gpus
+
+    asked = AskedHosts.of({**values, "interval_s": interval_s, "address": None})
+    reading = _hosts(asked) if asked.are_named else _here()
+    with reading as read:
+        try:
+            while True:
+                found = read()
+                known = {name: each for name, each in found.items() if not isinstance(each, str)}
+                enough = {
+                    name: (chosen, snapshot)
+                    for name, snapshot in known.items()
+                    if len(chosen := free_gpus(snapshot, memory_bytes, {} if name else os.environ)[:count])
+                    >= (count or 1)
+                }
+                if enough or not values["wait"]:
+                    break
+                time.sleep(interval_s)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+    for name, problem in found.items():
+        if isinstance(problem, str):
+            complain(f"{name}: {problem}" if name else problem, 0)
+    if not enough:
+        few = "no GPU is free" if count is None else f"no machine has {counted(count, 'free GPU')}"
+        return complain(f"{few}; --wait waits", EXIT_NOTHING_FITS) if known else EXIT_FAILED
+    first = dict(list(enough.items())[:1]) if count is not None else enough
+    Printer(as_json=values["as_json"]).show(
+        body=partial(_body, first), lines=partial(_lines, first, named=len(found) > 1)
+    )
+    return 0
+
+
+_Found = Mapping[str, "tuple[list[GpuReading], Snapshot]"]
+
+
+def _lines(found: _Found, *, named: bool) -> Iterator[str]:
+    for name, (gpus, snapshot) in found.items():
+        is_alike = len({gpu.name for gpu in snapshot.gpus}) == 1
+        devices = ",".join(str(gpu.index) if is_alike else gpu.uuid for gpu in gpus)
+        yield f"{name} {devices}" if named else devices
+
+
+def _body(found: _Found) -> dict[str, Any]:
+    from gpumem_tui.report.objects import SCHEMA, known, picked
+
+    return {
+        "schema": SCHEMA,
+        "machines": [
+            {
+                "host": name or None,
+                "gpus": [
+                    {**picked(gpu, "index", "uuid", "name"), "free_bytes": known(gpu.memory).free_bytes} for gpu in gpus
+                ],
+            }
+            for name, (gpus, _) in found.items()
+        ],
+    }
+
+
+@contextmanager
+def _here() -> Iterator[_Read]:
+    from gpumem_tui.monitor.report import NoDriverAnswer, complete
+    from gpumem_tui.monitor.sampler import Sampler
+
+    source = Sampler()
+    source.start()
+
+    def read() -> Mapping[str, Snapshot | str]:
+        try:
+            snapshot = complete(source)
+        except NoDriverAnswer as error:
+            return {"": str(error)}
+        return {"": snapshot.problem or source.latest() or snapshot}
+
+    try:
+        yield read
+    finally:
+        source.stop()
+
+
+@contextmanager
+def _hosts(asked: AskedHosts) -> Iterator[_Read]:
+    with started_fleet(asked) as (fleet, _):
+
+        def read() -> Mapping[str, Snapshot | str]:
+            return {
+                status.host.name: status.problem or "no answer yet" if status.report is None or status.problem
+                else status.report.snapshot.problem or status.report.snapshot
+                for status in fleet.settled()
+            }  # fmt: skip
+
+        yield read

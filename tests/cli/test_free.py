@@ -1,0 +1,120 @@
+"""`free` and `monitor --host` without a terminal: on the fake NVML, and on stand-ins for hosts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumem_tui.memory import GIB
+from gpumem_tui.recording.recording import GpuRecorder, HostsPicture
+from tests.cli.conftest import Program
+from tests.monitor.snapshots import gpu, machine
+from tests.nvml_stub.machine import FakeMachine
+from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
+from tests.remote.standins import DENIED, Ssh
+from tests.tui.test_tui_hosts import live
+
+_IDLE = FakeGpu()
+_BUSY = FakeGpu(used_bytes=30 * GIB, processes=[FakeProcess(os.getpid(), 30 * GIB)])
+_HIDDEN = FakeGpu(calls=Calls(errors={"nvmlDeviceGetComputeRunningProcesses_v3": 4}))
+_DIVIDED = FakeGpu(mig_mode=1, instances=[FakeInstance("MIG-1")])
+_DRAWN_ON = FakeGpu(used_bytes=100 << 20, processes=[FakeProcess(os.getpid(), 100 << 20, kind="G")])
+_SCENARIO = Scenario(gpus=[_BUSY, _IDLE, _HIDDEN, _DIVIDED, _DRAWN_ON])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "visible", "out", "code"),
+    [
+        ((), None, "1,4\n", 0),
+        (("--gpus", "1"), None, "1\n", 0),
+        (("--gpus", "3"), None, "", 3),
+        (("--memory", "20GiB"), None, "0,1,4\n", 0),
+        ((), "0,4", "4\n", 0),
+        ((), "GPU-00000001", "1\n", 0),
+        ((), "", "", 3),
+    ],
+)
+def test_the_free_gpus_of_this_machine(
+    arguments: tuple[str, ...], visible: str | None, out: str, code: int, fake_machine: FakeMachine, program: Program
+) -> None:
+    fake_machine.show(_SCENARIO)
+    seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    done = program("free", *arguments, env={**fake_machine.environment, "PATH": os.environ["PATH"], **seen})
+    assert (done.code, done.out) == (code, out), done.err
+    assert bool(done.err) is (code != 0)
+
+
+def test_gpus_that_differ_are_told_by_uuid(fake_machine: FakeMachine, program: Program) -> None:
+    """CUDA counts the fastest first, the driver by the bus."""
+    fake_machine.show(Scenario(gpus=[FakeGpu(name="NVIDIA T4"), _IDLE]))
+    done = program("free", env={**fake_machine.environment, "PATH": os.environ["PATH"]})
+    assert done.out == "GPU-00000000,GPU-00000001\n"
+
+
+def test_waiting_ends_when_there_are_enough(fake_machine: FakeMachine) -> None:
+    fake_machine.show(Scenario(gpus=[_BUSY, _IDLE]))
+    command = [sys.executable, "-m", "gpumem_tui", "free", "--gpus", "2", "--wait", "--interval", "0.2", "--json"]
+    with subprocess.Popen(
+        command, env={**os.environ, **fake_machine.environment, "PATH": os.environ["PATH"]}, stdout=subprocess.PIPE
+    ) as waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(1.5)
+        fake_machine.show(Scenario(gpus=[_IDLE, _IDLE]))
+        out, _ = waiting.communicate(timeout=60)
+    [found] = json.loads(out)["machines"]
+    assert [(one["index"], one["uuid"]) for one in found["gpus"]] == [(0, "GPU-00000000"), (1, "GPU-00000001")]
+    assert waiting.returncode == 0
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> dict[str, str]:
+    """Host a with a GPU in use and two that are free, b with one, and c that refuses."""
+    ssh = Ssh(tmp_path)
+    idle: dict[str, Any] = {"used_bytes": 0, "processes": ()}
+    ssh.prints("a", [machine([gpu(0, used_bytes=10 * GIB), gpu(1, **idle), gpu(2, **idle)])])
+    ssh.prints("b", [machine([gpu(0, **idle)])])
+    ssh.host("c", f"echo '{DENIED}' >&2", "exit 255")
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+def test_the_free_gpus_of_hosts(hosts: dict[str, str], program: Program) -> None:
+    of_both = ("free", "--host", "b", "--host", "a", "--host", "c")
+    done = program(*of_both, env=hosts)
+    assert (done.code, done.out) == (0, "b 0\na 1,2\n")
+    assert done.err.startswith("gpumem-tui: c: no key is accepted")
+    assert program(*of_both, "--gpus", "2", env=hosts).out == "a 1,2\n"
+    assert program(*of_both, "--gpus", "3", env=hosts).code == 3
+    assert program("free", "--host", "b", env=hosts).out == "0\n"
+    assert program("free", "--host", "c", env=hosts).code == 4
+
+
+def test_hosts_without_a_terminal(hosts: dict[str, str], program: Program) -> None:
+    named = ("monitor", "--host", "a", "--host", "c", "--once")
+    done = program(*named, "--json", env=hosts)
+    a, c = sorted(map(json.loads, done.out.splitlines()), key=lambda line: line["host_name"])
+    assert (done.code, a["host_name"], [one["index"] for one in a["gpus"]]) == (0, "a", [0, 1, 2])
+    assert (c["host_name"], c["gpus"]) == ("c", None)
+    assert c["problem"].startswith("no key is accepted")
+    assert done.err.startswith("gpumem-tui: c: away: no key is accepted")
+    rows = list(csv.DictReader(program(*named, "--csv", env=hosts).out.splitlines()))
+    assert [(row["host"], row["gpu"], int(row["used_bytes"])) for row in rows] == [
+        ("a", "0", 10 * GIB), ("a", "1", 0), ("a", "2", 0),
+    ]  # fmt: skip
+    assert "10.00 / 80.00 GiB" in program(*named, env=hosts).out
+    assert program("monitor", "--host", "c", "--once", env=hosts).code == 4
+
+
+def test_a_recording_of_hosts_as_json(tmp_path: Path, program: Program) -> None:
+    path = tmp_path / "night.rec"
+    recorder = GpuRecorder(path, of_one_machine=False)
+    recorder.add_hosts(HostsPicture(1_800_000_000.0, (live("a", 10), live("b", 20))), ())
+    recorder.close()
+    lines = [json.loads(line) for line in program("monitor", "--replay", str(path), "--json").out.splitlines()]
+    assert [(line["host_name"], line["gpus"][0]["used_bytes"]) for line in lines] == [("a", 10 * GIB), ("b", 20 * GIB)]
