@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpumem_tui.search.config import SearchConfig
 
 _COMMAND = "gpumem_tui.command"
-_SIZE = Typed("size", size_from)
+SIZE = Typed("size", size_from)
 _ROWS = Typed("rows", rows_from)
 
 
@@ -47,7 +47,7 @@ def _type_of(option: OptionRow) -> click.ParamType[Any]:
         case "number":
             return Finite(option.low, option.high, max_open=option.high_open)
         case "size":
-            return _SIZE
+            return SIZE
         case "rows":
             return _ROWS
         case _:

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpumem_tui.cli.hosts import HOST_OPTIONS, There, search_on_host
-from gpumem_tui.cli.parameters import DEVICE_OPTIONS, WORKLOAD_OPTIONS, TakesCommand, asked, configured, from_table
-from gpumem_tui.cli.types import Whole, with_options
+from gpumem_tui.cli.parameters import (
+    DEVICE_OPTIONS,
+    SIZE,
+    WORKLOAD_OPTIONS,
+    TakesCommand,
+    asked,
+    configured,
+    from_table,
+)
+from gpumem_tui.cli.types import Finite, Whole, with_options
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.options.table import SEARCH
@@ -61,6 +69,26 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     return run(config, advice_lines, as_json=as_json, quiet=quiet)
 
 
+_GATE_OPTIONS = [
+    click.option("--budget", type=SIZE, help="Exit with 3 where the device total may be above it."),
+    click.option(
+        "--baseline",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Compare with the figures in it, and exit with 3 where they have grown; written where there is none.",
+    ),
+    click.option(
+        "--tolerance",
+        type=Finite(0, 1000),
+        default=1.0,
+        show_default=True,
+        metavar="PERCENT",
+        help="By how much the figures of --baseline may grow.",
+    ),
+    click.option("--markdown", is_flag=True, help="What --budget and --baseline say, as a comment for a pull request."),
+]
+
+
 @click.command(cls=TakesCommand, short_help="Predict one batch size by formula and by tracing the step.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @click.option("--batch-size", type=Whole(1, MAX_BATCH_SIZE), help="Batch size to predict.")
@@ -71,10 +99,16 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     "--snapshot", metavar="FILE", type=click.Path(path_type=Path),
     help="Also write the simulated run as a PyTorch memory snapshot, for pytorch.org/memory_viz or `look`.",
 )  # fmt: skip
+@with_options(_GATE_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
 def predict(
-    batch_size: int | None, by: str | None, snapshot: Path | None, as_json: bool, quiet: bool, **values: Any
+    batch_size: int | None,
+    by: str | None,
+    snapshot: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **values: Any,
 ) -> int:
     """Predict one batch size by formula and by tracing the real step; needs no GPU.
 
@@ -82,16 +116,27 @@ def predict(
     `gpumem-tui predict -- python train.py --batch-size 32`.
     """
     from gpumem_tui.options.configuration import check_gpus_are_used
-    from gpumem_tui.search.headless import show_prediction
+    from gpumem_tui.search.budget import GateTerms
+    from gpumem_tui.search.headless import gate_or_exit, show_prediction
 
-    if snapshot is not None:
-        _check_target(snapshot)
+    markdown = values.pop("markdown")
+    terms = GateTerms(*(values.pop(name) for name in ("budget", "baseline", "tolerance")))
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown: give only one of them")
+    for option, target in ((_SNAPSHOT, snapshot), ("--baseline", terms.baseline)):
+        if target is not None:
+            _check_target(option, target)
     _, config = configured(values, share=True)
     check_gpus_are_used(config.workload)
     size = predicted_size(config, batch_size)
     prediction, ready = predict_or_exit(config, size, quiet=quiet)
-    show_prediction(config, prediction, ready, size, by, as_json=as_json)
-    return 0 if snapshot is None else _write_prediction(prediction, size, snapshot)
+    gate = gate_or_exit(config, prediction, size, terms) if terms.is_any or markdown else None
+    if gate is not None and markdown:
+        click.echo(gate.markdown(), nl=False)
+    else:
+        show_prediction(config, prediction, ready, size, by, as_json=as_json, gate=gate)
+    written = 0 if snapshot is None else _write_prediction(prediction, size, snapshot)
+    return written or (0 if gate is None else gate.exit_code)
 
 
 def predicted_size(config: SearchConfig, given: int | None) -> int:
@@ -155,19 +200,19 @@ def _with_rows(reason: str) -> str:
     return shlex.join(["gpumem-tui", *sys.argv[1:split], "--assume-rows", f"{place[1]}=0.5", *sys.argv[split:]])
 
 
-def _check_target(path: Path) -> None:
-    """Check that a snapshot can be written there, before a trace that takes minutes.
+def _check_target(option: str, path: Path) -> None:
+    """Check that what an option asks for can be written there, before a trace that takes minutes.
 
     Raises:
         OptionError: it cannot.
     """
     folder = path.parent
     if path.is_dir():
-        raise OptionError(f"{_SNAPSHOT} {path}: is a folder; give the name of a file in it")
+        raise OptionError(f"{option} {path}: is a folder; give the name of a file in it")
     if not folder.is_dir():
-        raise OptionError(f"{_SNAPSHOT} {path}: there is no folder {folder}")
+        raise OptionError(f"{option} {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
-        raise OptionError(f"{_SNAPSHOT} {path}: no permission to write in {folder}")
+        raise OptionError(f"{option} {path}: no permission to write in {folder}")
 
 
 def _write_prediction(prediction: Prediction, batch_size: int, path: Path) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
+from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import Unknown
 from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
 from gpumem_tui.run.children import SIDE_EFFECTS
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Ready, TrialDone
 from gpumem_tui.search import report
+from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
 from gpumem_tui.search.prediction import Prediction
@@ -82,7 +83,7 @@ def run(
         return verdict.exit_code
 
 
-def show_prediction(
+def show_prediction(  # noqa: PLR0913 - all that is printed
     config: SearchConfig,
     prediction: Prediction,
     ready: Ready | None,
@@ -90,20 +91,43 @@ def show_prediction(
     by: str | None,
     *,
     as_json: bool,
+    gate: Gate | None = None,
 ) -> None:
     """Print the prediction of a batch size.
 
     Args:
         ready: what traced; None if nothing did.
         by: also list what holds the traced peak, by ``module``, ``operator`` or ``source``.
+        gate: what it is held against; None for nothing.
     """
 
     def body() -> dict[str, object]:
-        return report.with_accumulation(report.prediction_json(config, prediction, batch_size), config, batch_size)
+        found = report.prediction_json(config, prediction, batch_size)
+        found |= {} if gate is None else {"gate": gate.json()}
+        return report.with_accumulation(found, config, batch_size)
 
-    Printer(as_json=as_json).show(
-        body=body, lines=partial(report.prediction_lines, config, prediction, ready, batch_size, by)
-    )
+    def lines() -> Iterator[str]:
+        yield from report.prediction_lines(config, prediction, ready, batch_size, by)
+        if gate is not None:
+            yield ""
+            yield from gate.lines()
+
+    Printer(as_json=as_json).show(body=body, lines=lines)
+
+
+def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, terms: GateTerms) -> Gate:
+    """Hold a traced step against a budget and a baseline; where there is no trace, end the program and say why.
+
+    Raises:
+        OptionError: the baseline cannot be read, written or compared with.
+    """
+    if isinstance(prediction.traced, Unknown):
+        said = f"there is no trace to hold against a budget or a baseline: {prediction.traced.reason}"
+        raise SystemExit(complain(said, EXIT_FAILED))
+    found = terms.held(footprint(config, prediction.traced, batch_size))
+    if terms.baseline is not None and found.before is None:
+        complain(f"--baseline {terms.baseline}: written; later predictions are compared with it", 0)
+    return found
 
 
 def _without_torch(config: SearchConfig, error: Unusable) -> str:
