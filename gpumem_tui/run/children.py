@@ -45,7 +45,7 @@ from gpumem_tui.run.events import (
     decode_event,
     encode,
 )
-from gpumem_tui.run.session import REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
+from gpumem_tui.run.session import CONCLUDE_SIGNAL, REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
 from gpumem_tui.run.stand_ins import environment, keep_followed
 from gpumem_tui.text import OutputLines, shortened
 
@@ -54,6 +54,9 @@ _POLL_S = 0.1
 _LONGEST_LAST_LINE = 200
 _EXIT_S = 5.0
 """A command that has made its steps, or failed, has so long to end by itself."""
+
+_CONCLUDE_S = 30.0
+"""A command that is asked for the steps that it has made has so long to report them."""
 
 _ANSWER_S = 2.0
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
@@ -156,7 +159,8 @@ class Child(ABC):
                     heard, progress = time.monotonic(), self._progress()
                 elif self._over_at == math.inf and time.monotonic() - heard > timeout_s:
                     self._give_up(timeout_s)
-                    break
+                    if self._over_at == math.inf:
+                        break
         yield from self._conclusion(code, wait, timeout_s)
 
     def pause(self) -> None:
@@ -190,7 +194,7 @@ class Child(ABC):
 
     @abstractmethod
     def _give_up(self, timeout_s: float) -> None:
-        """Say that it hangs, by an exception or as its outcome."""
+        """Say that it hangs, by an exception or as its outcome; where it may still say something, set until when."""
 
     @abstractmethod
     def _conclusion(self, code: int | None, wait: Callable[[], None], timeout_s: float) -> Iterator[ChildEvent]:
@@ -435,12 +439,20 @@ class CommandChild(Child):
         return self._process.poll()
 
     def _give_up(self, timeout_s: float) -> None:
-        """Say that no step was made in time, and at which source line it is, as far as it answers."""
+        """Say that no step was made in time, and at which source line it is, as far as it answers.
+
+        A process that trains on a simulated GPU is asked for the steps that it has made.
+        """
         place = self._place()
         at = f"; it is at {place}" if place else ""
         steps = max(self._progress(), 0)
         which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
         self._failure = Failed("workload", f"{which} within {timeout_s:g} s{at}; --timeout waits longer")
+        training = [member.pid for member in self._members.values() if member.steps >= 0 and self._simulated]
+        for pid in training:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, CONCLUDE_SIGNAL)
+                self._over_at = time.monotonic() + _CONCLUDE_S
 
     def _place(self) -> str:
         """Ask for ``file:line`` in the user's code that a Python process is at, of one that has torch if any has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -39,10 +40,15 @@ from gpumem_tui.run.events import (
 )
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
+from gpumem_tui.run.session import CONCLUDE_SIGNAL
 from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
+from gpumem_tui.text import flush_output
+from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from gpumem_tui.run.changes import Changes
     from gpumem_tui.run.session import Reporter
     from gpumem_tui.simulator.allocator.timeline import Timeline
@@ -165,6 +171,8 @@ class _Simulated(_Trial):
         self.compiler = follow_compiler(self.gpu.notes)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
+        with suppress(ValueError):  # torch was imported in another thread
+            signal.signal(CONCLUDE_SIGNAL, self._asked_to_conclude)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.run.changes import Changes
@@ -204,8 +212,23 @@ class _Simulated(_Trial):
         self.program.name_what_lives()
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
 
+    def _asked_to_conclude(self, _number: int, frame: FrameType | None) -> None:
+        """Report the steps that were made, and end: what runs now has not come to another one in time."""
+        if self.reporter.is_concluded:
+            return
+        if not self.program.steps:
+            os._exit(1)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        place = f"; it is at {os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+        steps, wanted = self.program.steps, self.request.steps
+        made = f"{steps} step" if steps == 1 else f"{steps} steps"
+        self.notes.append(f"this is of {made}, not {wanted}: no other came in time{place} (--timeout waits longer)")
+        self.reporter.conclude(self.outcome())
+        flush_output()
+        os._exit(0)
+
     def _failed_in_backward(self, error: Exception) -> None:
-        from gpumem_tui.text import flush_output
         from gpumem_tui.workload.errors import described
 
         self.reporter.failed(described(error))

@@ -26,6 +26,8 @@ STACK_FILE = "stack-"
 """And the process id: where a process writes its stack."""
 
 STACK_SIGNAL = signal.SIGRTMAX - 1
+CONCLUDE_SIGNAL = signal.SIGRTMAX - 2
+"""Asks a process that trains on a simulated GPU to report the steps that it has made, and to end."""
 
 
 def begin(directory: str, take_part: Callable[[Reporter], None]) -> None:

@@ -56,6 +56,10 @@ SWITCHED_OFF: Mapping[str, str] = {
 _IN_ORDER = {"PYTHONHASHSEED": "0", "HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """So that two runs allocate in the same order: sets as they are hashed, weights as transformers loads them."""
 
+_IDLE_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Of a simulated run: by default OpenMP's threads spin between loops (libgomp's GOMP_SPINCOUNT), milliseconds for each
+small operation on the host where other programs want the cores too."""
+
 
 def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -> dict[str, str]:
     """Return the environment of a command.
@@ -65,6 +69,7 @@ def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -
         gpu_uuids: the only GPUs it may see.
     """
     path = [str(SITE), os.environ.get("PYTHONPATH", "")]
+    defaults = {**_IN_ORDER, **(_IDLE_THREADS if simulated else {})}
     return {
         **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
         **{name: value for name, value in SWITCHED_OFF.items() if value},
@@ -72,7 +77,7 @@ def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
         "PATH": put_in_path(directory / "bin", simulated=simulated),
         "PYTHONUNBUFFERED": "1",
-        **{name: os.environ.get(name, value) for name, value in _IN_ORDER.items()},
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
     }
 

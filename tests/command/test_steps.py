@@ -59,3 +59,26 @@ def test_a_step_in_parts_is_traced_beyond_them(project: Project) -> None:
     assert done.code == 0, done.stderr
     assert "tracing batch size 40" in done.stderr
     assert "the largest that does is not known: the step works on 16 samples at a time" in done.stdout
+
+
+def test_a_program_that_samples_between_steps_is_told_by_those_it_made(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import time, torch
+
+        net = torch.nn.Linear(1000, 1000, bias=False).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(10):
+            net(torch.randn(8, 1000).cuda()).sum().backward()
+            optimizer.step()
+            while True:
+                time.sleep(0.1)
+        """,
+    )
+    traced = project.predict("python", "train.py", options=("--timeout", "15")).json["traced"]
+    assert traced["buckets"]["parameters"] == 4_000_256
+    assert any(
+        note.startswith("this is of 1 step, not 3: no other came in time; it is at train.py:")
+        for note in traced["notes"]
+    )

@@ -314,3 +314,29 @@ def test_pinned_memory_of_the_host_can_be_copied_to_the_device() -> None:
         moved = torch.ones(256).pin_memory().to(device, non_blocking=True)
         assert gpu.allocator.stats.allocated_bytes == 1024
         assert moved.device == device
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x,
+        lambda x: x[3:, 5:],
+        lambda x: x.t(),
+        lambda x: x.expand(2, *x.shape),
+        lambda x: x.flip(0),
+        torch._neg_view,
+        lambda x: x[:0],
+    ],
+)
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.int32])
+def test_values_copied_to_the_device_are_those_of_that_moment(
+    look: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype | None
+) -> None:
+    with on() as (device, _):
+        array = torch.arange(300.0).reshape(20, 15).numpy()
+        source = look(torch.from_numpy(array))
+        wanted = source.to(dtype, copy=True)
+        moved, into = source.to(device, dtype), torch.empty_like(wanted, device=device).copy_(source)
+        array[:] = -1  # through numpy, of which torch hears nothing
+        assert torch.equal(moved.cpu(), wanted)
+        assert torch.equal(into.cpu(), wanted)

@@ -166,6 +166,13 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__repr__: lambda tensor, **_: text_of(tensor),
 }
 _READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
+_STEPS_OF_LOADERS = {
+    getattr(torch.Tensor, name)
+    for name in ("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__getitem__", "unbind")
+}
+"""What data loaders do with many small tensors of the host, and what makes nothing on the device of such tensors."""
+
+_NUMBERS_OF_HOST = (torch.Tensor, int, float, bool)
 
 
 class CudaNames(TorchFunctionMode):
@@ -177,9 +184,12 @@ class CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        if func in _READS and type(args[0]) is torch.Tensor:  # one of the host: data loaders read many numbers
+        if (
+            (func in _READS and type(args[0]) is torch.Tensor)  # one of the host: data loaders read many numbers
+            or (func in _STEPS_OF_LOADERS and not kwargs and all(type(value) in _NUMBERS_OF_HOST for value in args))
+        ) and not torch._C._are_functorch_transforms_active():  # whose tensors are wrapped, perhaps one of the device
             with torch._C._DisableTorchDispatch():
-                return func(*args)
+                return func(*args, **(kwargs or {}))
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:

@@ -49,6 +49,7 @@ _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _IS_PINNED, _NONZERO, _READ = _aten.is_pinned.default, _aten.nonzero.default, _aten._local_scalar_dense.default
+_LIFT_FRESH = _aten.lift_fresh.default
 _ADD, _ADD_IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
 _FILLS = frozenset(
     {
@@ -156,6 +157,8 @@ class DeviceMode(FakeTensorMode):
         if device is not None and device.type == "meta" and not self.is_dispatching:
             return func(*_on_meta(args), **kwargs)
         if not _concerns_device(types, kwargs):
+            if func is _LIFT_FRESH:
+                return args[0]  # as it does, without the way there: data loaders ask it of every array
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
                 return _fake_dispatch(self, func, types, args, kwargs)

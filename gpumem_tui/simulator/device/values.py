@@ -8,6 +8,7 @@ computed there as well. What the model computes is never known: everything that 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,8 @@ _UNINITIALIZED = frozenset(
 )  # fmt: skip
 """Tensors that hold nothing; forward-mode differentiation's zeros have no memory."""
 
+_COPY: Any = _aten.copy_.default
+_COPIES = (_COPY, _aten._to_copy.default)
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -320,7 +323,7 @@ class Values:
                 self._random_state = torch.Generator().manual_seed(0).get_state()
             torch.set_rng_state(self._random_state)
         try:
-            return func(*args, **kwargs)
+            return _copied(func, args, kwargs) if func in _COPIES else func(*args, **kwargs)
         except (RuntimeError, IndexError, ValueError) as error:  # such as no kernel for the type, or an index too large
             raise UnknownValue from error
         finally:
@@ -379,6 +382,24 @@ def _is_small(tensor: torch.Tensor, *, is_drawn: bool = False) -> bool:
         return False
     most = _MOST_FLOATS if tensor.is_floating_point() else _MOST_WHOLE_NUMBERS
     return tensor.numel() <= (_MOST_DRAWN if is_drawn else most)
+
+
+def _copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Copy a host tensor, byte by byte where that is all: torch would wake a thread for every other core."""
+    target, source = (args if func is _COPY else (None, args[0]))[:2]
+    if target is None and kwargs.get("memory_format") is None and kwargs.get("dtype") in (None, source.dtype):
+        target = _empty_as(source)
+    if target is None or not (
+        type(source) is torch.Tensor
+        and (source.dtype, source.shape, source.stride()) == (target.dtype, target.shape, target.stride())
+        and source.is_contiguous()
+        and not source.is_neg()
+    ):
+        target = func(*args, **kwargs)
+    else:
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    copied: torch.Tensor = target
+    return copied
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:
