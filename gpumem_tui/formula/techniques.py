@@ -88,6 +88,7 @@ class Technique:
         axis: what it is about.
         control: of a plan, those that have it, with spaces between.
         how: what to write in a program of one's own to have it; empty where a plan does not change a program so.
+        trainer: the same where transformers' Trainer trains: an argument of its TrainingArguments; empty for none.
         is_remedy: whether a search that finds nothing proposes it; the others are left to the Plan.
         words: what stands for a name in braces, by value.
         given_option: as typed on the command line, where that is not what `recipe`, `shape` and `extra` say.
@@ -105,6 +106,7 @@ class Technique:
     control: str = ""
     plain_name: str = ""
     how: str = ""
+    trainer: str = ""
     is_remedy: bool = False
     words: Mapping[str, str] = field(default_factory=dict, hash=False)
     given_option: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpumem_tui.catalog.loader import gpus
@@ -17,6 +17,7 @@ from gpumem_tui.formula.techniques import (
     SHARED_BY_DEFAULT,
     STAGES,
     NotApplicable,
+    Price,
     Technique,
     catalog_techniques,
     injected,
@@ -120,6 +121,36 @@ def _traced_in(predicted: Predicted) -> Traced:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Changes to a command that together may make it fit.
+
+    Attributes:
+        batch_size: samples of a pass with them; `passes`: of them for the samples that one pass had.
+        traced: their run on the GPU that the command was traced on; or why there is none.
+        beside_bytes: what they take besides: gradients of earlier passes, where the run made no passes.
+    """
+
+    changes: tuple[Technique, ...]
+    batch_size: int
+    passes: int
+    traced: Traced | Unknown = field(default_factory=lambda: Unknown("not run"))
+    beside_bytes: int = 0
+
+    @property
+    def words(self) -> str:
+        """What it takes, by name."""
+        names = [change.name for change in self.changes]
+        if self.passes > 1:
+            names.append(f"{self.passes:,} passes of {self.batch_size:,}")
+        return " + ".join(names)
+
+    @property
+    def price(self) -> Price:
+        """The price of all, more passes counted as a change."""
+        return sum((change.price for change in self.changes), Price(changes=int(self.passes > 1)))
+
+
+@dataclass(frozen=True)
 class CommandPlan:
     """A command, its traces and the GPU it is planned for: a `Subject` without a closed form.
 
@@ -127,6 +158,7 @@ class CommandPlan:
         config: the GPU that the traces were made for.
         predicted: the command as it is.
         what_ifs: the changes tried so far, and those that cannot be made.
+        together: the sets of changes that were run, the cheapest first.
         elsewhere: another GPU that it is planned for; None for the one that was traced, which answers exactly.
     """
 
@@ -134,6 +166,7 @@ class CommandPlan:
     batch_size: int
     predicted: Predicted
     what_ifs: tuple[WhatIf, ...] = ()
+    together: tuple[Together, ...] = ()
     elsewhere: Gpu | None = None
 
     @property
@@ -188,6 +221,17 @@ class CommandPlan:
         then, now = profile_for(version, made_on), profile_for(version, self.gpu)
         trace = _with_workspace(traced.trace, then.cublas_workspace_bytes, now.cublas_workspace_bytes)
         return traced.with_trace(trace).on(self.gpu, Ready.of(version, now))
+
+    @property
+    def fitting(self) -> Together | None:
+        """The cheapest set of changes that was run on the planned GPU and fits; None for none."""
+        return next((one for one in self.together if self.fits_with(one)), None)
+
+    def fits_with(self, one: Together) -> bool:
+        """Return whether the command fits on the planned GPU with changes that were run."""
+        if isinstance(one.traced, Unknown):
+            return False
+        return self.there(one.traced).fits_leaving(one.batch_size, one.beside_bytes)
 
     @property
     def is_exact(self) -> bool:

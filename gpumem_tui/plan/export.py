@@ -21,7 +21,8 @@ from gpumem_tui.plan.answers import (
     on_gpu,
     traced_answer,
 )
-from gpumem_tui.plan.command import CommandAnswer, CommandPlan, TechniqueRow, on_every_gpu, ranks_line
+from gpumem_tui.plan.combining import command_of
+from gpumem_tui.plan.command import CommandAnswer, CommandPlan, TechniqueRow, Together, on_every_gpu, ranks_line
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
@@ -154,6 +155,7 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
         "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
         "techniques": [_tried_json(row) for row in tried],
         "not_applicable": [picked(entry, "key", "name", "reason") for entry in others],
+        "together": [_together_json(plan, one) for one in plan.together],
         "gpus": [_on_gpu_json(there) for there in on_every_gpu(plan)],
         "batch_sizes": [
             {
@@ -238,6 +240,23 @@ def _tried_json(row: TechniqueRow) -> dict[str, Any]:
         "source": row.by,
         **({"unavailable": row.largest.reason} if isinstance(row.largest, Unknown) else {}),
     }
+
+
+def _together_json(plan: CommandPlan, one: Together) -> dict[str, Any]:
+    command, written = command_of(plan, one)
+    body: dict[str, Any] = {
+        "changes": [change.key for change in one.changes],
+        "batch_size": one.batch_size,
+        "passes": one.passes,
+        "fits": None,
+        "peak_bytes": None,
+        "command": command,
+        "in_the_program": list(written),
+    }
+    if isinstance(one.traced, Unknown):
+        return {**body, "unavailable": one.traced.reason}
+    peak_bytes = one.traced.at(one.batch_size).peak_allocated_bytes
+    return {**body, "fits": plan.fits_with(one), "peak_bytes": peak_bytes + one.beside_bytes}
 
 
 def _speed_json(plan: Plan) -> dict[str, Any]:

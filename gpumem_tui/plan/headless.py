@@ -13,7 +13,8 @@ from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
-from gpumem_tui.plan.command import CommandPlan, CommandRuns, WhatIf
+from gpumem_tui.plan.combining import confirmed
+from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import AT_ONE_SIZE, TRACE_LIMIT_S, Quantity
 from gpumem_tui.plan.limits import Limit, limit
@@ -180,13 +181,36 @@ def _planned(
         return plan, False
     tried: list[WhatIf] = []
     try:
+        plan = _with_together(plan, control, quiet=quiet)  # smaller passes alone: nothing is cheaper
         for found in _tried(plan, runs, changes, control, quiet=quiet):
             tried.append(found)
     except Cancelled:
         if not quiet:
             print(" interrupted", file=sys.stderr)
-    left = [WhatIf(change, Unknown("not run: the plan was interrupted")) for change in changes[len(tried) :]]
-    return replace(plan, what_ifs=(*tried, *left, *refused)), bool(left)
+    stopped = Unknown("not run: the plan was interrupted")
+    left = [WhatIf(change, stopped) for change in changes[len(tried) :]]
+    plan = replace(plan, what_ifs=(*tried, *left, *refused))
+    if left or any(isinstance(one.traced, Traced) and plan.there(one.traced).fits(batch_size) for one in tried):
+        return plan, bool(left)
+    try:
+        return _with_together(plan, control, quiet=quiet), False
+    except Cancelled:
+        return plan, True
+
+
+def _with_together(plan: CommandPlan, control: Control, *, quiet: bool) -> CommandPlan:
+    """Return the plan with the sets of changes that may fit by what is known of it now, run; none where one did.
+
+    Raises:
+        Cancelled: the user ended it.
+    """
+    if plan.base.fits(plan.batch_size) or plan.fitting is not None:
+        return plan
+    for one in confirmed(plan, control):
+        plan = replace(plan, together=(*plan.together, one))
+        if not quiet:
+            print(f"together: {one.words}: {_outcome(plan, one)}", file=sys.stderr, flush=True)
+    return plan
 
 
 def _tried(
@@ -198,11 +222,16 @@ def _tried(
             print(f"what-if {number} of {len(changes)}: {change.name} …", end="", file=sys.stderr, flush=True)
         found = runs.trace_change(change, plan.base, control, lambda _: None)
         if not quiet:
-            print(f" {_outcome(plan, found)}", file=sys.stderr, flush=True)
+            print(
+                f" {_outcome(plan, Together((found.change,), plan.batch_size, 1, found.traced))}",
+                file=sys.stderr,
+                flush=True,
+            )
         yield found
 
 
-def _outcome(plan: CommandPlan, found: WhatIf) -> str:
+def _outcome(plan: CommandPlan, found: Together) -> str:
     if isinstance(found.traced, Unknown):
         return found.traced.reason
-    return format_bytes(found.traced.at(plan.batch_size).peak_allocated_bytes)
+    peak_bytes = found.traced.at(found.batch_size).peak_allocated_bytes + found.beside_bytes
+    return f"{format_bytes(peak_bytes)}, {'fits' if plan.fits_with(found) else 'does not fit'}"

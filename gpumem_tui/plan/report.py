@@ -20,9 +20,11 @@ from gpumem_tui.plan.answers import (
     largest_by_gpu,
     traced_answer,
 )
+from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import (
     CommandAnswer,
     CommandPlan,
+    TechniqueRow,
     batch_note,
     exactness,
     on_every_gpu,
@@ -126,6 +128,29 @@ def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
     return f"{found.plan.size} {found.fit}{where}, {room}{most}"
 
 
+def change_words(found: CommandAnswer) -> str:
+    """Say what to change where the command does not fit: the cheapest change, or changes together, that was run."""
+    if found.fit == "fits":
+        return ""
+    if (single := cheapest_fitting(found)) is not None:
+        return f"To change: {single.change.name} ({single.change.how}), {_known_by(single)}."
+    if (together := found.plan.fitting) is not None:
+        return f"To change: {together.words}, traced: it fits."
+    if found.plan.what_ifs:
+        return "None of the changes that were tried makes it fit."
+    return ""
+
+
+def _known_by(row: TechniqueRow) -> str:
+    return "traced: it fits" if row.by == "traced" else "by formula"
+
+
+def cheapest_fitting(found: CommandAnswer) -> TechniqueRow | None:
+    """Return the cheapest change that fits when it was run alone; None for none."""
+    rows = [row for row in found.techniques()[0] if row.fits and row.by == "traced"]
+    return min(rows, key=lambda row: row.change.price, default=None)
+
+
 # Markdown
 
 
@@ -174,6 +199,7 @@ def command_plan_markdown(plan: CommandPlan) -> str:
     note = batch_note(plan)
     return document(
         (
+            capitalized(f"{verdict_line(found)}. {change_words(found)}".strip()),
             f"# Plan: {report.workload_line(plan.config.workload, plan.base.done.parameters)}",
             f"On {where}; torch {plan.predicted.ready.torch_version}, "
             f"profile {plan.base.ready.profile}, traced in {plan.base.done.seconds:.0f} s",
@@ -181,6 +207,7 @@ def command_plan_markdown(plan: CommandPlan) -> str:
             _ledger(found),
             bullets(_command_verdict(found)),
             "## What would help",
+            *_together(plan),
             *_tried(found),
             "## Batch sizes",
             _batches(found),
@@ -353,6 +380,23 @@ def _techniques(judged: Techniques) -> str:
     ]
     found = table(("technique", "option", "saves ≈", "fits ≈", "largest batch a GPU ≈", "cost"), rows)
     return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+
+
+def _together(plan: CommandPlan) -> Iterator[str]:
+    """Yield the changes that together make the command fit, and the command with them."""
+    best = plan.fitting
+    if best is None or isinstance(best.traced, Unknown):
+        return
+    there = plan.there(best.traced)
+    peak, left = there.at(best.batch_size).peak_allocated_bytes, there.free_range(best.batch_size)
+    room = room_words("fits", left)
+    if best.beside_bytes:
+        room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
+    yield f"Together, the cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}, {room}."
+    line, written = command_of(plan, best)
+    yield shell(line)
+    if written:
+        yield f"And in the program:\n\n{bullets(written)}"
 
 
 def _tried(found: CommandAnswer) -> Iterator[str]:

@@ -44,42 +44,47 @@ _SHARDED_BY = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
 
 
 class Changes:
-    """One change, or the question which could be made.
+    """Changes made together, or the question which could be made.
 
     Args:
-        wanted: a key of `KEYS`, or `PROPOSE`.
+        wanted: keys of `KEYS`, with "+" between; or `PROPOSE`.
         gpu: what the program believes to train on.
     """
 
     def __init__(self, wanted: str, gpu: Gpu) -> None:
-        self._wanted = wanted
+        self._wanted = tuple(wanted.split("+"))
         self._dtype = torch.bfloat16 if gpu.compute_capability >= BF16_SINCE else torch.float16
-        self._made = 0
+        self._made: Counter[str] = Counter()
         self._seen = _Observed()
         self._autocast: Any = None
 
     def start(self) -> None:
         """Make the change from now on, or watch what the program does by itself."""
         self._seen.start(self._enter_root, self._leave_root)
-        wanted = self._wanted
+        for wanted in self._wanted:
+            self._start_one(wanted)
+
+    def _start_one(self, wanted: str) -> None:
+        count = functools.partial(self._made.update, (wanted,))
         if wanted == PROPOSE:
             self._seen.watch()
         elif wanted in REPLACEMENTS:
-            replace_optimizers(wanted, self._count)
+            replace_optimizers(wanted, count)
         elif wanted in _OPTIONS:
-            self._give_options(*_OPTIONS[wanted])
+            self._give_options(*_OPTIONS[wanted], count)
         elif wanted == "set-to-none":
             for owner in (torch.optim.Optimizer, nn.Module):
                 self._zero_to_none(owner)
         elif wanted == "chunked-loss":
-            chunked_cross_entropy(self._count)
+            chunked_cross_entropy(count)
         elif wanted == "autocast":
             mark_backward(self._leave_autocast)  # the loss belongs in it (PyTorch's "Automatic Mixed Precision")
 
     def found(self) -> tuple[tuple[str, str], ...]:
         """Return by change why it cannot be made, or was not; empty where it can be, or was."""
-        if self._wanted != PROPOSE:
-            return ((self._wanted, "" if self._made else "the command never came to what it changes"),)
+        if PROPOSE not in self._wanted:
+            never = "the command never came to what it changes"
+            return tuple((key, "" if self._made[key] else never) for key in self._wanted)
         return tuple((key, why_not(self._seen)) for key, why_not in _WHY_NOT.items())
 
     @property
@@ -90,16 +95,13 @@ class Changes:
         parts = any(hasattr(parameter, "placements") for root in self._seen.roots for parameter in root.parameters())
         return parts or not named.isdisjoint(_SHARDED_BY)
 
-    def _count(self) -> None:
-        self._made += 1
-
     # Around the calls of models
 
     def _enter_root(self, root: nn.Module, *, is_first: bool) -> None:
-        if self._wanted == "checkpointing" and is_first:
-            self._made += checkpoint_blocks(root)
-        if self._wanted == "autocast" and self._autocast is None:
-            self._made += 1
+        if "checkpointing" in self._wanted and is_first:
+            self._made["checkpointing"] += checkpoint_blocks(root)
+        if "autocast" in self._wanted and self._autocast is None:
+            self._made["autocast"] += 1
             self._autocast = torch.autocast("cuda", dtype=self._dtype)
             self._autocast.__enter__()
 
@@ -115,19 +117,19 @@ class Changes:
 
     # In torch's own functions
 
-    def _give_options(self, needed: str, options: Mapping[str, Any]) -> None:
+    def _give_options(self, needed: str, options: Mapping[str, Any], count: Callable[[], None]) -> None:
         for kind in torch_optimizers():
             names = inspect.signature(kind).parameters
             if needed in names:
                 known = {name: value for name, value in options.items() if name in names}
-                construct_with(kind, known, self._count)
+                construct_with(kind, known, count)
 
     def _zero_to_none(self, owner: Any) -> None:
         zero_grad = owner.zero_grad
 
         @functools.wraps(zero_grad)
         def changed(zeroed: Any, set_to_none: bool = True) -> Any:
-            self._made += not set_to_none
+            self._made["set-to-none"] += not set_to_none
             return zero_grad(zeroed, set_to_none=True)
 
         owner.zero_grad = changed

@@ -88,6 +88,14 @@ def test_scalars_of_the_gpu_are_read_into_a_new_tensor(layer: nn.Linear) -> None
     assert made.shape == (2,)
 
 
+def test_lengths_of_the_host_divide_a_ctc_loss(layer: nn.Linear) -> None:
+    scores = layer.cuda()(torch.zeros(10, 2, WIDE, device="cuda")).log_softmax(2)
+    targets, lengths = torch.ones(2, 3, dtype=torch.long, device="cuda"), torch.tensor([10, 9], device="cpu")
+    loss = nn.functional.ctc_loss(scores, targets, lengths, torch.tensor([3, 2], device="cpu"), reduction="mean")
+    loss.backward()
+    assert layer.weight.grad is not None
+
+
 LAYOUTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "svd": lambda x: torch.linalg.svd(x, full_matrices=False),
     "full svd": torch.linalg.svd,

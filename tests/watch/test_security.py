@@ -24,6 +24,7 @@ from gpumem_tui.probe.wire import (
     PostMortem,
     Trained,
 )
+from gpumem_tui.watch import reader
 from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.reader import Watcher
 from tests.attach.loops import NOBODY
@@ -127,20 +128,18 @@ def test_a_folder_with_too_many_files(ring: RingFile) -> None:
     assert reasons(ring.files.directory) == [f"{ring.files.directory} holds 4097 files, more than 4096"]
 
 
-def test_many_living_processes_leave_descriptors_for_others(tmp_path: Path) -> None:
+def test_many_living_processes_leave_descriptors_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of their ends those are told in /proc that no descriptor is held of."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(reader, "_HELD_SHARE_OF_A_USER", 8 / resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(12)]
     try:
         for one in sleepers:
             RingFile(tmp_path / "probes", this_process(pid=one.pid, start_ticks=start_ticks(one.pid))).sample(RECORD)
         watcher = Watcher([tmp_path / "probes"])
         before = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (8 * 8, hard))
         assert [process.is_running for process in watcher.processes()] == [True] * 12
         assert len(os.listdir("/proc/self/fd")) - before == 8
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for one in sleepers:
             one.kill()
             one.wait()

@@ -43,6 +43,7 @@ def register(read: Callable[[torch.Tensor], Any]) -> None:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
             aten.impl(overload, shape, "Meta")
     aten.impl("_local_scalar_dense", read, "PrivateUse1")
+    aten.impl("ctc_loss.Tensor", _ctc_loss, "AutogradPrivateUse1")
     _libraries.append(aten)
     hint = original(_meta_registrations, "device_hint")
     replace_everywhere(_meta_registrations, "device_hint", lambda tensor: _as_cuda(hint(tensor)))
@@ -64,6 +65,15 @@ def convolution_layout(images: torch.Tensor, weight: torch.Tensor, _backend: obj
 
 def _in_place(*_: Any, **__: Any) -> None:
     """Return nothing, as operators do that only change their arguments."""
+
+
+def _ctc_loss(
+    log_probabilities: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor, wanted: torch.Tensor, *args: Any
+) -> Any:
+    """Do as `ctc_loss` (LossCTC.cpp): lengths of the host are lists, which are not divided by where a mode is on."""
+    if inputs.is_cpu and wanted.is_cpu:
+        return torch.ops.aten.ctc_loss.IntList(log_probabilities, targets, inputs.tolist(), wanted.tolist(), *args)
+    return torch.ops.aten.ctc_loss.Tensor.decompose(log_probabilities, targets, inputs, wanted, *args)
 
 
 def _like_second(_gradient: torch.Tensor, log_probabilities: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
