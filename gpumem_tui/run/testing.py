@@ -54,7 +54,8 @@ def _simulated(gpu: str) -> Iterator[StepMemory]:
     """
     import torch
 
-    from gpumem_tui.catalog.loader import CatalogError, find_gpu
+    from gpumem_tui.catalog.loader import find_gpu
+    from gpumem_tui.catalog.shapes import CatalogError
     from gpumem_tui.run.program import Program
     from gpumem_tui.simulator.allocator.profile import profile_for, too_old
     from gpumem_tui.simulator.allocator.replay import replay
