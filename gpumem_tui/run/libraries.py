@@ -411,3 +411,9 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
             setattr(module, name, function)
 
     after_import("pynvml", answer)
+
+    def number_as_nvml(module: Any) -> None:
+        """DeepSpeed looks its GPU up in CUDA_VISIBLE_DEVICES, which hides all real ones from a simulated run."""
+        module.CUDA_Accelerator._get_nvml_gpu_id = lambda _, index: index
+
+    after_import("deepspeed.accelerator.cuda_accelerator", number_as_nvml)
