@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def watched(pid: int, *placed: tuple[Record, str], **changes: Any) -> WatchedPro
     probed = ProbedProcess(
         files=Files(Path("/tmp/probes"), pid, pid * 7),
         pid=pid if state is ProcessState.RUNNING else None,
-        uid=1000,
+        uid=os.geteuid(),
         process=who,
         state=state,
         samples=samples,
