@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-CHILD = ("changes", "command_trial", "errors", "events", "fork_server", "libraries", "main", "program", "replacements")
+CHILD = (
+    "changes", "command_trial", "events", "fork_server", "lengths", "libraries", "main", "program", "replacements",
+    "stand_ins",
+)  # fmt: skip
 OWNER = ("children", "control", "interpreters")
 OURS = ("click", "msgspec", "platformdirs", "prometheus_client", "psutil", "rich", "textual")
 """What the viewer's environment has, and a user's need not."""

@@ -139,22 +139,23 @@ def line(*sizes: int, buckets: tuple[int, ...] | None = None) -> Timeline:
 
 
 def test_sizes_are_extended_along_the_line_through_two_runs() -> None:
-    trace = AffineTrace.fit((5, line(100, 5000, 50)), (2, line(100, 2000, 80)))
-    assert trace.constants == (100, 0, 100)
-    assert trace.slopes == (0, 1000, -10)
-    assert trace.at(7).sizes == (100, 7000, 30)
-    trace.check(5, line(100, 5000, 50))
+    trace = AffineTrace.fit((5, line(100, 5000, 80)), (2, line(100, 2000, 50)))
+    assert trace.constants == (100, 0, 30)
+    assert trace.slopes == (0, 1000, 10)
+    assert trace.at(7).sizes == (100, 7000, 100)
+    trace.check(5, line(100, 5000, 80))
 
 
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
         (line(100, 2001), r"2000 bytes at batch size 2 takes 2001 at 4"),
+        (line(100, 1000), r"shrinks as the batch grows: 2,000 bytes at 2, 1,000 at 4"),
         (line(100, 2000, 1), r"allocates differently at batch sizes 2 and 4 \(4 and 6 events\)"),
         (line(100, 2000, buckets=(0, 1)), "allocates differently"),
         (replace(line(100, 2000), marks=()), "allocates differently"),
     ],
-    ids=["uneven", "more events", "other buckets", "other marks"],
+    ids=["uneven", "shrinking", "more events", "other buckets", "other marks"],
 )
 def test_runs_that_differ_in_more_than_even_growth_are_refused(other: Timeline, complaint: str) -> None:
     with pytest.raises(NotAffine, match=complaint):
