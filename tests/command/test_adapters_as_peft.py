@@ -20,7 +20,7 @@ pytestmark = pytest.mark.scripts
 WORDS, TOKENS, SAMPLES, LAYERS = 500, 512, 32, 2
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": WORDS, "hidden_size": 256,
-    "intermediate_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 4,
     "max_position_embeddings": TOKENS,
 }  # fmt: skip
 
@@ -41,10 +41,10 @@ def test_weights_state_and_peak_are_as_pefts(
     by_peft = theirs.at(SAMPLES)
 
     counted = trained_parameters(spec.shape, spec.recipe)
-    whole = 2 * WORDS * 256 + LAYERS * (2 * 256 * (256 + 128) + 3 * 256 * 512 + 2 * 256) + 256
+    whole = 2 * WORDS * 256 + LAYERS * (2 * 256 * (256 + 256) + 3 * 256 * 512 + 2 * 256) + 256
     assert theirs.done.parameters == whole + counted
     assert ours.breakdown[Bucket.OPTIMIZER] == by_peft.breakdown[Bucket.OPTIMIZER]
     assert abs(ours.breakdown[Bucket.PARAMETERS] - by_peft.breakdown[Bucket.PARAMETERS]) <= 2 * BLOCK
     logits = SAMPLES * TOKENS * WORDS * PRECISION_RECORDS[precision].compute_bytes
-    """transformers' loss shifts the labels and copies the logits, whatever the model: ours does not."""
-    assert ours.peak_allocated_bytes + logits == pytest.approx(by_peft.peak_allocated_bytes, rel=0.01)
+    """Our step holds the logits as backward runs; transformers' output, which held them, is gone by then."""
+    assert by_peft.peak_allocated_bytes + logits == pytest.approx(ours.peak_allocated_bytes, rel=0.002)
