@@ -257,13 +257,13 @@ def _moved(before: Footprint, now: Footprint) -> Iterator[Change]:
         else:
             place = were.get(key) or are[key]
             alone[place.bucket, re.sub(r":\d+$", "", place.source), place.function][key in are].append(place)
-    for gone, come in alone.values():
-        gone, come = sorted(gone, key=_line_number), sorted(come, key=_line_number)
-        for old, new in zip(gone, come, strict=False):
+    for old_places, new_places in alone.values():
+        old_places, new_places = sorted(old_places, key=_line_number), sorted(new_places, key=_line_number)
+        for old, new in zip(old_places, new_places, strict=False):
             yield from _changed(old, new)
-        for old in gone[len(come) :]:
+        for old in old_places[len(new_places) :]:
             yield Change(_place_name(old), old.size_bytes, 0)
-        for new in come[len(gone) :]:
+        for new in new_places[len(old_places) :]:
             yield Change(_place_name(new), 0, new.size_bytes)
 
 
