@@ -24,7 +24,8 @@ static const char *number_keys[] = {
     "memory_clock", "video_clock", "max_graphics_clock", "max_sm_clock", "max_memory_clock", "max_video_clock",
     "pcie_generation", "pcie_width", "max_pcie_generation", "max_pcie_width", "pcie_tx_kib_per_s",
     "pcie_rx_kib_per_s", "ecc_corrected", "ecc_uncorrected", "performance_state", "throttle", "mig_mode",
-    "persistence", "compute_mode", "display_active", "gi", "ci"};
+    "persistence", "compute_mode", "display_active", "gi", "ci", "energy_mj", "nvlinks", "nvlink_rx_kib",
+    "nvlink_tx_kib", "nvlink_time_us"};
 enum { NUMBERS = sizeof number_keys / sizeof *number_keys };
 typedef struct { u64 value; int set; } number;
 
