@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from types import NoneType
@@ -31,6 +31,7 @@ from gpumem_tui.monitor.snapshot import (
     Instance,
     Memory,
     Snapshot,
+    UnlistedProcess,
 )
 from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.text import cleaned
@@ -54,7 +55,8 @@ class HostReport:
 
     Attributes:
         alerts: as the host judges, by its own settings and with what its probes say.
-        probes: what the probe inside a process says, as JSON (`watch.report`), by GPU uuid and pid.
+        probes: what the probe inside a process says, as JSON (`watch.report`), by where it trains and its pid
+            (`monitor.probes.ProbeReport.said`).
     """
 
     snapshot: Snapshot
@@ -138,7 +140,7 @@ MEMORY = LineParts(Memory)
 GPU = LineParts(GpuReading, *_OWN_PLACE, "instances")
 INSTANCE = LineParts(Instance, *_OWN_PLACE)
 PROCESS = LineParts(GpuProcess, "host")
-SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime")
+SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "unlisted")
 HOST = LineParts(HostReading, lacks_all=True)
 HOST_PROCESS = LineParts(HostProcess, "pid", lacks_all=True)
 ALERT = LineParts(Alert, lacks_all=True)
@@ -157,6 +159,7 @@ class _Memory(msgspec.Struct):
 
 
 _Process: Any = msgspec.defstruct("_Process", [*PROCESS.types, *HOST_PROCESS.types])
+_NamedProcess: Any = msgspec.defstruct("_NamedProcess", HOST_PROCESS.types)
 _Instance: Any = msgspec.defstruct("_Instance", INSTANCE.types, bases=(_Memory,))
 _Gpu: Any = msgspec.defstruct("_Gpu", GPU.types, bases=(_Memory,))
 _Host: Any = msgspec.defstruct("_Host", HOST.types)
@@ -169,6 +172,21 @@ class ProcessLine(_Process):  # type: ignore[misc]
 
     unavailable: dict[str, str]
     probe: Any = None
+
+
+class NamedProcessLine(_NamedProcess):  # type: ignore[misc]
+    """A process as the operating system knows it."""
+
+    unavailable: dict[str, str]
+
+
+class UnlistedLine(msgspec.Struct):
+    """Of what a probe says of a process on no GPU's list, what says which one it is."""
+
+    pid: Whole
+    device: str
+    process: NamedProcessLine
+    gpu_uuid: str | None = None
 
 
 class InstanceLine(_Instance):  # type: ignore[misc]
@@ -199,6 +217,7 @@ class ReadingLine(_Snapshot):  # type: ignore[misc]
     alerts: list[AlertLine]
     unavailable: dict[str, str]
     runtime: str = USUAL_RUNTIME
+    unlisted_probes: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 # ---- from a line to a snapshot
@@ -215,7 +234,8 @@ def decoded(line: bytes) -> HostReport:
     """
     body = _read_at_once(line) or _taken_apart(line)
     try:
-        return HostReport(_snapshot(body), tuple(map(_alert, body.alerts)), dict(_probes(body)))
+        snapshot = _snapshot(body)
+        return HostReport(snapshot, tuple(map(_alert, body.alerts)), dict(_probes(body, snapshot.unlisted)))
     except ValueError as error:
         raise OtherSchema(str(error)) from error
 
@@ -265,6 +285,7 @@ def _snapshot(body: ReadingLine) -> Snapshot:
         gpus=tuple(map(_gpu, body.gpus)),
         host=HostReading(*HOST.of(body.host)),
         runtime=body.runtime,
+        unlisted=tuple(map(_unlisted, body.unlisted_probes)),
         **SNAPSHOT.named(body),
     )
 
@@ -301,9 +322,11 @@ def _processes(body: GpuLine | InstanceLine) -> Reading[tuple[GpuProcess, ...]]:
 
 
 def _process(body: ProcessLine) -> GpuProcess:
-    host: Reading[HostProcess]
-    host = reason(body, "user") if body.user is None else HostProcess(body.pid, *HOST_PROCESS.of(body))
-    return GpuProcess(host=host, **PROCESS.named(body))
+    return GpuProcess(host=_host_process(body.pid, body), **PROCESS.named(body))
+
+
+def _host_process(pid: int, body: Any) -> Reading[HostProcess]:
+    return reason(body, "user") if body.user is None else HostProcess(pid, *HOST_PROCESS.of(body))
 
 
 def _ledger(
@@ -326,11 +349,22 @@ def _alert(body: AlertLine) -> Alert:
     return alert
 
 
-def _probes(body: ReadingLine) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
-    """Yield what probes say of the processes on a GPU's list."""
+def _unlisted(body: dict[str, Any]) -> UnlistedProcess:
+    try:
+        line = msgspec.convert(body, UnlistedLine)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    return UnlistedProcess(line.pid, line.device, _host_process(line.pid, line.process), line.gpu_uuid or "")
+
+
+def _probes(
+    body: ReadingLine, others: Iterable[UnlistedProcess]
+) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
+    """Yield what probes say of the processes on a GPU's list, and of `others`."""
     for gpu in body.gpus:
         devices: list[GpuLine | InstanceLine] = [gpu, *gpu.instances]
         for device in devices:
             for process in device.processes or ():
                 if isinstance(process.probe, dict):
-                    yield (gpu.uuid, process.pid), process.probe
+                    yield (process.instance or gpu.uuid, process.pid), process.probe
+    yield from zip((each.place for each in others), body.unlisted_probes, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -25,18 +26,20 @@ _SILENT_S, _SILENT_STEPS = 15.0, 3
 
 @dataclass(frozen=True)
 class RemoteProcess:
-    """A process on a GPU of a host.
+    """A process on a GPU of a host, or one that trains there on no GPU's list.
 
     Attributes:
+        gpu: None for host memory, or a GPU that cannot be told; then `device` is its own name of it, "cpu".
         probe: what the probe inside it says, as JSON; empty without one.
         received_s: when that came, by the viewer's monotonic clock.
     """
 
     host_name: str
-    gpu: GpuReading
+    gpu: GpuReading | None
     process: GpuProcess
     probe: Mapping[str, Any]
     received_s: float = 0.0
+    device: str = ""
 
     @property
     def known(self) -> HostProcess | None:
@@ -45,19 +48,22 @@ class RemoteProcess:
 
     @property
     def place(self) -> str:
-        """Return the GPU's number, the MIG instance with it."""
+        """Return the GPU's number, the MIG instance with it; without a GPU what stands for it."""
+        if self.gpu is None:
+            return self.device
         inside = next((each.index for each in self.gpu.instances if each.uuid == self.process.instance), None)
         return str(self.gpu.index) if inside is None else f"{self.gpu.index}:{inside}"
 
     @cached_property
     def key(self) -> str:
         """Return what names it among the processes of all hosts."""
-        return "\t".join((self.host_name, self.gpu.uuid, self.process.instance, str(self.process.pid)))
+        where = self.device if self.gpu is None else self.gpu.uuid
+        return "\t".join((self.host_name, where, self.process.instance, str(self.process.pid)))
 
     @cached_property
     def about(self) -> str:
         """Return the text that a filter looks through, in small letters."""
-        about = f"{self.host_name} gpu{self.place} {self.process.pid}"
+        about = f"{self.host_name} {'' if self.gpu is None else 'gpu'}{self.place} {self.process.pid}"
         known = self.known
         if known is not None:
             about += f" {known.user} {known.name} {known.command} {known.container}"
@@ -270,21 +276,27 @@ class HostStatus:
 
     @cached_property
     def processes(self) -> tuple[RemoteProcess, ...]:
-        """Return its processes by GPU and pid; of a host that is away as they were last seen."""
+        """Return its processes by GPU and pid, on the CPU last; of a host that is away as they were last seen."""
         if self.report is None:
             return ()
+        name, said, received_s = self.host.name, self.report.probes, self.received_s or 0.0
         found = [
-            RemoteProcess(
-                self.host.name,
-                gpu,
-                process,
-                self.report.probes.get((gpu.uuid, process.pid), {}),
-                self.received_s or 0.0,
-            )
+            RemoteProcess(name, gpu, each, said.get((each.instance or gpu.uuid, each.pid), {}), received_s)
             for gpu in self.gpus
-            for process in (() if isinstance(gpu.processes, Unknown) else gpu.processes)
+            for each in gpu.all_processes
         ]
-        return tuple(sorted(found, key=lambda each: (each.gpu.index, each.process.pid)))
+        by_uuid = {uuid: gpu for gpu in self.gpus for uuid in (gpu.uuid, *(part.uuid for part in gpu.instances))}
+        found += [
+            RemoteProcess(
+                name, by_uuid.get(each.gpu_uuid), each.process, said.get(each.place, {}), received_s, each.device
+            )
+            for each in self.report.snapshot.unlisted
+        ]
+        return tuple(sorted(found, key=lambda each: (_index(each.gpu), each.process.pid)))
+
+
+def _index(gpu: GpuReading | None) -> float:
+    return math.inf if gpu is None else gpu.index
 
 
 def mean_utilization(gpus: Iterable[GpuReading]) -> float | None:
