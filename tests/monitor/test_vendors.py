@@ -17,7 +17,9 @@ from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.monitor.sampler import Sampler
+from gpumem_tui.monitor.vendors.amd.vendor import AMD
 from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
+from tests.amdsmi_stub.machine import AmdGpu, AmdMachine, machine_of
 from tests.monitor.file_vendor import FILES
 from tests.monitor.file_vendor import NO_DRIVER as NO_AMD_DRIVER
 from tests.monitor.vendor_kit import KitGpu, VendorKit
@@ -57,6 +59,37 @@ class NvmlLab:
     def take_driver(self) -> None:
         """As NVML says it where its library is not there."""
         self._machine.show(Scenario(init=LIBRARY_NOT_FOUND))
+
+
+class AmdLab:
+    """AMD's machine, by the compiled stand-in for its library."""
+
+    vendor = AMD
+
+    def __init__(self, machine: AmdMachine) -> None:
+        self.proc = machine.proc
+        self._machine = machine
+
+    def show(self, *gpus: KitGpu) -> None:
+        """As the scenario of the fake library."""
+        self._machine.show(
+            machine_of(
+                [
+                    AmdGpu(
+                        total_bytes=each.total_bytes,
+                        used_bytes=each.used_bytes,
+                        temperature_c=each.temperature_c,
+                        processes=[FakeProcess(pid, held) for pid, held in (each.processes or {}).items()],
+                        lost=each.lost,
+                    )
+                    for each in gpus
+                ]
+            )
+        )
+
+    def take_driver(self) -> None:
+        """As the kernel has it without amdgpu."""
+        self._machine.load(driver=False)
 
 
 class FileLab:
@@ -100,6 +133,12 @@ class TestNvidia(VendorKit):
     @pytest.fixture
     def lab(self, fake_nvml: FakeMachine, tmp_path: Path) -> NvmlLab:
         return NvmlLab(fake_nvml, tmp_path)
+
+
+class TestAmd(VendorKit):
+    @pytest.fixture
+    def lab(self, fake_amd: AmdMachine) -> AmdLab:
+        return AmdLab(fake_amd)
 
 
 class TestFiles(VendorKit):
