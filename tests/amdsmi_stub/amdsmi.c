@@ -76,7 +76,7 @@ int amdsmi_get_processor_handles(void *socket, u32 *count, amdsmi_processor_hand
 
 int amdsmi_get_gpu_device_uuid(amdsmi_processor_handle device, u32 *length, char *uuid) {
     BEGIN();
-    snprintf(uuid, *length, "%s", d.uuid);
+    snprintf(uuid, *length, "%.*s", (int)strcspn(d.uuid, "/"), d.uuid);  /* partitions of a GPU have the same */
     return SUCCESS;
 }
 typedef union {

@@ -16,7 +16,7 @@ from gpumem_tui.memory import MIB
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, Scenario, numbers
 
-NOT_SUPPORTED, NO_PERMISSION, BUSY, DRIVER_NOT_LOADED, UNKNOWN_ERROR = 2, 10, 30, 34, -1
+NO_PERMISSION, BUSY, DRIVER_NOT_LOADED = 10, 30, 34
 
 _SOURCE = Path(__file__).with_name("amdsmi.c")
 _ASKED_FOR = re.compile(r"_libraries\['libamd_smi\.so'\]\.(\w+)")

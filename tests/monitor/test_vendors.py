@@ -14,7 +14,6 @@ import pytest
 import gpumem_tui
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import vendors
-from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.vendors.amd.vendor import AMD
@@ -211,15 +210,14 @@ def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
     assert list_gpus() == Unknown(NVIDIA.no_driver)
 
 
-def test_the_built_in_vendor_is_an_entry_point_as_a_plug_in_is() -> None:
+def test_the_built_in_vendors_are_entry_points_as_plug_ins_are() -> None:
     text = (PACKAGE.parent / "pyproject.toml").read_text()
-    listed = re.search(r'\[project.entry-points."gpumem_tui.vendors"\]\nnvidia = "([\w.]+):(\w+)"', text)
-    assert listed is not None
-    module = __import__(listed[1], fromlist=[listed[2]])
-    assert isinstance(getattr(module, listed[2]), Vendor)
+    listed = text.partition('[project.entry-points."gpumem_tui.vendors"]')[2].partition("\n\n")[0]
+    entries = re.findall(r'^\w+ = "([\w.]+):(\w+)"', listed, re.MULTILINE)
+    assert {getattr(__import__(module, fromlist=[name]), name) for module, name in entries} == set(vendors.BUILT_IN)
 
 
-NAMES = re.compile(r"nvidia|nvml|geforce|quadro", re.IGNORECASE)
+NAMES = re.compile(r"nvidia|nvml|geforce|quadro|amdsmi|amdgpu|\bamd\b|radeon|instinct", re.IGNORECASE)
 ROOMS = ("monitor", "recording", "remote", "doctor", "tui/monitor", "tui/hosts", "tui/replay")
 
 

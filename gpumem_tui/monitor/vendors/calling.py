@@ -1,4 +1,4 @@
-"""What every vendor's calls share: they are counted, it is known which one has not returned, and a fault is a reason."""
+"""What every vendor's calls share: they are counted, the one that has not returned is known, a fault is a reason."""
 
 from __future__ import annotations
 
