@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpumem_tui.cli.parameters import TOKENS
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
-from gpumem_tui.options.typed import norm_from, tokens_from
+from gpumem_tui.options.typed import norm_from
 from gpumem_tui.report.output import Printer
 
 if TYPE_CHECKING:
@@ -20,12 +21,16 @@ _NORM = Typed("norm", norm_from)
 
 GOAL_OPTIONS = [
     click.option(
-        "--tokens", type=Typed("tokens", tokens_from),
+        "--tokens", type=TOKENS,
         help="To train on, e.g. 2B: says hours, and with --price the cost.",
     ),
     click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in any currency."),
     click.option(
         "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
+    ),
+    click.option(
+        "--node-gpus", type=AT_LEAST_ONE, default=8, show_default=True,
+        help="GPUs of one machine: --solve gpus answers in whole machines beyond one.",
     ),
     click.option("--reference-batch", type=AT_LEAST_ONE, help="A global batch whose learning rate you know."),
     click.option("--reference-rate", type=Finite(min=0, min_open=True), help="That learning rate."),
@@ -82,7 +87,8 @@ def noise_scale_command(norms: tuple[MeasuredNorm, ...], as_json: bool) -> int:
             "batches": rows,
         },
         lines=lambda: [
-            f"gradient noise scale: {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) "
+            f"critical batch: about {found.batch_size:,.3g} samples, or tokens if the batches were in tokens",
+            f"gradient noise scale {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) "
             f"{found.noise:.4g}",
             "batch     steps of the fewest   examples of the fewest",
             *(f"{row['batch_size']:<10,.4g}{row['steps']:<22.2f}{row['examples']:.2f}" for row in rows),

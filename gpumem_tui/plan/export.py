@@ -182,6 +182,7 @@ def limit_json(plan: Plan, found: Limit) -> dict[str, Any]:
         "beyond": found.beyond,
         "formula": found.formula,
         "note": found.note or None,
+        "lift": None if found.lift is None else _combination_json(found.lift, Unknown("by formula")),
         "model": plan.shape.name,
         "gpu": plan.gpu.name,
         "headroom": plan.headroom,

@@ -89,17 +89,33 @@ def value_words(found: Limit) -> str:
     return f"{words}, verified: it was traced and fits{beyond}"
 
 
+def lift_words(found: Limit) -> str:
+    """Say what would give a number a value that has none; empty where it has one or is not settled yet."""
+    if found.value is not None or found.wanted:
+        return ""
+    return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
+
+
 def limit_lines(plan: Plan, found: Limit) -> list[str]:
     """Return what was solved for, what it is of, and how to open it, a line each."""
     lines = [f"{NAMES[found.quantity]}: {value_words(found)}", *(f"  {line}" for line in _limit_notes(plan, found))]
-    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+    if (command := _limit_command(found)) is not None:
         lines.append(f"  {command}")
     return lines
+
+
+def _limit_command(found: Limit) -> str | None:
+    """Return the command that opens the plan with the value, or with what would give it one; None for neither."""
+    with_it = found.plan if found.lift is None else found.lift.plan
+    command = None if with_it is None else command_line(with_it)
+    return command if isinstance(command, str) else None
 
 
 def _limit_notes(plan: Plan, found: Limit) -> Iterator[str]:
     if found.note:
         yield found.note
+    if words := lift_words(found):
+        yield words
     if found.how != "formula":
         yield f"formula: {'none' if found.formula is None else f'≈{found.formula:,}'}"
     yield report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
@@ -229,7 +245,7 @@ def limit_markdown(plan: Plan, found: Limit) -> str:
         f"**{value_words(found)}**",
         bullets(_limit_notes(plan, found)),
     ]
-    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+    if (command := _limit_command(found)) is not None:
         parts.append(shell(command))
     return document(parts)
 

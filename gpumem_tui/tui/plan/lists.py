@@ -10,7 +10,7 @@ from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, samples
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan, draft_of
-from gpumem_tui.plan.report import NAMES, capitalized
+from gpumem_tui.plan.report import NAMES, capitalized, lift_words
 from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.tui.kit.figures import (
@@ -122,8 +122,7 @@ def _limit_notes(one: Limit, width: int) -> Iterator[str]:
         yield _how(one)
     if one.how == "verified" and not one.wanted:
         yield "traced, and it fits" if one.beyond is None else f"traced, and it fits; {one.beyond:,} does not"
-    if one.note:
-        yield one.note
+    yield from filter(None, (one.note, lift_words(one)))
 
 
 # Two plans side by side

@@ -19,9 +19,9 @@ from gpumem_tui.monitor.vendors.amd.calls import (
     LOST,
     OUT_OF_RESOURCES,
     SUCCESS,
+    AmdCaller,
     AmdFault,
     AmdGone,
-    Caller,
     binding,
     figure,
     reading,
@@ -34,7 +34,7 @@ _RESERVE = Unknown("AMD's driver counts it as used")
 # ---- one GPU: what does not change
 
 
-def identity(call: Caller, handle: Any) -> Identity:
+def identity(call: AmdCaller, handle: Any) -> Identity:
     """Read once for each handle.
 
     Raises:
@@ -59,7 +59,7 @@ def identity(call: Caller, handle: Any) -> Identity:
     )
 
 
-def _partition(call: Caller, handle: Any) -> tuple[int, str]:
+def _partition(call: AmdCaller, handle: Any) -> tuple[int, str]:
     """Return the partition's number in its GPU, and how the GPU is divided: "CPX/NPS4 3"; empty for a whole one."""
     part = reading(lambda: figure(call("amdsmi_get_gpu_kfd_info", handle)["current_partition_id"]))
     compute = reading(lambda: str(call("amdsmi_get_gpu_compute_partition", handle)))
@@ -74,7 +74,7 @@ def _partition(call: Caller, handle: Any) -> tuple[int, str]:
 # ---- one GPU: memory and processes
 
 
-def memory(call: Caller, handle: Any) -> Reading[Memory]:
+def memory(call: AmdCaller, handle: Any) -> Reading[Memory]:
     """Read its video memory, of which the driver's own share is not told apart.
 
     Raises:
@@ -101,7 +101,7 @@ _ROOM = 1024
 _MOST_ENTRIES = 2**16
 
 
-def _process_list(call: Caller, handle: Any) -> list[Any]:
+def _process_list(call: AmdCaller, handle: Any) -> list[Any]:
     """Return the library's structs of the processes that compute on a GPU.
 
     Not by the binding's own function, which decodes each name as UTF-8: a program may have any bytes for a name.
@@ -121,13 +121,13 @@ def _process_list(call: Caller, handle: Any) -> list[Any]:
 
 # ---- one GPU: what it does
 
-Read = Callable[[Caller, Any], Reading[Any]]
+Read = Callable[[AmdCaller, Any], Reading[Any]]
 
 
 def _answer(function: str, *keys: str, scale: Callable[[int], float] = lambda number: number) -> Read:
     """Make a read of the first figure among some keys of what a function answers."""
 
-    def read(call: Caller, handle: Any) -> Reading[float]:
+    def read(call: AmdCaller, handle: Any) -> Reading[float]:
         answer = call(function, handle)
         found = [figure(answer[key]) for key in keys if key in answer]
         known = next((number for number in found if isinstance(number, int)), None)
@@ -139,7 +139,7 @@ def _answer(function: str, *keys: str, scale: Callable[[int], float] = lambda nu
 def _temperature(metric: str) -> Read:
     """Make a read of the hottest place of the chip, in °C, or of its edge where a GPU tells that only."""
 
-    def read(call: Caller, handle: Any) -> Reading[int]:
+    def read(call: AmdCaller, handle: Any) -> Reading[int]:
         amd = binding()
         kinds, asked = amd.AmdSmiTemperatureType, amd.AmdSmiTemperatureMetric[metric]
         hottest = reading(lambda: figure(call("amdsmi_get_temp_metric", handle, kinds.HOTSPOT, asked)))
@@ -151,7 +151,7 @@ def _temperature(metric: str) -> Read:
 
 
 def _clock(kind: str) -> Read:
-    def read(call: Caller, handle: Any) -> Reading[int]:
+    def read(call: AmdCaller, handle: Any) -> Reading[int]:
         return figure(call("amdsmi_get_clock_info", handle, binding().AmdSmiClkType[kind])["clk"])
 
     return lambda call, handle: reading(lambda: read(call, handle))
@@ -160,7 +160,7 @@ def _clock(kind: str) -> Read:
 _FASTEST_FAN = 255
 
 
-def _fan(call: Caller, handle: Any) -> Reading[int]:
+def _fan(call: AmdCaller, handle: Any) -> Reading[int]:
     speed = reading(lambda: figure(call("amdsmi_get_gpu_fan_speed", handle, 0)))
     return speed if isinstance(speed, Unknown) else round(100 * speed / _FASTEST_FAN)
 
@@ -170,13 +170,13 @@ _GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
 
 
 def _link(key: str) -> Read:
-    def read(call: Caller, handle: Any) -> Reading[int]:
+    def read(call: AmdCaller, handle: Any) -> Reading[int]:
         return figure(call("amdsmi_get_pcie_info", handle)["pcie_metric"][key])
 
     return lambda call, handle: reading(lambda: read(call, handle))
 
 
-def _pcie_generation(call: Caller, handle: Any) -> Reading[int]:
+def _pcie_generation(call: AmdCaller, handle: Any) -> Reading[int]:
     speed = _link("pcie_speed")(call, handle)
     return speed if isinstance(speed, Unknown) else _GENERATIONS.get(speed, Unknown(f"{speed} MT/s a lane"))
 
@@ -190,7 +190,7 @@ _THROTTLES = {
 }
 
 
-def _throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
+def _throttle(call: AmdCaller, handle: Any) -> Reading[tuple[str, ...]]:
     def read() -> tuple[str, ...]:
         answer = call("amdsmi_get_violation_status", handle)
         return tuple(words for key, words in _THROTTLES.items() if answer[key] is True or answer[key] == 1)
@@ -231,7 +231,7 @@ class AmdSmi:
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._call = Caller()
+        self._call = AmdCaller()
         self._proc = proc
         self._started = False
 
@@ -316,7 +316,7 @@ class AmdSmi:
 class AmdGpu:
     """The `GpuHandle` of AMD."""
 
-    def __init__(self, call: Caller, handle: Any, identity: Identity) -> None:
+    def __init__(self, call: AmdCaller, handle: Any, identity: Identity) -> None:
         self.identity = identity
         self._call = call
         self._handle = handle

@@ -89,7 +89,7 @@ def binding() -> Any:
     return _LIBRARY.binding
 
 
-class Caller(Calls):
+class AmdCaller(Calls):
     """Calls AMD SMI for one thread: all calls pass here."""
 
     def __call__(self, function: str, *arguments: Any) -> Any:
@@ -163,7 +163,7 @@ def figure(value: Any) -> Reading[int]:
 # ---- starting and stopping
 
 
-def start(call: Caller, proc: Path) -> None:
+def start(call: AmdCaller, proc: Path) -> None:
     """Load the library and start it, unless somebody has. Each success needs a `stop`.
 
     Raises:
@@ -183,7 +183,7 @@ def start(call: Caller, proc: Path) -> None:
         _LIBRARY.starts += 1
 
 
-def stop(call: Caller) -> None:
+def stop(call: AmdCaller) -> None:
     """Let go of the library; who was the last ends it."""
     with _LIBRARY.lock:
         _LIBRARY.starts -= 1
