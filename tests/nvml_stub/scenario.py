@@ -87,7 +87,7 @@ class FakeInstance:
             "mig",
             f"name {self.name}",
             f"uuid {self.uuid}",
-            *_numbers(self, _MEMORY_KEYS | {"gi": "gpu_instance", "ci": "compute_instance"}),
+            *numbers(self, _MEMORY_KEYS | {"gi": "gpu_instance", "ci": "compute_instance"}),
             *(line for process in self.processes for line in process.lines()),
             *self.calls.lines(),
         ]
@@ -141,16 +141,16 @@ class FakeGpu:
         """As the scenario file has it."""
         major, minor = self.compute_capability or (None, None)
         in_milliwatts = {"power_mw": self.power_w, "power_limit_mw": self.power_limit_w}
-        numbers = {"major": major, "minor": minor, "persistence": 1, "compute_mode": 0, "display_active": 0}
-        numbers |= {key: None if watts is None else round(watts * 1000) for key, watts in in_milliwatts.items()}
+        values = {"major": major, "minor": minor, "persistence": 1, "compute_mode": 0, "display_active": 0}
+        values |= {key: None if watts is None else round(watts * 1000) for key, watts in in_milliwatts.items()}
         return [
             "gpu",
             f"name {self.name}",
             f"uuid {self.uuid}",
             f"bus_id {self.bus_id}",
             *(["lost"] if self.lost else []),
-            *_numbers(self, _MEMORY_KEYS | _GPU_KEYS),
-            *(f"{key} {value}" for key, value in numbers.items() if value is not None),
+            *numbers(self, _MEMORY_KEYS | _GPU_KEYS),
+            *(f"{key} {value}" for key, value in values.items() if value is not None),
             *(line for process in self.processes for line in process.lines()),
             *self.calls.lines(),
             *(line for instance in self.instances for line in instance.lines()),
@@ -194,7 +194,8 @@ _GPU_KEYS = {
 }
 
 
-def _numbers(device: FakeGpu | FakeInstance, keys: Mapping[str, str]) -> list[str]:
+def numbers(device: FakeGpu | FakeInstance, keys: Mapping[str, str]) -> list[str]:
+    """The lines of a device's attributes, by the key that each has in the file; without those that are None."""
     values = {key: getattr(device, attribute) for key, attribute in keys.items()}
     return [f"{key} {value}" for key, value in values.items() if value is not None]
 

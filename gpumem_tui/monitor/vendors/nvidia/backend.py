@@ -18,6 +18,7 @@ from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, Gone, Identity, ListedProcess, NoSuchGpu
 from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
+from gpumem_tui.monitor.vendors.calling import refused
 from gpumem_tui.monitor.vendors.nvidia.calls import (
     NOT_AVAILABLE,
     Caller,
@@ -25,7 +26,6 @@ from gpumem_tui.monitor.vendors.nvidia.calls import (
     declared,
     number,
     reading,
-    refused,
     start,
     stop,
     text,
