@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
+from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
@@ -24,7 +24,9 @@ from gpumem_tui.monitor.snapshot import (
     Memory,
     Snapshot,
     Source,
+    UnlistedProcess,
 )
+from gpumem_tui.monitor.users import UserTotal, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Printer, columns, sleep_until
@@ -210,10 +212,11 @@ def snapshot_json(
     """Return one object. What could not be read is null, with its reason under the nearest "unavailable".
 
     Args:
-        probes: a process with a probe gets what that says under "probe"; one that no GPU lists, among
-            "unlisted_probes".
+        probes: a process with a probe gets what that says under "probe"; one that no GPU lists, as on the CPU or in a
+            container with pids of its own, is among "unlisted_probes".
     """
     probes = probes or ProbeReport()
+    snapshot = with_unlisted(snapshot, probes)
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
     other = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
@@ -222,7 +225,8 @@ def snapshot_json(
     return top.done(
         host=host.done(),
         gpus=[_gpu_json(gpu, probes) for gpu in snapshot.gpus],
-        unlisted_probes=[*_not_listed(snapshot, probes), *probes.unlisted],
+        unlisted_probes=[_unlisted_json(each, probes.said.get(each.place, {})) for each in snapshot.unlisted],
+        users=[_user_json(each) for each in user_totals({snapshot.host.name: snapshot})],
         alerts=[_alert_json(alert) for alert in alerts],
     )
 
@@ -272,15 +276,17 @@ def _are_same(key: str, old: object, new: object) -> bool:
     return all(one.get(name) == other.get(name) for one, other in zip(old, new, strict=True) for name in _NAMES[key])
 
 
-def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
-    """Yield what probes say of processes that are not on their GPU's list, as in a container with pids of its own."""
-    shown = {
-        (process.instance or gpu.uuid, process.pid)
-        for gpu in snapshot.gpus
-        if not isinstance(gpu.processes, Unknown)
-        for process in gpu.processes
-    }
-    return (body for place, body in probes.listed.items() if place not in shown)
+def _unlisted_json(each: UnlistedProcess, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a probe says of a process that no GPU lists, and under "process" which one it is."""
+    body = Body()
+    body.put_all(_HOST_PROCESS, each.host)
+    known = {"pid": each.pid, "device": each.device, "gpu_uuid": each.gpu_uuid or None}
+    return {**said, **known, "process": body.done()}
+
+
+def _user_json(each: UserTotal) -> dict[str, Any]:
+    return {**picked(each, "user", "used_bytes", "unread"), "gpus": [index for _, index in each.gpus],
+            **picked(each, "processes", "cpu_percent", "resident_bytes")}  # fmt: skip
 
 
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
@@ -325,7 +331,7 @@ def _processes_json(
         body = Body(pid=process.pid, kind=process.kind.value, instance=process.instance)
         body.put_all(("used_bytes", "sm_percent"), process)
         body.put_all(_HOST_PROCESS, process.host)
-        probe = probes.listed.get((uuid, process.pid))
+        probe = probes.said.get((process.instance or uuid, process.pid))
         listed.append(body.done() if probe is None else body.done(probe=probe))
     return listed
 
@@ -364,6 +370,10 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
             yield f"     {missing}"
     yield ""
     yield from _process_table(snapshot)
+    totals = user_totals({snapshot.host.name: snapshot})
+    if len(totals) > 1:
+        yield ""
+        yield from users_lines(totals, several=False)
 
 
 def _gpu_row(gpu: GpuReading) -> str:

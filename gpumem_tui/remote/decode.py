@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from operator import attrgetter
@@ -33,6 +33,7 @@ from gpumem_tui.monitor.snapshot import (
     Instance,
     Memory,
     Snapshot,
+    UnlistedProcess,
 )
 from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.text import cleaned
@@ -126,7 +127,7 @@ MEMORY = LineParts(Memory)
 GPU = LineParts(GpuReading, *_OWN_PLACE, "instances")
 INSTANCE = LineParts(Instance, *_OWN_PLACE)
 PROCESS = LineParts(GpuProcess, "host")
-SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime")
+SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "unlisted")
 HOST = LineParts(HostReading, lacks_all=True)
 HOST_PROCESS = LineParts(HostProcess, "pid", lacks_all=True)
 ALERT = LineParts(Alert, lacks_all=True)
@@ -145,6 +146,7 @@ class _Memory(msgspec.Struct, gc=False):
 
 
 _Process: Any = msgspec.defstruct("_Process", [*PROCESS.types, *HOST_PROCESS.types], gc=False)
+_NamedProcess: Any = msgspec.defstruct("_NamedProcess", HOST_PROCESS.types)
 _Instance: Any = msgspec.defstruct("_Instance", INSTANCE.types, bases=(_Memory,), gc=False)
 _Gpu: Any = msgspec.defstruct("_Gpu", GPU.types, bases=(_Memory,), gc=False)
 _Host: Any = msgspec.defstruct("_Host", HOST.types)
@@ -158,6 +160,21 @@ class ProcessLine(_Process):  # type: ignore[misc]
 
     unavailable: dict[str, str]
     probe: Any = None
+
+
+class NamedProcessLine(_NamedProcess):  # type: ignore[misc]
+    """A process as the operating system knows it."""
+
+    unavailable: dict[str, str]
+
+
+class UnlistedLine(msgspec.Struct):
+    """Of what a probe says of a process on no GPU's list, what says which one it is."""
+
+    pid: Whole
+    device: str
+    process: NamedProcessLine
+    gpu_uuid: str | None = None
 
 
 class InstanceLine(_Instance):  # type: ignore[misc]
@@ -188,6 +205,7 @@ class ReadingLine(_Snapshot):  # type: ignore[misc]
     alerts: list[AlertLine]
     unavailable: dict[str, str]
     runtime: str = USUAL_RUNTIME
+    unlisted_probes: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 # ---- what changes are made of
@@ -250,7 +268,8 @@ class HostReport:
     Args:
         reading: a snapshot, or the checked line that one can be made of.
         alerts: as the host judges, by its own settings and with what its probes say; of a line its own.
-        probes: what the probe inside a process says, as JSON (`watch.report`), by GPU uuid and pid; of a line its own.
+        probes: what the probe inside a process says, as JSON (`watch.report`), by where it trains and its pid
+            (`monitor.probes.ProbeReport.said`); of a line its own.
 
     Attributes:
         devices: the GPUs as snapshots or as lines have them, and `line`, the line, if there is one.
@@ -289,7 +308,12 @@ class HostReport:
     @cached_property
     def probes(self) -> Mapping[tuple[str, int], Mapping[str, Any]]:
         """Return what probes say."""
-        return self._probes if self.line is None else dict(_probes(self.line))
+        return self._probes if self.line is None else dict(_probes(self.line, self.unlisted))
+
+    @cached_property
+    def unlisted(self) -> tuple[UnlistedProcess, ...]:
+        """Return what trains there and is on no GPU's list."""
+        return self.snapshot.unlisted if self.line is None else _unlisted_of(self.line)
 
 
 class ReadingDecoder:
@@ -375,6 +399,7 @@ def _check(body: ReadingLine) -> None:
     _check_time(body.time_s)
     SNAPSHOT.of(body)
     HOST.of(body.host)
+    _unlisted_of(body)
     for gpu in body.gpus:
         _check_device(gpu, GPU)
 
@@ -417,6 +442,8 @@ def _changed_reading(last: ReadingLine | None, line: ChangesLine) -> ReadingLine
     if body.unavailable or body.host is not last.host:
         SNAPSHOT.of(body)
         HOST.of(body.host)
+    if body.unlisted_probes is not last.unlisted_probes:
+        _unlisted_of(body)
     return body
 
 
@@ -470,6 +497,7 @@ def _snapshot(body: ReadingLine) -> Snapshot:
         gpus=tuple(map(_gpu, body.gpus)),
         host=HostReading(*HOST.of(body.host)),
         runtime=body.runtime,
+        unlisted=_unlisted_of(body),
         **SNAPSHOT.named(body),
     )
 
@@ -506,9 +534,11 @@ def _processes(body: GpuLine | InstanceLine) -> Reading[tuple[GpuProcess, ...]]:
 
 
 def _process(body: ProcessLine) -> GpuProcess:
-    host: Reading[HostProcess]
-    host = reason(body, "user") if body.user is None else HostProcess(body.pid, *HOST_PROCESS.of(body))
-    return GpuProcess(host=host, **PROCESS.named(body))
+    return GpuProcess(host=_host_process(body.pid, body), **PROCESS.named(body))
+
+
+def _host_process(pid: int, body: Any) -> Reading[HostProcess]:
+    return reason(body, "user") if body.user is None else HostProcess(pid, *HOST_PROCESS.of(body))
 
 
 def _ledger(
@@ -531,11 +561,26 @@ def _alert(body: AlertLine) -> Alert:
     return alert
 
 
-def _probes(body: ReadingLine) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
-    """Yield what probes say of the processes on a GPU's list."""
+def _unlisted_of(body: ReadingLine) -> tuple[UnlistedProcess, ...]:
+    return tuple(map(_unlisted, body.unlisted_probes))
+
+
+def _unlisted(body: dict[str, Any]) -> UnlistedProcess:
+    try:
+        line = msgspec.convert(body, UnlistedLine)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    return UnlistedProcess(line.pid, line.device, _host_process(line.pid, line.process), line.gpu_uuid or "")
+
+
+def _probes(
+    body: ReadingLine, others: Iterable[UnlistedProcess]
+) -> Iterator[tuple[tuple[str, int], Mapping[str, Any]]]:
+    """Yield what probes say of the processes on a GPU's list, and of `others`."""
     for gpu in body.gpus:
         devices: list[GpuLine | InstanceLine] = [gpu, *gpu.instances]
         for device in devices:
             for process in device.processes or ():
                 if isinstance(process.probe, dict):
-                    yield (gpu.uuid, process.pid), process.probe
+                    yield (process.instance or gpu.uuid, process.pid), process.probe
+    yield from zip((each.place for each in others), body.unlisted_probes, strict=True)

@@ -68,7 +68,7 @@ def status_json(status: HostStatus) -> dict[str, Any]:
 
 
 def _reading(report: HostReport) -> dict[str, Any]:
-    probes = ProbeReport(listed={place: dict(said) for place, said in report.probes.items()})
+    probes = ProbeReport(said={place: dict(said) for place, said in report.probes.items()})
     return snapshot_json(report.snapshot, report.alerts, probes)
 
 

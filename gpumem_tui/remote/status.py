@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,31 +33,36 @@ Device: TypeAlias = GpuReading | GpuLine
 
 
 class RemoteProcess:
-    """A process on a GPU of a host. Thousands are made each second, so that what few need is made when it is asked for.
+    """A process on a GPU of a host, or one that trains there on no GPU's list.
+
+    Thousands are made each second, so that what few need is made when it is asked for.
 
     Args:
-        device, listed: the GPU and the process on it, as snapshots or as lines have them.
+        card: the GPU, as snapshots or as lines have it; None for host memory, or a GPU that cannot be told; then
+            `device` is its own name of it, "cpu".
+        listed: the process, as snapshots or as lines have it.
         probe: what the probe inside it says, as JSON; empty without one.
         received_s: when that came, by the viewer's monotonic clock.
     """
 
-    __slots__ = ("__dict__", "device", "host_name", "listed", "probe", "received_s")
+    __slots__ = ("__dict__", "card", "device", "host_name", "listed", "probe", "received_s")
 
     def __init__(
         self,
         host_name: str,
-        device: Device,
+        card: Device | None,
         listed: GpuProcess | ProcessLine,
         probe: Mapping[str, Any] = _NO_PROBE,
         received_s: float = 0.0,
+        device: str = "",
     ) -> None:
-        self.host_name, self.device, self.listed = host_name, device, listed
+        self.host_name, self.card, self.listed, self.device = host_name, card, listed, device
         self.probe, self.received_s = probe, received_s
 
     @cached_property
-    def gpu(self) -> GpuReading:
-        """Return the GPU."""
-        return gpu_of(self.device)
+    def gpu(self) -> GpuReading | None:
+        """Return the GPU, if there is one."""
+        return None if self.card is None else gpu_of(self.card)
 
     @cached_property
     def process(self) -> GpuProcess:
@@ -95,19 +101,22 @@ class RemoteProcess:
 
     @property
     def place(self) -> str:
-        """Return the GPU's number, the MIG instance with it."""
-        inside = next((each.index for each in self.device.instances if each.uuid == self.listed.instance), None)
-        return str(self.device.index) if inside is None else f"{self.device.index}:{inside}"
+        """Return the GPU's number, the MIG instance with it; without a GPU what stands for it."""
+        if self.card is None:
+            return self.device
+        inside = next((each.index for each in self.card.instances if each.uuid == self.listed.instance), None)
+        return str(self.card.index) if inside is None else f"{self.card.index}:{inside}"
 
     @property
     def key(self) -> str:
         """Return what names it among the processes of all hosts."""
-        return f"{self.host_name}\t{self.device.uuid}\t{self.listed.instance}\t{self.listed.pid}"
+        where = self.device if self.card is None else self.card.uuid
+        return f"{self.host_name}\t{where}\t{self.listed.instance}\t{self.listed.pid}"
 
     @cached_property
     def about(self) -> str:
         """Return the text that a filter looks through, in small letters."""
-        about = f"{self.host_name} gpu{self.place} {self.listed.pid}"
+        about = f"{self.host_name} {'' if self.card is None else 'gpu'}{self.place} {self.listed.pid}"
         told = self.told
         if told is not None:
             about += f" {told.user} {told.name} {told.command} {told.container}"
@@ -368,26 +377,41 @@ class HostStatus:
 
     @cached_property
     def processes(self) -> tuple[RemoteProcess, ...]:
-        """Return its processes by GPU and pid; of a host that is away as they were last seen."""
+        """Return its processes by GPU and pid, on the CPU last; of a host that is away as they were last seen."""
         if self.report is None:
             return ()
-        name, received_s, line = self.host.name, self.received_s or 0.0, self.report.line
-        if line is not None:
-            found = [
+        name, received_s, cards = self.host.name, self.received_s or 0.0, self.devices
+        found = []
+        for card in cards:
+            for each in _processes_on(card):
+                place = each.instance or card.uuid, each.pid
+                said = each.probe if isinstance(each, ProcessLine) else self.report.probes.get(place)
+                found.append(RemoteProcess(name, card, each, said if isinstance(said, dict) else _NO_PROBE, received_s))
+        if unlisted := self.report.unlisted:
+            by_uuid = {uuid: card for card in cards for uuid in (card.uuid, *(part.uuid for part in card.instances))}
+            said_of = self.report.probes
+            found += [
                 RemoteProcess(
-                    name, gpu, each, each.probe if isinstance(each.probe, dict) else _NO_PROBE, received_s
+                    name, by_uuid.get(each.gpu_uuid), each.process, said_of.get(each.place, _NO_PROBE), received_s,
+                    each.device,
                 )
-                for gpu in line.gpus
-                for each in gpu.processes or ()
+                for each in unlisted
             ]  # fmt: skip
-        else:
-            probes = self.report.probes
-            found = [
-                RemoteProcess(name, gpu, each, probes.get((gpu.uuid, each.pid), _NO_PROBE), received_s)
-                for gpu in self.gpus
-                for each in (() if isinstance(gpu.processes, Unknown) else gpu.processes)
-            ]
-        return tuple(sorted(found, key=lambda each: (each.device.index, each.listed.pid)))
+        return tuple(sorted(found, key=lambda each: (_index(each.card), each.listed.pid)))
+
+
+def _processes_on(card: Device) -> Iterable[GpuProcess | ProcessLine]:
+    """Return the processes of a GPU and of its instances, as far as their lists could be read, each once."""
+    if isinstance(card, GpuReading):
+        return card.all_processes
+    if not card.instances:
+        return card.processes or ()
+    lists: list[list[ProcessLine] | None] = [card.processes, *(part.processes for part in card.instances)]
+    return {(each.pid, each.instance): each for listed in lists for each in listed or ()}.values()
+
+
+def _index(card: Device | None) -> float:
+    return math.inf if card is None else card.index
 
 
 def _may_be_free(device: Device) -> bool:

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
-from gpumem_tui.monitor.snapshot import DeviceState, HostProcess
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, UnlistedProcess
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.remote.connection import Fleet
@@ -39,8 +39,9 @@ from gpumem_tui.tui.hosts.rows import (
     processes_rows,
 )
 from gpumem_tui.tui.hosts.screen import HostsScreen
-from gpumem_tui.tui.kit.dialogs import QuestionScreen
+from gpumem_tui.tui.kit.dialogs import PagesScreen, QuestionScreen
 from gpumem_tui.tui.kit.figures import said, span_width
+from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen, ScreenName
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -50,6 +51,7 @@ from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
 from tests.scenes import search as scene
 from tests.scenes.pictures import until
+from tests.scenes.reading import text_of
 
 # What is drawn
 
@@ -107,6 +109,26 @@ def test_a_host_that_has_never_answered_says_why_and_has_no_figures() -> None:
     assert "host key is not known" in "".join(text for text, _ in row[0])
 
 
+def on_cpu(name: str) -> HostStatus:
+    """A host on which a rank trains on the CPU, and one on a GPU that its container's driver does not show."""
+    known = process(7, 0).host
+    unlisted = (UnlistedProcess(7, "cpu", known), UnlistedProcess(8, "cuda:0", known, "GPU-00000000"))
+    snapshot = replace(machine([gpu(0, processes=())]), unlisted=unlisted)
+    said = {("cpu", 7): {"rank": 1, "world_size": 2, "step": 50}, ("GPU-00000000", 8): {"rank": 0, "world_size": 2}}
+    return HostStatus(parse_host(name), HostPhase.LIVE, HostReport(snapshot, (), said), received_s=100.0)
+
+
+def test_what_trains_on_no_gpus_list_has_a_row_and_a_place_in_its_job() -> None:
+    state = HostsState((on_cpu("a"),), 100.0, sort=HostsSort.RANK)
+    listed = listed_processes(state)
+    job, first, second = said(processes_rows(state, listed)(118, ""))
+    assert "2 of 2 ranks on 1 host" in job
+    assert first.split()[:4] == ["a", "0", "8", "alice"]
+    assert second.split()[:7] == ["a", "cpu", "7", "alice", "–", "1/2", "50"]
+    assert gpu_to_plan_for(state, "a", listed[1]) == Unknown("pid 7 trains on no GPU that can be told")
+    assert [each.process.pid for each in listed_processes(replace(state, filter="cpu"))] == [7]
+
+
 @pytest.mark.parametrize("width", [58, 78, 118, 200])
 def test_nothing_is_wider_than_the_list(width: int) -> None:
     state = replace(STATE, opened=frozenset({"a", "b", "c"}))
@@ -123,7 +145,7 @@ def test_processes_of_all_hosts_in_one_order() -> None:
     assert [each.host_name for each in listed_processes(replace(by_host, reverse=True))] == ["c", "b", "a", "a"]
     assert [each.host_name for each in listed_processes(replace(STATE, only="b"))] == ["b"]
     matching = listed_processes(replace(STATE, filter="gpu1 train.py"))
-    assert [(each.host_name, each.gpu.index) for each in matching] == [("a", 1)]
+    assert [(each.host_name, each.place) for each in matching] == [("a", "1")]
 
 
 def test_what_is_unknown_comes_last() -> None:
@@ -387,6 +409,16 @@ async def test_a_host_that_has_not_answered_has_no_monitor_but_a_reason(fleet: F
         assert pilot.app.screen is screen_of(pilot)
 
 
+async def test_totals_by_user_over_all_hosts(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("u")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PagesScreen))
+        page = pilot.app.screen.query_one("#rows", Lines)
+        await until(pilot, lambda: "a 0–1 · b 0" in text_of(page))
+        assert "alice" in text_of(page)
+
+
 async def test_gpus_filter_and_one_hosts_processes(fleet: Fleet) -> None:
     async with app(fleet).run_test(size=(120, 40)) as pilot:
         await answered(pilot)
@@ -487,7 +519,7 @@ def test_which_gpu_is_planned_for() -> None:
         found = gpu_to_plan_for(STATE, host, None)
         assert not isinstance(found, Unknown)
         assert found.name == f"{host}: GPU {index}"
-    full = next(each for each in listed_processes(STATE) if (each.host_name, each.gpu.index) == ("a", 1))
+    full = next(each for each in listed_processes(STATE) if (each.host_name, each.place) == ("a", "1"))
     of_process = gpu_to_plan_for(STATE, "a", full)
     assert not isinstance(of_process, Unknown)
     assert of_process.name == "a: GPU 1"

@@ -82,7 +82,9 @@ class HostsState(TableState):
 
 def gpu_to_plan_for(state: HostsState, host: str, process: RemoteProcess | None) -> Reading[Gpu]:
     """Return the GPU of the process, for None the host's GPU with most free memory; or why there is none."""
-    if process is not None:
+    if process is not None and process.gpu is None:
+        return Unknown(f"pid {process.process.pid} trains on no GPU that can be told")
+    if process is not None and process.gpu is not None:
         found = process.gpu
     else:
         gpus = next((status.gpus for status in state.statuses if status.host.name == host), ())

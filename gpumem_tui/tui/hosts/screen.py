@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -115,6 +115,12 @@ class HostsScreen(TableScreen[HostsState]):
         """The processes."""
         return self._processes
 
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Those of the hosts that answer."""
+        live = (status for status in self._state.statuses if status.phase is HostPhase.LIVE)
+        return {status.host.name: status.report.snapshot for status in live if status.report is not None}
+
     def compose_parts(self) -> ComposeResult:
         """Yield header, hosts and processes."""
         yield Lines(id="hosts-header")
@@ -157,6 +163,7 @@ class HostsScreen(TableScreen[HostsState]):
             self._remember(name, history)
         now_s = time.monotonic() if self.replay is None else self.replay.shown_s
         self._enter(replace(self._state, statuses=statuses, now_s=now_s))
+        self.draw_report()
         return True
 
     def _remember(self, name: str, history: History) -> None:
@@ -211,7 +218,8 @@ class HostsScreen(TableScreen[HostsState]):
         connection = self._fleet.connections[chosen.host_name]
         if isinstance(connection, Connection):  # what is past cannot be ended
             program = host.command or host.name
-            about = f"pid {host.pid} of {host.user} on {chosen.host_name}, GPU {chosen.place}: {program}"
+            where = chosen.place if chosen.gpu is None else f"GPU {chosen.place}"
+            about = f"pid {host.pid} of {host.user} on {chosen.host_name}, {where}: {program}"
             self.ask_to_end(ending, about, lambda: end_there(connection, host, ending))
 
     def _open_host(self, name: str) -> None:
