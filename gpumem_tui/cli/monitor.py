@@ -211,17 +211,24 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
 
 
 def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, *, as_json: bool) -> int:
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.monitor.report import NoDriverAnswer, live, stream
     from gpumem_tui.recording.file import RecordingError
 
     snapshots = live(source, settings.interval_s)
+    notifier = None if as_json else Notifier(settings.notify)  # who reads the JSON has its alerts
     try:
         with nullcontext() if recorder is None else closing(recorder):
             return written(
-                lambda: stream(snapshots, _alerts(settings), as_json=as_json, recorder=recorder, ask=_probes())
+                lambda: stream(
+                    snapshots, _alerts(settings), as_json=as_json, recorder=recorder, ask=_probes(), notifier=notifier
+                )
             )
     except (NoDriverAnswer, RecordingError) as error:
         return complain(str(error), EXIT_FAILED)
+    finally:
+        if notifier is not None:
+            notifier.close()
 
 
 def _print_recording(recording: GpuRecording, alerts: Alerts, *, once: bool, as_json: bool) -> int:

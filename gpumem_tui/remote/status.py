@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertMark, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, AlertMark, Severity
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Memory
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.hosts import RemoteHost
@@ -303,6 +303,20 @@ def mean_utilization(gpus: Iterable[GpuReading]) -> float | None:
     """Return how busy GPUs are on average, in percent; None where none says so."""
     busy = [gpu.utilization_percent for gpu in gpus if not isinstance(gpu.utilization_percent, Unknown)]
     return sum(busy) / len(busy) if busy else None
+
+
+def alerts_of(status: HostStatus, now_s: float) -> tuple[Alert, ...]:
+    """Return a host's alerts, and that it is away if it had answered before.
+
+    Args:
+        now_s: seconds since the epoch.
+    """
+    if status.report is None:
+        return ()
+    if status.phase is not HostPhase.AWAY:
+        return status.report.alerts
+    away = Alert(Severity.WARNING, "", AlertKind.LOST, f"the host is away: {status.problem}", now_s)
+    return (*status.report.alerts, away)
 
 
 class AwayMarks:
