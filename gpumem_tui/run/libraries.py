@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -26,6 +25,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
+from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.step.walking import tensors_in
 from gpumem_tui.workload.errors import is_users
@@ -49,6 +49,7 @@ def follow_libraries(program: Program) -> None:
     if hasattr(torch.cuda, "_compile_kernel"):
         replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
     _iterate_in_full(program)
+    answer_deepspeed(program.note)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -322,7 +323,7 @@ def _is_in_memory(f: Any) -> bool:
 
 
 def _is_without_data(model: nn.Module) -> bool:
-    return any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers()))
+    return any(is_without_data(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
 class _Found(Exception):
@@ -333,7 +334,7 @@ class _Search(pickle.Pickler):
     """Goes through an object as pickling does, which is how it would be saved."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FakeTensor):
+        if is_without_data(obj):
             raise _Found
         return (int, ()) if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage)) else NotImplemented
 
@@ -417,3 +418,37 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
         module.CUDA_Accelerator._get_nvml_gpu_id = lambda _, index: index
 
     after_import("deepspeed.accelerator.cuda_accelerator", number_as_nvml)
+
+
+# DeepSpeed's own kernels
+
+_DEEPSPEED_KERNELS = {
+    "fused_adam": ("multi_tensor_adam",),
+    "fused_lion": ("multi_tensor_lion",),
+    "cpu_adam": ("create_adam", "adam_update", "adam_rollback", "destroy_adam"),
+    "cpu_lion": ("create_lion", "lion_update", "destroy_lion"),
+    "cpu_adagrad": ("create_adagrad", "adagrad_update", "destroy_adagrad"),
+}
+"""By extension its functions that update the tensors they are given in place and take no device memory
+(deepspeed/ops/csrc, 0.19: `multi_tensor_apply.cuh` passes its lists as arguments of the kernel)."""
+
+
+def answer_deepspeed(note: Callable[[str], None]) -> None:
+    """Have DeepSpeed's optimizers find the kernels that it would compile with CUDA's compiler, which is not there."""
+
+    def do_nothing(*_: object, **__: object) -> None:
+        note("DeepSpeed's optimizer kernels are neither compiled nor run: they update in place")
+
+    def follow(module: Any) -> None:
+        load = module.OpBuilder.load
+
+        @functools.wraps(load)
+        def answered(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            functions = _DEEPSPEED_KERNELS.get(builder.name)
+            if functions is None:
+                return load(builder, *args, **kwargs)
+            return SimpleNamespace(**dict.fromkeys(functions, do_nothing))
+
+        module.OpBuilder.load = answered
+
+    after_import("deepspeed.ops.op_builder.builder", follow)

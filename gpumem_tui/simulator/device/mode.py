@@ -26,7 +26,15 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
-from gpumem_tui.simulator.device.kinds import SPARSE_PRODUCT, HostConverter, SparseTensors, nested_length
+from gpumem_tui.simulator.device.kinds import (
+    SPARSE_PRODUCT,
+    HostConverter,
+    SparseTensors,
+    as_fakes,
+    is_without_data,
+    nested_length,
+    parameters_among,
+)
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
@@ -143,6 +151,7 @@ class DeviceMode(FakeTensorMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
+        parameters = parameters_among((*args, *kwargs.values()) if kwargs else args)
         if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
             return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
         if func in _CUTS:
@@ -156,7 +165,7 @@ class DeviceMode(FakeTensorMode):
             return True
         if device is not None and device.type == "meta" and not self.is_dispatching:
             return func(*_on_meta(args), **kwargs)
-        if not _concerns_device(types, kwargs):
+        if not parameters and not _concerns_device(types, kwargs):
             if func is _LIFT_FRESH:
                 return args[0]  # as it does, without the way there: data loaders ask it of every array
             is_factory = device is not None or func in host.MAKERS
@@ -168,7 +177,11 @@ class DeviceMode(FakeTensorMode):
             return func(*args, **kwargs)
         with self._turn:
             self._in_turn = threading.get_ident()
-            return self._follow(func, types, args, kwargs, sys._getframe().f_back)
+            caller = sys._getframe().f_back
+            if not parameters:
+                return self._follow(func, types, args, kwargs, caller)
+            with as_fakes(parameters):
+                return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
 
     def _follow(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
@@ -418,7 +431,7 @@ def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments, with a tensor of the meta device for each that has no data."""
 
     def placed(value: Any) -> Any:
-        if not isinstance(value, FakeTensor):
+        if not is_without_data(value):
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
