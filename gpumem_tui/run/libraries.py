@@ -22,6 +22,7 @@ from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
@@ -49,7 +50,7 @@ def follow_libraries(program: Program) -> None:
     if hasattr(torch.cuda, "_compile_kernel"):
         replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
     _iterate_in_full(program)
-    answer_deepspeed(program.note)
+    follow_deepspeed(program.note, program.name)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -418,37 +419,3 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
         module.CUDA_Accelerator._get_nvml_gpu_id = lambda _, index: index
 
     after_import("deepspeed.accelerator.cuda_accelerator", number_as_nvml)
-
-
-# DeepSpeed's own kernels
-
-_DEEPSPEED_KERNELS = {
-    "fused_adam": ("multi_tensor_adam",),
-    "fused_lion": ("multi_tensor_lion",),
-    "cpu_adam": ("create_adam", "adam_update", "adam_rollback", "destroy_adam"),
-    "cpu_lion": ("create_lion", "lion_update", "destroy_lion"),
-    "cpu_adagrad": ("create_adagrad", "adagrad_update", "destroy_adagrad"),
-}
-"""By extension its functions that update the tensors they are given in place and take no device memory
-(deepspeed/ops/csrc, 0.19: `multi_tensor_apply.cuh` passes its lists as arguments of the kernel)."""
-
-
-def answer_deepspeed(note: Callable[[str], None]) -> None:
-    """Have DeepSpeed's optimizers find the kernels that it would compile with CUDA's compiler, which is not there."""
-
-    def do_nothing(*_: object, **__: object) -> None:
-        note("DeepSpeed's optimizer kernels are neither compiled nor run: they update in place")
-
-    def follow(module: Any) -> None:
-        load = module.OpBuilder.load
-
-        @functools.wraps(load)
-        def answered(builder: Any, *args: Any, **kwargs: Any) -> Any:
-            functions = _DEEPSPEED_KERNELS.get(builder.name)
-            if functions is None:
-                return load(builder, *args, **kwargs)
-            return SimpleNamespace(**dict.fromkeys(functions, do_nothing))
-
-        module.OpBuilder.load = answered
-
-    after_import("deepspeed.ops.op_builder.builder", follow)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 _PLAIN = (torch.Tensor, nn.Buffer)
 
 
-class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  # type: ignore[misc]
+class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  # type: ignore[metaclass]
     """What a parameter without data is while an operator works on it, and only then.
 
     To the program it is an `nn.Parameter` and nothing else: ``type(p) is nn.Parameter``, which libraries ask, and call
@@ -26,7 +26,9 @@ class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  #
 _OF_FAKES = "fake_mode"
 """An attribute that every fake tensor has, and no other one."""
 
-_STATE_OF_FAKES = frozenset(("_fake_device", "fake_device", _OF_FAKES, "constant", "pytype", "dispatch_keys", "real_tensor"))
+_STATE_OF_FAKES = frozenset(
+    ("_fake_device", "fake_device", _OF_FAKES, "constant", "pytype", "dispatch_keys", "real_tensor")
+)
 
 
 def is_without_data(tensor: object) -> bool:

@@ -171,7 +171,7 @@ class DeviceMode(FakeTensorMode):
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
                 return _fake_dispatch(self, func, types, args, kwargs)
-            if func in host.MAKERS and host.ends_on_device(func, args, kwargs):
+            if func in host.ALL_MAKERS and host.ends_on_device(func, args, kwargs):
                 with self._turn:
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
@@ -208,6 +208,8 @@ class DeviceMode(FakeTensorMode):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and host.is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
+            if host.is_offloaded(args[0]):
+                return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and attention.adds_in_place():
             return self._added_in_place(args, kwargs)
