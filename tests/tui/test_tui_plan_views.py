@@ -77,6 +77,13 @@ def test_the_verdict_says_by_how_much() -> None:
     assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
 
 
+def test_the_formula_has_no_verdict_beside_a_trace() -> None:
+    for plan in (GPT2, LLAMA):
+        formula = said(verdict_rows(answer(plan), traced(plan), ROOMY))[0]
+        assert formula.startswith(f"formula  ≈ {answer(plan).prediction.needed_bytes / GIB:.2f} GiB needed of ")
+        assert not re.search("[✓✗]|fits|too large", formula)
+
+
 def test_what_may_fit_is_neither_green_nor_red() -> None:
     exact = traced_of(GPT2)
     unsure = replace(exact, ready=replace(exact.ready, context_range=Range(GIB // 4, 70 * GIB)))

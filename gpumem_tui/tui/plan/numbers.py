@@ -62,7 +62,7 @@ def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow
     if isinstance(traced, TraceReady):
         by_trace = _bar(answer, traced.answer.ledger.known(), answer.plan.gpu.total_bytes, width)
     return [
-        row(("formula  ", "bold"), *_formula_verdict(answer, width)),
+        row(("formula  ", "bold"), *_formula_verdict(answer, traced, width)),
         row(*_bar(answer, by_formula, answer.usable_bytes, width)),
         row(("traced   ", "bold"), *_traced_verdict(traced)),
         row(*by_trace),
@@ -112,7 +112,11 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     return lines + [line for note in notes for line in (row(), *paragraph(note, width))]
 
 
-def _formula_verdict(answer: Answer, width: int) -> Row:
+def _formula_verdict(answer: Answer, traced: TraceState, width: int) -> Row:
+    """Return the closed form's verdict; its figure alone where a trace has the verdict."""
+    if isinstance(traced, TraceReady):
+        of = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
+        return [(f"≈ {format_bytes(answer.prediction.needed_bytes)} needed{of}", MUTED)]
     usable = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
     spare, short = f" · {format_bytes(answer.spare_bytes)} to spare", f" by {format_bytes(-answer.spare_bytes)}"
     return [_verdict(answer), (f"{spare if answer.fits else short}{usable}", "")]
