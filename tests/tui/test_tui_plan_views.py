@@ -21,7 +21,7 @@ from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.report import PHASE_WORDS
+from gpumem_tui.search.words import PHASE_WORDS
 from gpumem_tui.step import Phase
 from gpumem_tui.tui.kit.chart import nice_ceiling
 from gpumem_tui.tui.kit.figures import compact_bytes, said, signed, span_width
