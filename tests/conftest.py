@@ -13,9 +13,12 @@ import hypothesis
 import pytest
 
 from gpumem_tui.run import interpreters
+from tests.amdsmi_stub.machine import amd_machine, amdsmi_stub, fake_amd
 from tests.nvml_stub.machine import FakeMachine, compile_stub
 from tests.nvml_stub.scenario import Scenario
 from tests.sharing import WarmPython
+
+__all__ = ["amd_machine", "amdsmi_stub", "fake_amd"]
 
 hypothesis.settings.register_profile(
     "quick",

@@ -33,10 +33,11 @@ from gpumem_tui.plan.command import (
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.goals import Quantity
-from gpumem_tui.plan.judgement import Judgement, judgements
+from gpumem_tui.plan.judgement import Judgement, judgements, span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, untraced
+from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.search import report
@@ -89,17 +90,33 @@ def value_words(found: Limit) -> str:
     return f"{words}, verified: it was traced and fits{beyond}"
 
 
+def lift_words(found: Limit) -> str:
+    """Say what would give a number a value that has none; empty where it has one or is not settled yet."""
+    if found.value is not None or found.wanted:
+        return ""
+    return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
+
+
 def limit_lines(plan: Plan, found: Limit) -> list[str]:
     """Return what was solved for, what it is of, and how to open it, a line each."""
     lines = [f"{NAMES[found.quantity]}: {value_words(found)}", *(f"  {line}" for line in _limit_notes(plan, found))]
-    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+    if (command := _limit_command(found)) is not None:
         lines.append(f"  {command}")
     return lines
+
+
+def _limit_command(found: Limit) -> str | None:
+    """Return the command that opens the plan with the value, or with what would give it one; None for neither."""
+    with_it = found.plan if found.lift is None else found.lift.plan
+    command = None if with_it is None else command_line(with_it)
+    return command if isinstance(command, str) else None
 
 
 def _limit_notes(plan: Plan, found: Limit) -> Iterator[str]:
     if found.note:
         yield found.note
+    if words := lift_words(found):
+        yield words
     if found.how != "formula":
         yield f"formula: {'none' if found.formula is None else f'≈{found.formula:,}'}"
     yield report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
@@ -171,7 +188,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     command = command_line(plan)
     return document(
         (
-            plan_answer(now, by_trace, best, network),
+            plan_answer(now, by_trace, best, on_gpus, network),
             f"# Plan: {plan.shape.name} on {plan.gpu.title}",
             _workload(plan),
             "## Memory of one GPU",
@@ -182,6 +199,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             _techniques(techniques(plan, largest)),
             "## Every GPU",
             _largest_on_gpus(on_gpus, plan),
+            *_costs(on_gpus, plan),
             "## Curves",
             *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
             "## Batch size",
@@ -229,7 +247,7 @@ def limit_markdown(plan: Plan, found: Limit) -> str:
         f"**{value_words(found)}**",
         bullets(_limit_notes(plan, found)),
     ]
-    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+    if (command := _limit_command(found)) is not None:
         parts.append(shell(command))
     return document(parts)
 
@@ -462,6 +480,28 @@ def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
         for row in found
     ]
     return table(("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note"), rows)
+
+
+def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
+    """Yield what it costs on every GPU that it fits on and whose price is known, the cheapest first."""
+    costs = by_cost(plan, found)
+    if not costs:
+        return
+    of = "tokens" if plan.shape.seq_len else "samples"
+    rows = [
+        (
+            f"`{row.gpu.name}`",
+            span(*cost.per_million),
+            cost.price.words,
+            cost.price.source,
+        )
+        for row, cost in costs
+    ]
+    yield (
+        f"What it costs where batch {plan.batch_size:,} fits, by the speed that the roofline gives and without what "
+        "several GPUs lose on each other; `[prices]` in the settings has your own prices:"
+    )
+    yield table(("GPU", f"cost of a million {of}", "an hour", "by"), rows)
 
 
 def _on_gpus(plan: CommandPlan) -> str:
