@@ -22,9 +22,11 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
+    PHASE_WORDS,
     caveat,
     compared,
     found_line,
+    highest_line,
     ledger_lines,
     peak_error,
     range_json,
@@ -33,11 +35,11 @@ from gpumem_tui.search.words import (
     room_words,
     shortfall,
     signed,
+    temporaries_line,
     up_to,
 )
 from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED
-from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
@@ -48,13 +50,6 @@ _SHARDING_NOTES: dict[Sharding, str] = {
     "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
     "zero2": "ZeRO-2: FSDP2 without resharding after forward, so between steps parameters are sharded too",
     "fsdp2": "FSDP2 with its own mixed precision: MixedPrecisionPolicy(param_dtype=16 bits, reduce_dtype=float32)",
-}
-PHASE_WORDS = {
-    Phase.BUILD: "while the model is built",
-    Phase.BATCH: "before forward",
-    Phase.FORWARD: "in forward",
-    Phase.BACKWARD: "in backward",
-    Phase.OPTIMIZER: "in the optimizer step",
 }
 
 
@@ -343,6 +338,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
     gpu = config.device.gpu
     lines = (
         peak_line(traced, batch_size),
+        temporaries_line(traced.held_at_peak(batch_size)),
         range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
         sharding_line(config.workload.recipe),
         f"CUDA context {context_words(traced)}",
@@ -391,6 +387,7 @@ def result_lines(
             yield line
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
+            yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
         yield ""
     yield f"result: {verdict.message}"
     verified = "verified on the simulated GPU" if config.device.simulated else "verified"
@@ -465,6 +462,7 @@ def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
     return {
         "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
         "peak_bytes": prediction.peak_bytes,
+        "highest": prediction.highest.as_json(_FORMULA_BUCKETS),
         "moment": prediction.moment.value,
         "cache_bytes": prediction.cache_bytes,
         "max_batch_size": formula.max_batch_size,
@@ -488,6 +486,10 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
     replay = traced.at(batch_size)
     body: dict[str, Any] = {
         "buckets": replay.breakdown.as_json(),
+        "highest": {
+            bucket.value: {"bytes": one.size_bytes, "step": one.mark.step, "phase": one.mark.phase.value}
+            for bucket, one in replay.bucket_peaks.items()
+        },
         **picked(replay, "peak_allocated_bytes", "peak_reserved_bytes"),
         "device_used_bytes": traced.device_used_bytes(batch_size),
         "max_batch_size": known(traced.max_batch_size),

@@ -46,6 +46,14 @@ class Held:
     allocations: int
 
 
+@dataclass(frozen=True, slots=True)
+class BucketPeak:
+    """The most that one bucket holds at any moment of the steps; `mark`: the phase and step in which that is first."""
+
+    size_bytes: int
+    mark: Mark
+
+
 @dataclass(frozen=True)
 class Timeline:
     """A recorded run.
@@ -148,6 +156,28 @@ class Timeline:
             with_slack[other] += max(0, allocated_at[event] - sum(totals))
             found[event] = Breakdown(dict(zip(ALLOCATED_BUCKETS, with_slack, strict=True)))
         return found
+
+    def bucket_peaks(self) -> dict[Bucket, BucketPeak]:
+        """Return the most that each bucket holds at any moment from the first step on; empty for a run without steps.
+
+        The moments differ, so they sum to more than the allocated peak. A bucket that never holds anything is left out.
+        """
+        steps = [mark for mark in self.marks if mark.step]
+        if not steps:
+            return {}
+        totals = [0] * len(ALLOCATED_BUCKETS)
+        for number in self.events[: steps[0].event]:
+            index = abs(number) - 1
+            totals[self.buckets[index]] += rounded(self.sizes[index]) if number > 0 else -rounded(self.sizes[index])
+        highest = [BucketPeak(total, steps[0]) for total in totals]
+        for mark, end in zip(steps, [*(mark.event for mark in steps[1:]), len(self.events)], strict=True):
+            for number in self.events[mark.event : end]:
+                index = abs(number) - 1
+                bucket = self.buckets[index]
+                totals[bucket] += rounded(self.sizes[index]) if number > 0 else -rounded(self.sizes[index])
+                if totals[bucket] > highest[bucket].size_bytes:
+                    highest[bucket] = BucketPeak(totals[bucket], mark)
+        return {bucket: one for bucket, one in zip(ALLOCATED_BUCKETS, highest, strict=True) if one.size_bytes}
 
 
 class TimelineRecorder:
