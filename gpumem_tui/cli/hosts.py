@@ -226,7 +226,7 @@ def _say_who_is_away(fleet: Fleet, settings: Settings) -> None:
 def _tell(notifier: Notifier, statuses: Sequence[HostStatus]) -> None:
     from gpumem_tui.remote.status import alerts_of
 
-    for status in statuses:
+    for status in statuses if notifier.is_wanted else ():
         notifier.update(status.host.name, alerts_of(status, time.time()))
 
 

@@ -88,9 +88,14 @@ class Notifier:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether anybody is told."""
+        return bool(self.wanted.command) or self.show is not None
+
     def update(self, host: str, alerts: Iterable[Alert]) -> None:
         """Tell of those of a host's alerts that were not there before. Never waits."""
-        if not self.wanted.command and self.show is None:
+        if not self.is_wanted:
             return
         now = {alert.key: alert for alert in alerts if alert.severity in self._enough}
         begun, self._known[host] = now.keys() - self._known.get(host, set()), set(now)

@@ -153,11 +153,12 @@ def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = 
     )
 
 
-def stream(
+def stream(  # noqa: PLR0913 - named only, each with its default
     snapshots: Iterable[Snapshot],
     alerts: Alerts,
     *,
     as_json: bool,
+    changes_only: bool = False,
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
     notifier: Notifier | None = None,
@@ -166,11 +167,21 @@ def stream(
 
     As JSON it is an object a line, otherwise a line a GPU and one for each alert that begins.
 
+    Args:
+        changes_only: after the first object print what has changed (`changes_json`).
+
     Raises:
         RecordingError: the recording cannot go on.
     """
     output, say_once = Printer(as_json=as_json), Complaints().say
     known: set[tuple[str, str, AlertKind]] = set()
+    last: dict[str, Any] | None = None
+
+    def body(snapshot: Snapshot, current: Sequence[Alert], probes: ProbeReport) -> dict[str, Any]:
+        nonlocal last
+        before, last = last, snapshot_json(snapshot, current, probes)
+        return changes_json(before, last) if changes_only and before is not None else last
+
     for snapshot in snapshots:
         probes = ask(snapshot)
         current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
@@ -180,7 +191,7 @@ def stream(
         if recorder is not None:
             recorder.add(snapshot, current, probes)
         begun = [alert for alert in current if alert.key not in known]
-        output.show(body=partial(snapshot_json, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
+        output.show(body=partial(body, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
         known = {alert.key for alert in current}
 
 
@@ -223,6 +234,51 @@ def snapshot_json(
         users=[_user_json(each) for each in user_totals({snapshot.host.name: snapshot})],
         alerts=[_alert_json(alert) for alert in alerts],
     )
+
+
+def changes_json(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return what has changed from one reading to the next: the members of each object that have other values.
+
+    Objects in a list are told by their place, as ``{"gpus": {"0": {"power_w": 301.0}}}``, while as many are there as
+    before and each is of the same GPU or process; else the list is whole, and so is any other value. What a probe says
+    is told by its members, under "probe_changes". A reading that lacks a member is told whole.
+    """
+    changes = _changes(before, now)
+    return now if changes is None else {"schema": SCHEMA, "since": before["time_s"], "changes": changes}
+
+
+_NAMES = {"gpus": ("uuid", "index"), "instances": ("uuid",), "processes": ("pid", "instance", "kind", "start_time_s")}
+"""By what the objects in a list are told apart."""
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the members that have changed; None if one is gone."""
+    if before.keys() - now.keys():
+        return None
+    changed: dict[str, Any] = {}
+    for key, value in _members(before, now).items():
+        old, parts = before.get(key), None
+        if key in _NAMES and _are_same(key, old, value):
+            pairs = zip(old or (), value, strict=True)
+            found = {str(place): _changes(*pair) for place, pair in enumerate(pairs)}
+            parts = None if None in found.values() else {place: each for place, each in found.items() if each}
+        elif key == "host":
+            parts = _changes(old or {}, value)
+        elif key == "probe" and old and old.keys() <= value.keys():
+            key, parts = "probe_changes", _members(old, value)
+        changed[key] = value if parts is None else parts
+    return changed
+
+
+def _members(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the members that are new or have another value."""
+    return {name: value for name, value in now.items() if name not in before or value != before[name]}
+
+
+def _are_same(key: str, old: object, new: object) -> bool:
+    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
+        return False
+    return all(one.get(name) == other.get(name) for one, other in zip(old, new, strict=True) for name in _NAMES[key])
 
 
 def _unlisted_json(each: UnlistedProcess, said: Mapping[str, Any]) -> dict[str, Any]:

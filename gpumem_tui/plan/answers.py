@@ -24,7 +24,7 @@ from gpumem_tui.formula.predict import (
 from gpumem_tui.formula.recipe import Setup
 from gpumem_tui.formula.records import BF16_SINCE, as_run_on
 from gpumem_tui.formula.rows import FormulaRow, Moment
-from gpumem_tui.memory import Breakdown, Ledger, Range, Unknown
+from gpumem_tui.memory import Breakdown, Bucket, Ledger, Range, Unknown
 from gpumem_tui.plan.plan import Plan, Subject
 from gpumem_tui.run.events import Ready
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
@@ -188,6 +188,12 @@ class TracedAnswer:
         return self.traced.at(self.plan.batch_size).breakdown
 
     @cached_property
+    def highest(self) -> Mapping[Bucket, int]:
+        """The most that each bucket holds at any moment of a step; their moments differ."""
+        peaks = self.traced.at(self.plan.batch_size).bucket_peaks
+        return {bucket: one.size_bytes for bucket, one in peaks.items()}
+
+    @cached_property
     def peak_allocated_bytes(self) -> int:
         """The highest allocated bytes."""
         return self.traced.at(self.plan.batch_size).peak_allocated_bytes
@@ -294,7 +300,7 @@ class TracedAnswer:
             NotAffine: the trace cannot be carried over to the plan's batch size.
         """
         return (
-            self.breakdown, self.peak_allocated_bytes, self.peak_reserved_bytes, self.peak_phase,
+            self.breakdown, self.highest, self.peak_allocated_bytes, self.peak_reserved_bytes, self.peak_phase,
             self.device_used_bytes, self.device_used_range, self.free_range, self.unknowns, self.fit,
             self.max_batch_size, self.full_batch_size, self.may_fit_batch_size,
         )  # fmt: skip

@@ -40,7 +40,7 @@ class HostPrinter:
         """
         for status in statuses:
             report = status.report
-            now = (0.0 if report is None else report.snapshot.time_s, status.problem)
+            now = (0.0 if report is None else report.time_s, status.problem)
             if now == self._shown.get(status.host.name, (0.0, "")):
                 continue
             self._shown[status.host.name] = now

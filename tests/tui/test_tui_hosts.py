@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,17 +13,20 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, UnlistedProcess
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.remote.connection import Fleet
-from gpumem_tui.remote.decode import HostReport
+from gpumem_tui.remote.decode import HostReport, decoded
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.report import status_json
 from gpumem_tui.remote.ssh import NotSignalled
 from gpumem_tui.remote.status import HostPhase, HostStatus, jobs
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import SCREENS, GpuMemApp
 from gpumem_tui.tui.hosts.one import HostMonitor
+from gpumem_tui.tui.hosts.order import HostOrder
 from gpumem_tui.tui.hosts.rows import (
     HostsSort,
     HostsState,
@@ -228,6 +232,99 @@ def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_
     lines = said(processes_rows(state, listed_processes(state))(118, ""))
     assert ["slurm 1" in line for line in lines[::2]] == [True, False]
     assert ["slurm 2" in line for line in lines[::2]] == [False, True]
+
+
+# Sorted and filtered
+
+IDLE = replace(gpu(0, memory=memory(0), processes=()), utilization_percent=0, name="NVIDIA H100")
+
+
+def lab() -> HostsState:
+    """Three hosts: one of two GPUs of which one is free, a busy one with an alert, one that is away."""
+    owner = process(7, GIB).host
+    assert isinstance(owner, HostProcess)
+    of_bob = replace(process(7, 30 * GIB), host=replace(owner, user="bob", command="vllm serve"))
+    busy = replace(gpu(1, used_bytes=30 * GIB, processes=(of_bob,)), utilization_percent=40)
+    alert = Alert(Severity.WARNING, "GPU-0", AlertKind.NEAR_FULL, "GPU 0 is almost full", 0.0)
+    full = replace(gpu(0, used_bytes=79 * GIB), utilization_percent=100)
+    reports = {"a": HostReport(machine([IDLE, busy])), "b": HostReport(machine([full]), (alert,))}
+    hosts = [HostStatus(parse_host(name), HostPhase.LIVE, each, 100.0) for name, each in reports.items()]
+    return HostsState((*hosts, away(HostStatus(parse_host("c")), "silent")), now_s=100.0)
+
+
+def as_lines(state: HostsState) -> HostsState:
+    """The same as it comes over ssh."""
+    told = [
+        status if status.report is None
+        else replace(status, report=decoded(json.dumps(status_json(status)).encode()))
+        for status in state.statuses
+    ]  # fmt: skip
+    return replace(state, statuses=tuple(told))
+
+
+def names(state: HostsState) -> str:
+    return "".join(status.host.name for status in state.listed)
+
+
+@pytest.mark.parametrize("told", [lab(), as_lines(lab())], ids=["recorded", "live"])
+@pytest.mark.parametrize(
+    ("order", "expected", "reversed_"),
+    [
+        (HostOrder.NAMED, "abc", "cba"),
+        (HostOrder.FREE, "abc", "bac"),
+        (HostOrder.USE, "bac", "abc"),
+        (HostOrder.ALERT, "cba", "abc"),
+        (HostOrder.USER, "bac", "abc"),
+        (HostOrder.MODEL, "bac", "abc"),
+    ],
+)
+def test_hosts_are_sorted_by_each_column_and_what_is_unknown_is_last(
+    told: HostsState, order: HostOrder, expected: str, reversed_: str
+) -> None:
+    state = replace(told, order=order)
+    assert names(state) == expected
+    assert names(replace(state, order_reverse=True)) == reversed_
+    (heading, _), *_ = hosts_heading(state, 120)
+    assert (f"▾{order.value}" in heading or f"▴{order.value}" in heading) == (order is not HostOrder.NAMED)
+
+
+@pytest.mark.parametrize("told", [lab(), as_lines(lab())], ids=["recorded", "live"])
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("free", "a"), ("free>=2", ""), ("free<1", "b"), ("free>=60GiB", "a"), ("free>", "abc"), ("use<50", "a"),
+        ("use>=50%", "b"), ("alert", "bc"), ("user=bob", "a"), ("user:BOB use<90", "a"), ("user=nobody", ""),
+        ("model=h100", "a"), ("h100", "a"), ("vllm", "a"), ("b", "ab"), ("train.py model=h100", ""), ("free>=x", ""),
+    ],
+)  # fmt: skip
+def test_hosts_are_filtered_by_what_is_free_in_use_the_matter_by_user_and_model(
+    told: HostsState, typed: str, expected: str
+) -> None:
+    state = replace(told, filter=typed)
+    assert names(state) == expected
+    header = "".join(text for text, _ in hosts_header(state, 118, []))
+    assert f"3 hosts · {len(expected)} shown" in header
+    assert {each.host_name for each in listed_processes(state)} <= set(expected)
+
+
+def test_a_user_is_whose_processes_are_listed_and_a_condition_that_says_nothing_is_named() -> None:
+    state = replace(lab(), filter="user=bob")
+    assert [each.user for each in listed_processes(state)] == ["bob"]
+    (row,) = said(hosts_rows(replace(state, filter="free>=x"))(100, ""))
+    assert row.strip().startswith("free>=x: free GPUs are meant")
+    (row,) = said(hosts_rows(replace(state, filter="model=zz"))(100, ""))
+    assert "no host matches “model=zz”" in row
+
+
+def test_users_and_models_have_columns_where_there_is_room() -> None:
+    wide, narrow = (hosts_heading(lab(), width)[0][0] for width in (160, 100))
+    assert "MODEL" in wide
+    assert "USERS" in wide
+    assert "MODEL" not in narrow
+    assert "bob" in said(hosts_rows(lab())(160, ""))[0]
+    by_user = replace(lab(), order=HostOrder.USER)
+    assert "▴USERS" in hosts_heading(by_user, 78)[0][0]
+    assert "bob" in lines(by_user, 78)[1]
 
 
 # What is done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,9 @@ _ENDINGS: dict[Ending, tuple[str, str]] = {
     "terminate": ("Terminate", "It is asked to end (SIGTERM) and may still save its state."),
     "kill": ("Kill", "It ends at once (SIGKILL). What it has not saved is lost."),
 }
+_SHARE = 0.15
+"""Of the screen's thread that looking at what comes in may take; then it is looked less often."""
+_LONGEST_S = 1.0
 SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other way round"
 UNFILTER = "List all processes again"
 USERS = "Totals by user: memory, GPUs, processes"
@@ -105,9 +109,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         while True:
             await self._news.wait()
             self._news.clear()
+            began_s = time.thread_time()
             try:
                 if self.look():
-                    await asyncio.sleep(self.SHORTEST_S)
+                    looked_s = time.thread_time() - began_s
+                    await asyncio.sleep(min(max(self.SHORTEST_S, looked_s / _SHARE), _LONGEST_S))
             except Exception as error:  # noqa: BLE001  one picture is lost, not all that come
                 report_error(self.app, error)
                 await asyncio.sleep(self.SHORTEST_S)
@@ -164,6 +170,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         self._enter(replace(self._state, **flipped))
 
     # Who is told
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether anybody is told."""
+        return self.notifier is not None and self.notifier.is_wanted
 
     def tell(self, host: str, alerts: Sequence[Alert]) -> None:
         """Tell of alerts that have just begun on a host."""
