@@ -258,6 +258,17 @@ def layers_line(traced: Traced) -> str:
     return f"traced with {counts} such layers: each adds the same to the step, and the last count confirms it"
 
 
+def parts_lines(traced: Traced, batch_size: int) -> Iterator[str]:
+    """Yield what a bucket consists of at the peak, where it has named parts, and what frozen weights could save."""
+    found = traced.parts(batch_size)
+    for bucket in ALLOCATED_BUCKETS:
+        parts = [f"{format_bytes(size_bytes)} {part}" for of, part, size_bytes in found if of is bucket]
+        if parts:
+            yield f"{bucket.title}: {', '.join(parts)}"
+    if saving_bytes := traced.frozen_saving_bytes(batch_size):
+        yield f"frozen weights of 32 bits would take {format_bytes(saving_bytes)} less in 16 bits (.to(torch.bfloat16))"
+
+
 def assumed_lines(traced: Traced) -> list[str]:
     """Return the operators whose scratch is counted as none: a line for each that takes some, one for all others."""
     examined = [entry for entry in traced.done.assumed if entry[2] != NOT_EXAMINED]
@@ -335,6 +346,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
         layers_line(traced),
     )
     yield from filter(None, lines)
+    yield from parts_lines(traced, batch_size)
     yield from assumed_lines(traced)
     yield from traced.done.notes
 
@@ -438,7 +450,7 @@ def _moment_json(replay: Replay) -> dict[str, Any] | None:
     if replay.peak_moment is None:
         return None
     mark, site = replay.peak_moment
-    return {"step": mark.step, "phase": mark.phase.value, **asdict(site)}
+    return {"step": mark.step, "phase": mark.phase.value, **picked(site, "operator", "module", "source", "function")}
 
 
 def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
@@ -499,9 +511,14 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
              "buckets": p.breakdown.as_json()}
             for p in replay.phases
         ],
+        "frozen_saving_bytes": traced.frozen_saving_bytes(batch_size),
+        "parts": [
+            {"bucket": bucket.value, "part": part, "bytes": size_bytes}
+            for bucket, part, size_bytes in traced.parts(batch_size)
+        ],
         "composition": [
             {"bucket": held.bucket.value, **picked(held.site, "module", "operator", "source"),
-             "bytes": held.size_bytes, "allocations": held.allocations}
+             "bytes": held.size_bytes, "allocations": held.allocations, "part": held.site.part or None}
             for held in traced.held_at_peak(batch_size)
         ],
     }  # fmt: skip

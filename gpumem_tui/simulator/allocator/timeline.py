@@ -189,6 +189,7 @@ class TimelineRecorder:
         self._born_in: list[int] = []
         self._recomputed: list[bool] = []
         self._tags: dict[int, Bucket] = {}
+        self._parts: dict[int, str] = {}
         self._marks: list[Mark] = []
         self._end: int | None = None
         self._sites: list[int] = []
@@ -262,6 +263,8 @@ class TimelineRecorder:
             self._computed_sizes[number] = self._computed_sizes[source]
         if source in self._tags:
             self._tags[number] = self._tags[source]
+        if source in self._parts:
+            self._parts[number] = self._parts[source]
         if source in self._streams:
             self._streams[number] = self._streams[source]
         return number
@@ -292,9 +295,10 @@ class TimelineRecorder:
         """State that the run is in `phase` of `step` from here on."""
         self._marks.append(Mark(len(self._events), step, phase))
 
-    def tag(self, number: int, bucket: Bucket) -> None:
-        """Say what an allocation is. Later calls for the same one change nothing."""
-        self._tags.setdefault(number, bucket)
+    def tag(self, number: int, bucket: Bucket, part: str = "") -> None:
+        """Say what an allocation is, and which part of that. Later calls for the same one change nothing."""
+        if self._tags.setdefault(number, bucket) is bucket and part:
+            self._parts.setdefault(number, part)
 
     def came_from_host(self, number: int) -> None:
         """State that an allocation holds what the program copied to the device: data, unless it is tagged."""
@@ -334,13 +338,21 @@ class TimelineRecorder:
             sizes=tuple(self._sizes),
             buckets=tuple(buckets),
             marks=tuple(self._marks),
-            sites=tuple(self._sites),
+            sites=self._sites_with_parts(),
             site_table=tuple(self._site_numbers),
             computed=tuple(self._computed_sizes.items()),
             emptied=tuple(self._emptied),
             streams=tuple(self.stream_of(number) for number in range(1, len(self._sizes) + 1)) if self._streams else (),
             completions=(*self._completions, *((len(self._events), number) for number in sorted(self._pending))),
         )
+
+    def _sites_with_parts(self) -> tuple[int, ...]:
+        """Return by allocation the number of its place, which names its part as well."""
+        sites, table = list(self._sites), tuple(self._site_numbers)
+        for number, part in self._parts.items():
+            site = replace(table[sites[number - 1]], part=part)
+            sites[number - 1] = self._site_numbers.setdefault(site, len(self._site_numbers))
+        return tuple(sites)
 
     def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:
         """Return by allocation the number of the mark in whose phase it was released."""
