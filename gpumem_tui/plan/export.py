@@ -28,7 +28,7 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
-from gpumem_tui.plan.recommended import Known, plan_answer, recommended, untraced
+from gpumem_tui.plan.recommended import Known, plan_answer, recommended, trace_by, untraced
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -118,7 +118,7 @@ def plan_json(
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     command = command_line(plan)
     return {
         **body,
