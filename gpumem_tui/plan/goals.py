@@ -22,7 +22,8 @@ class Goals:
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
-        price: of one GPU for an hour, in any currency; None for not said.
+        price: of the plan's GPU for an hour, in any currency; None for not said.
+        prices: by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
         reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
@@ -36,6 +37,7 @@ class Goals:
     reference_batch: int | None = None
     reference_rate: float | None = None
     norms: tuple[MeasuredNorm, ...] = ()
+    prices: tuple[tuple[str, float], ...] = ()
 
     @property
     def noise(self) -> NoiseScale | None:
@@ -83,5 +85,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 AT_ONE_SIZE: frozenset[Quantity] = frozenset({"seq-len", "gpus"})
 """Those that traces of the plan's own batch size alone answer."""
 
-TRACE_LIMIT_S = 45.0
-"""So long are traces waited for without a screen, unless told otherwise: the formula answers at once."""
+MOST_TRACES = 12
+"""So many are made without a screen, the likeliest first: what is answered must not depend on how fast a machine is."""
+TRACE_LIMIT_S = 600.0
+"""So long are they waited for at most, unless told otherwise: then the formula answers."""

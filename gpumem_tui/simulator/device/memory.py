@@ -18,6 +18,7 @@ from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Taken, size_
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.deferred import Deferred
 from gpumem_tui.simulator.device.kernels import Evaluation, evaluation
+from gpumem_tui.simulator.device.kinds import fake_device_of
 from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.device.streams import SimulatedStream
 from gpumem_tui.simulator.device.values import Uniform, Unwritten
@@ -255,5 +256,5 @@ def _is_of_host(args: Iterable[Any]) -> bool:
 
 def is_here(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies on the simulated device."""
-    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    device = fake_device_of(tensor) or tensor.device
     return device.type == DEVICE_TYPE

@@ -27,7 +27,15 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
-from gpumem_tui.simulator.device.kinds import SPARSE_PRODUCT, HostConverter, SparseTensors, nested_length
+from gpumem_tui.simulator.device.kinds import (
+    SPARSE_PRODUCT,
+    HostConverter,
+    SparseTensors,
+    as_fakes,
+    is_without_data,
+    nested_length,
+    parameters_among,
+)
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
@@ -148,6 +156,7 @@ class DeviceMode(FakeTensorMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
+        parameters = parameters_among((*args, *kwargs.values()) if kwargs else args)
         if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
             return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
         if func in _CUTS:
@@ -161,19 +170,23 @@ class DeviceMode(FakeTensorMode):
             return True
         if device is not None and device.type == "meta" and not self.is_dispatching:
             return func(*_on_meta(args), **kwargs)
-        if not _concerns_device(types, kwargs):
+        if not parameters and not _concerns_device(types, kwargs):
             if func is _LIFT_FRESH:
                 return args[0]  # as it does, without the way there: data loaders ask it of every array
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
                 return _fake_dispatch(self, func, types, args, kwargs)
-            if func in host.MAKERS and host.ends_on_device(func, args, kwargs):
+            if func in host.ALL_MAKERS and host.ends_on_device(func, args, kwargs):
                 with self._turn:
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
         with self._turn:
             self._in_turn = threading.get_ident()
-            return self._follow(func, types, args, kwargs, sys._getframe().f_back)
+            caller = sys._getframe().f_back
+            if not parameters:
+                return self._follow(func, types, args, kwargs, caller)
+            with as_fakes(parameters):
+                return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
 
     def _follow(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
@@ -200,6 +213,8 @@ class DeviceMode(FakeTensorMode):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and host.is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
+            if host.is_offloaded(args[0]):
+                return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and attention.adds_in_place():
             return self._added_in_place(args, kwargs)
@@ -436,7 +451,7 @@ def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments, with a tensor of the meta device for each that has no data."""
 
     def placed(value: Any) -> Any:
-        if not isinstance(value, FakeTensor):
+        if not is_without_data(value):
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
