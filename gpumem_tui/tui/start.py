@@ -272,6 +272,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
     """Return what a Monitor is made of besides its source."""
     from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.history import History
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.watch.live import LiveProbes
 
     probes = LiveProbes() if is_here else None
@@ -285,6 +286,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "bell": settings.bell,
         "mine": settings.mine,
         "probes": probes,
+        "notifier": Notifier(settings.notify) if is_here else None,
     }
 
 
