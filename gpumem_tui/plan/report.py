@@ -36,7 +36,7 @@ from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.judgement import Judgement, judgements, span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, untraced
+from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, trace_by, untraced
 from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
@@ -181,8 +181,8 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     """
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
     best = recommended(plan, by_trace, known)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
     layers = report.layers_line(traced) if isinstance(traced, Traced) else ""
     command = command_line(plan)

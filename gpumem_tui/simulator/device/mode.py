@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -52,6 +53,7 @@ from gpumem_tui.simulator.device.shapes import (
 )
 from gpumem_tui.simulator.device.values import UnknownValue, Values
 from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.sites import is_own
 
 _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
@@ -78,6 +80,9 @@ _CUTS = frozenset((_SPLIT, _SLICE))
 _LEAST_ROWS, _MOST_ROWS = 4, 1024
 """Operators by which a step cuts its batch into parts, and rows of a part. Smaller parts are seen at the batch sizes
 that are traced anyway; a larger one would take a batch of twice as many, out of a program's own data."""
+
+_DETECTORS = ("ultralytics.",)
+"""Libraries that look for the anchors which their loss counts with what the model predicts of them."""
 
 _fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
 _fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
@@ -201,7 +206,7 @@ class DeviceMode(FakeTensorMode):
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
-        if func._opname in _COMPOSED:
+        if func._opname in _COMPOSED or (torch.is_inference_mode_enabled() and _is_composed(func)):
             with self:
                 return func.decompose(*args, **kwargs)
         if self._sparse.concern(func, args):
@@ -375,6 +380,19 @@ class DeviceMode(FakeTensorMode):
         if is_unique(func) and not args[0].is_floating_point() and _is_checked():
             self._assumed_rows.used[f"{line}: values that are checked are taken as valid, and as one"] = None
             return 0.5 / max(1.0, float(args[0].numel()))  # one, as rows are rounded up
+        if (
+            func is _NONZERO
+            and torch.is_inference_mode_enabled()
+            and (reads := self.values.reads_as(args[0])) is not None
+        ):
+            truth = "true" if reads else "false"
+            self._assumed_rows.used[f"{line}: values compared on the GPU in inference mode are taken as {truth}"] = None
+            return float(reads)
+        if func is _NONZERO and not args[0].is_floating_point() and _caller().startswith(_DETECTORS):
+            self._assumed_rows.used[
+                f"{line}: every anchor is taken as one that the loss counts, the most there can be"
+            ] = None
+            return 1.0
         return None
 
     def _shaped_as(self, known: Any) -> Any:
@@ -447,6 +465,14 @@ def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:
     return device is not None and torch.device(device).type == DEVICE_TYPE
 
 
+@lru_cache(None)
+def _is_composed(func: Any) -> bool:
+    """Return whether an operator is made of others alone; in inference mode torch does not take it apart itself."""
+    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
 def _is_checked() -> bool:
     """Return whether the program checks values: whether a function whose name says so asks for them."""
     frame: FrameType | None = sys._getframe(1)
@@ -455,6 +481,14 @@ def _is_checked() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _caller() -> str:
+    """Return the name of the module whose code asks for an operator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")) if frame is not None else ""
 
 
 def _rows_asked_for(func: Any, args: tuple[Any, ...]) -> int:
