@@ -131,8 +131,20 @@ def _model_is_replaced_while_its_loss_lives(training: Training) -> None:
         training.optimizer.step()
 
 
+def _leaf_within_the_graph(training: Training) -> None:
+    """Do as PEFT's `enable_input_require_grads`: what a frozen table gives, and its gradient, live as the graph does."""
+    training.model.head.weight = nn.Parameter(training.model.head.weight.detach().clone())
+    training.model.table.requires_grad_(False)
+    training.model.table.register_forward_hook(lambda _module, _args, found: found.requires_grad_(True))
+    for _ in range(2):
+        training.accumulate(8)
+        for _ in range(8):  # the graph is gone before the next call
+            training.loss(*training.batch(2)).backward()
+
+
 LOOPS: list[Loop] = [
     _evaluation_and_accumulation, _graph_is_dropped, _two_calls_in_one_backward, _sizes_change, _everything_is_kept,
+    _leaf_within_the_graph,
 ]  # fmt: skip
 
 
@@ -159,6 +171,12 @@ def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast:
     assert found.sizes == expected.sizes
     assert found.events == expected.events
     assert found.buckets == expected.buckets
+
+
+def test_a_leaf_within_the_graph_keeps_nothing_from_being_answered() -> None:
+    _, often = _run(_leaf_within_the_graph, None, answers=False)
+    _, seldom = _run(_leaf_within_the_graph, None, answers=True)
+    assert seldom < often / 2
 
 
 @pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])

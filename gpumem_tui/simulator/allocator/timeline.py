@@ -184,6 +184,15 @@ class TimelineRecorder:
         """Return the events from one position to another, as in `Timeline.events`."""
         return self._events[start:end]
 
+    def releases_around(self, position: int, least: int) -> list[int]:
+        """Return what is released right before and after a position, from `least` on, with nothing made between."""
+        start = end = position
+        while start > least and self._events[start - 1] < 0:
+            start -= 1
+        while end < len(self._events) and self._events[end] < 0:
+            end += 1
+        return [-event for event in self._events[start:end]]
+
     def size_bytes(self, number: int) -> int:
         """Return what an allocation asked for."""
         return self._sizes[number - 1]
