@@ -62,6 +62,8 @@ class Timeline:
         streams: the stream in whose pool allocation i is, 0 for the default one; empty if all are there.
         completions: (event, allocation) in order, for allocations that other streams use when they are released
             (`Tensor.record_stream`): before which event these are done with it. Until then its memory serves nobody.
+        folds: of marks, from one to before another, how often more they followed each other alike before what follows;
+            these rounds are left out (see `folding`).
     """
 
     events: tuple[int, ...]
@@ -74,6 +76,7 @@ class Timeline:
     emptied: tuple[int, ...] = ()
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
+    folds: tuple[tuple[int, int, int], ...] = ()
 
     def stream_of(self, number: int) -> int:
         """Return the stream in whose pool an allocation is."""

@@ -59,7 +59,6 @@ class Answers:
         self._attributes: dict[str, Any] = {}
         """What a fresh fake tensor of this mode has in its dictionary."""
 
-
     @cached_property
     def _device(self) -> torch.device:
         """The device, made once its type is registered with torch."""
@@ -175,7 +174,7 @@ class Answers:
             return self.on_device(elem)
 
     def on_device(self, elem: torch.Tensor) -> torch.Tensor:
-        """Make a tensor on the device of one without data, as `FakeTensor` does, which looks at both again each time."""
+        """Make a tensor on the device of one without data, as `FakeTensor` does, which looks at both each time."""
         if not self._attributes:
             template = FakeTensor(self._mode, elem, self._device)
             self._attributes.update(vars(template))

@@ -163,6 +163,7 @@ class Repeats:
         pattern = self._known.get(key)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
+            self._gpu.begin_round()
             self._called(module)
             return self._repeat(pattern, tensors, module)
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
