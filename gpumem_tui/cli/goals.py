@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpumem_tui.cli.parameters import TOKENS
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
-from gpumem_tui.options.typed import norm_from, tokens_from
+from gpumem_tui.options.typed import norm_from
 from gpumem_tui.report.output import Printer
+from gpumem_tui.settings import load
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.goals import Goals
@@ -20,12 +22,16 @@ _NORM = Typed("norm", norm_from)
 
 GOAL_OPTIONS = [
     click.option(
-        "--tokens", type=Typed("tokens", tokens_from),
+        "--tokens", type=TOKENS,
         help="To train on, e.g. 2B: says hours, and with --price the cost.",
     ),
     click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in any currency."),
     click.option(
         "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
+    ),
+    click.option(
+        "--node-gpus", type=AT_LEAST_ONE, default=8, show_default=True,
+        help="GPUs of one machine: --solve gpus answers in whole machines beyond one.",
     ),
     click.option("--reference-batch", type=AT_LEAST_ONE, help="A global batch whose learning rate you know."),
     click.option("--reference-rate", type=Finite(min=0, min_open=True), help="That learning rate."),
@@ -37,10 +43,17 @@ GOAL_OPTIONS = [
 
 
 def goals_from(values: dict[str, Any]) -> Goals:
-    """Take what was typed of `GOAL_OPTIONS` out of `values`; `Goals.check` says whether it can be."""
+    """Take what was typed of `GOAL_OPTIONS` out of `values`, with the prices of the user's settings.
+
+    `Goals.check` says whether it can be.
+
+    Raises:
+        SettingsError: the settings cannot be read.
+    """
     from gpumem_tui.plan.goals import Goals
 
-    return Goals(**{field.name: values.pop(field.name) for field in fields(Goals)})
+    given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
+    return Goals(**given, prices=load().prices)
 
 
 def refuse_goals(goals: Goals) -> None:
@@ -52,7 +65,7 @@ def refuse_goals(goals: Goals) -> None:
     from gpumem_tui.plan.goals import Goals
 
     for field in fields(Goals):
-        if getattr(goals, field.name) != field.default:
+        if field.name != "prices" and getattr(goals, field.name) != field.default:
             option = "gradient-norm" if field.name == "norms" else field.name.replace("_", "-")
             raise click.UsageError(f"--{option}: is for models with a closed form; leave it out")
 
@@ -82,7 +95,8 @@ def noise_scale_command(norms: tuple[MeasuredNorm, ...], as_json: bool) -> int:
             "batches": rows,
         },
         lines=lambda: [
-            f"gradient noise scale: {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) "
+            f"critical batch: about {found.batch_size:,.3g} samples, or tokens if the batches were in tokens",
+            f"gradient noise scale {found.batch_size:,.4g}, of |G|² {found.squared_gradient:.4g} and tr(Σ) "
             f"{found.noise:.4g}",
             "batch     steps of the fewest   examples of the fewest",
             *(f"{row['batch_size']:<10,.4g}{row['steps']:<22.2f}{row['examples']:.2f}" for row in rows),

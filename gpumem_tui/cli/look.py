@@ -33,7 +33,7 @@ def _options() -> list[Any]:
     def holder() -> None:
         """Hold the options."""
 
-    unused = {"timeout_s", "share", "headroom", "target_batch", "limit_bytes"}
+    unused = {"timeout_s", "share", "headroom", "target_batch", "target_tokens", "limit_bytes"}
     return [option for option in reversed(holder.__click_params__) if option.name not in unused]  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ import click
 
 from gpumem_tui.cli.types import Decorator, Finite, Typed, Whole
 from gpumem_tui.options.table import DEVICE, WORKLOAD, OptionRow
-from gpumem_tui.options.typed import rows_from, size_from
+from gpumem_tui.options.typed import rows_from, size_from, tokens_from
 
 if TYPE_CHECKING:
     from gpumem_tui.options.configuration import Options
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _COMMAND = "gpumem_tui.command"
 SIZE = Typed("size", size_from)
+TOKENS = Typed("tokens", tokens_from)
 _ROWS = Typed("rows", rows_from)
 
 
@@ -48,6 +49,8 @@ def _type_of(option: OptionRow) -> click.ParamType[Any]:
             return Finite(option.low, option.high, max_open=option.high_open)
         case "size":
             return SIZE
+        case "tokens":
+            return TOKENS
         case "rows":
             return _ROWS
         case _:

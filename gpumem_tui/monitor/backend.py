@@ -57,6 +57,9 @@ class Identity:
         compute_capability: (8, 0) for sm_80; only CUDA devices have one.
         integrated: its memory is the host's, as far as the vendor's tables tell.
         holds_virtual_machines: memory that no process accounts for may be theirs.
+        partition: how the GPU is divided that this is a part of, and which part, as the vendor's tool calls it, where
+            each part is a GPU of its own ("CPX/NPS4 3"); empty for a whole one.
+        runtime_index: its number in the vendor's runtime, where that counts in another order than the driver.
     """
 
     uuid: str
@@ -65,6 +68,8 @@ class Identity:
     compute_capability: Reading[tuple[int, int]] = NOT_CUDA
     integrated: bool = False
     holds_virtual_machines: bool = False
+    partition: str = ""
+    runtime_index: Reading[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,7 @@ class Vendor:
         brand: "NVIDIA"; `product_words` are what its products' names begin with, which short names leave out.
         driver: what a user calls the driver, "NVIDIA driver"; `library` its library, "NVML".
         runtime: what programs are compiled for, "CUDA"; `tool` what prints the driver's state, "nvidia-smi".
+        visible: the variable that holds the indices of the GPUs that a program of this runtime sees.
         open: makes a backend, for the thread that calls it; the argument is the folder of the kernel's own files,
             ``/proc``. It loads the vendor's library: not at a program's start.
         no_driver: how a snapshot's `problem` begins where this machine has no such driver, `not_loaded` where it is
@@ -219,6 +225,7 @@ class Vendor:
     library: str
     runtime: str
     tool: str
+    visible: str = "CUDA_VISIBLE_DEVICES"
     open: Callable[[Path], GpuBackend]
     no_driver: str
     not_loaded: str

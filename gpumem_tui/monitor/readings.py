@@ -92,7 +92,9 @@ class Telemetry:
     power_w: Reading[float] = _entry("Power drawn by the board", Pace.EACH_TIME, ReadingMetric("power_watts"))
     power_limit_w: Reading[float] = _entry("Power it may draw at most", Pace.RARE, ReadingMetric("power_limit_watts"))
     temperature_c: Reading[int] = _entry("Temperature of the chip", Pace.SLOW, ReadingMetric("temperature_celsius"))
-    temperature_limit_c: Reading[int] = _entry("Temperature at which the clocks are lowered", Pace.RARE)
+    temperature_limit_c: Reading[int] = _entry(
+        "Temperature at which the clocks are lowered", Pace.RARE, ReadingMetric("temperature_limit_celsius")
+    )
     fan_percent: Reading[int] = _entry("Fan speed", Pace.SLOWER, ReadingMetric("fan_ratio", 0.01))
     sm_clock_mhz: Reading[int] = _entry(
         "Clock of the streaming multiprocessors", Pace.SLOW, ReadingMetric("sm_clock_hertz", 1e6)
@@ -107,6 +109,19 @@ class Telemetry:
     )
     pcie_tx_bytes_per_s: Reading[int] = _entry(
         "PCIe traffic from the GPU", Pace.SLOWER, ReadingMetric("pcie_transmit_bytes_per_second")
+    )
+    nvlink_rx_bytes: Reading[int] = _entry(
+        "Data that came over its NVLinks since the driver was loaded",
+        Pace.SLOW, ReadingMetric("nvlink_receive_bytes", counter=True),
+    )  # fmt: skip
+    nvlink_tx_bytes: Reading[int] = _entry(
+        "Data that went over its NVLinks since the driver was loaded",
+        Pace.SLOW, ReadingMetric("nvlink_transmit_bytes", counter=True),
+    )  # fmt: skip
+    nvlink_rx_bytes_per_s: Reading[int] = _entry("NVLink traffic to the GPU between the last two looks", Pace.SLOW)
+    nvlink_tx_bytes_per_s: Reading[int] = _entry("NVLink traffic from the GPU between the last two looks", Pace.SLOW)
+    energy_j: Reading[float] = _entry(
+        "Energy drawn since the driver was loaded", Pace.SLOW, ReadingMetric("energy_joules", counter=True)
     )
     ecc_corrected: Reading[int] = _entry(
         "Memory errors that were corrected since the driver was loaded",

@@ -41,12 +41,34 @@ class Options(SearchTerms):
         gpu: an index, a UUID or ``sim:NAME``; None for the first free one.
         share: use a GPU that others use.
         python: the interpreter that has torch; None for this one.
+        target_tokens: `target_batch` in tokens; None for none.
     """
 
     trained: WorkloadOptions = field(default_factory=WorkloadOptions)
     gpu: str | None = None
     share: bool = False
     python: str | None = None
+    target_tokens: int | None = None
+
+    def terms_of(self, workload: WorkloadSpec) -> dict[str, Any]:
+        """Return how the workload is to be searched, by name, with a target in tokens as the nearest in samples.
+
+        Raises:
+            OptionError: a target in tokens of what has no sequence that is known, or in samples too.
+        """
+        if self.target_tokens is None:
+            return self.search_terms
+        if self.target_batch is not None:
+            raise OptionError("--target-tokens and --target-batch: give only one of them")
+        length = 0 if workload.shape is None else workload.shape.seq_len
+        if not length:
+            why = (
+                f"{workload.name} has no tokens"
+                if workload.shape
+                else f"tokens of a sample of {workload.name} are not known"
+            )
+            raise OptionError(f"--target-tokens: {why}; give --target-batch, in samples")
+        return {**self.search_terms, "target_batch": max(1, round(self.target_tokens / length))}
 
 
 def asked_by(values: Mapping[str, object]) -> Options:
@@ -101,7 +123,7 @@ def configure(options: Options) -> SearchConfig:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
-    terms = {**options.search_terms, "limit_bytes": limit_bytes}
+    terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}
     return SearchConfig(workload, device, python, allocator_settings(), **terms)
 
 

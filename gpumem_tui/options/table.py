@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import SHARDING_ALIASES, Recipe
-from gpumem_tui.options.typed import rows_from, rows_text, size_from, size_text
+from gpumem_tui.options.typed import rows_from, rows_text, size_from, size_text, tokens_from
 from gpumem_tui.search import strategy
 
 if sys.version_info >= (3, 11):
@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Holds = Literal["text", "choice", "count", "number", "size", "flag", "rows"]
+Holds = Literal["text", "choice", "count", "number", "size", "tokens", "flag", "rows"]
 Group = Literal["workload", "shape", "recipe", "command", "device", "search", "host"]
 Trained = Literal["model", "config", "file", "command"]
 NETWORKS: tuple[Trained, ...] = ("model", "config")
@@ -40,7 +40,7 @@ class OptionRow:
         name: of the field that it sets, of click's parameter, and of the form's field.
         group: ``shape``, ``recipe`` and ``workload`` say what is trained, ``device`` on what it runs, ``host`` where.
         holds: a ``text``, one word of several (``choice``), a whole number (``count``), a ``number``, bytes (``size``),
-            yes or no (``flag``), or several shares of rows (``rows``).
+            ``tokens``, yes or no (``flag``), or several shares of rows (``rows``).
         help: what `--help` says.
         flag: as it is typed; ``--`` and the name where none is given.
         default: what it is where nothing is said.
@@ -86,6 +86,8 @@ class OptionRow:
             match self.holds:
                 case "size":
                     return size_from(text)
+                case "tokens":
+                    return tokens_from(text)
                 case "rows":
                     return tuple(rows_from(word) for word in text.split())
                 case "flag":

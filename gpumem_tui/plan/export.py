@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -28,8 +30,8 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
-from gpumem_tui.plan.recommended import Known, plan_answer, recommended, untraced
-from gpumem_tui.plan.speed import rate, run, throughput
+from gpumem_tui.plan.recommended import Known, plan_answer, recommended, trace_by, untraced
+from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
 from gpumem_tui.search import report
@@ -59,7 +61,9 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--target-batch", str(plan.target_batch)]
     for extra in sorted(plan.extras):
         words += ["--extra", extra]
-    goals = ((field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name != "norms")
+    goals = (
+        (field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name not in ("norms", "prices")
+    )
     words += _options((field.name, value) for field, value in goals if value != field.default)
     for one in plan.goals.norms:
         words += ["--gradient-norm", f"{one.batch_size}={one.norm!r}"]
@@ -116,11 +120,11 @@ def plan_json(
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     command = command_line(plan)
     return {
         **body,
-        "answer": plan_answer(now, by_trace, best, network),
+        "answer": plan_answer(now, by_trace, best, on_gpus, network),
         **_verdict_json(now, by_trace),
         "accumulation": {
             **report.accumulation_json(now.accumulation),
@@ -130,7 +134,7 @@ def plan_json(
         "speed": _speed_json(plan),
         "run": _run_json(plan),
         "notes": list(lacking(plan)),
-        "gpus": [_largest_json(row) for row in on_gpus],
+        "gpus": [_largest_json(row, plan) for row in on_gpus],
         "techniques": [picked(technique, *_TECHNIQUE_KEYS) for technique in judged.helping],
         "not_applicable": [picked(entry, "name", "reason") for entry in judged.not_applicable],
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
@@ -139,6 +143,24 @@ def plan_json(
         "judgements": [asdict(judgement) for judgement in judgements(plan, (), largest)],
         "command": command if isinstance(command, str) else None,
     }
+
+
+def plan_csv(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
+    """Return every point of the plan's curves as CSV, a line a point; the largest batches of every GPU are one of them.
+
+    Args:
+        traced, known: as of `plan_json`.
+    """
+    by_trace = traced if isinstance(traced, Traced) else None
+    text = io.StringIO()
+    sheet = csv.writer(text, lineterminator="\n")
+    sheet.writerow(("curve", "line", "x", "x_is", "name", "y", "y_is"))
+    for curve in all_curves(plan, traced, largest_by_gpu(plan, by_trace, trace_by(known))):
+        for series in curve.series:
+            names = series.names or ("",) * len(series.points)
+            for (x, y), name in zip(series.points, names, strict=True):
+                sheet.writerow((curve.key, series.name, f"{x:g}", curve.x_label, name, f"{y:g}", curve.y_label))
+    return text.getvalue()
 
 
 _TECHNIQUE_KEYS = (
@@ -182,6 +204,7 @@ def limit_json(plan: Plan, found: Limit) -> dict[str, Any]:
         "beyond": found.beyond,
         "formula": found.formula,
         "note": found.note or None,
+        "lift": None if found.lift is None else _combination_json(found.lift, Unknown("by formula")),
         "model": plan.shape.name,
         "gpu": plan.gpu.name,
         "headroom": plan.headroom,
@@ -201,13 +224,16 @@ def _verdict_json(now: Answer, by_trace: TracedAnswer | Unknown) -> dict[str, An
     }
 
 
-def _largest_json(row: LargestOnGpu) -> dict[str, Any]:
+def _largest_json(row: LargestOnGpu, plan: Plan) -> dict[str, Any]:
+    cost = cost_of(plan, row.gpu)
     return {
         **picked(row.gpu, "name", "title", "total_bytes"),
         "formula_max_batch_size": row.formula,
         "traced_max_batch_size": known(row.traced),
         "unavailable": reason_of(row.traced),
         "same_architecture": row.same_architecture,
+        "cost_per_million": None if isinstance(cost, Unknown) else list(cost.per_million),
+        "price_per_hour": None if isinstance(cost, Unknown) else asdict(cost.price),
         "notes": list(row.lacks),
     }
 
@@ -286,6 +312,7 @@ def _run_json(plan: Plan) -> dict[str, Any]:
         "hours": list(found.hours),
         "gpu_hours": list(found.gpu_hours),
         "cost": None if found.cost is None else list(found.cost),
+        "price_per_hour": None if (price := price_of(plan)) is None else asdict(price),
     }
 
 

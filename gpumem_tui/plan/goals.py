@@ -11,6 +11,8 @@ from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScale, NoiseScaleE
 USUAL_MULTIPLE = 8
 """Tensor cores are used best where the dimensions of products are multiples of 8 (NVIDIA's guide to matrix
 multiplication, for 16-bit values)."""
+USUAL_NODE = 8
+"""GPUs of a machine: NVIDIA's HGX and DGX boards of A100, H100, H200 and B200 have 8, and clouds rent those."""
 MOST_TOKENS = 10**15
 
 
@@ -20,8 +22,10 @@ class Goals:
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
-        price: of one GPU for an hour, in any currency; None for not said.
+        price: of the plan's GPU for an hour, in any currency; None for not said.
+        prices: by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
+        node_gpus: of one machine: more than those come in whole machines.
         reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
         norms: of the gradient, at two batch sizes in samples; empty for not measured.
     """
@@ -29,9 +33,11 @@ class Goals:
     tokens: int | None = None
     price: float | None = None
     batch_multiple: int = USUAL_MULTIPLE
+    node_gpus: int = USUAL_NODE
     reference_batch: int | None = None
     reference_rate: float | None = None
     norms: tuple[MeasuredNorm, ...] = ()
+    prices: tuple[tuple[str, float], ...] = ()
 
     @property
     def noise(self) -> NoiseScale | None:
@@ -56,6 +62,8 @@ class Goals:
             raise OptionError(f"--price: must be the price of one GPU for an hour, not {self.price:g}")
         if not 1 <= self.batch_multiple <= 4096:
             raise OptionError(f"--batch-multiple: must be from 1 to 4,096, not {self.batch_multiple:,}")
+        if not 1 <= self.node_gpus <= 1024:
+            raise OptionError(f"--node-gpus: must be from 1 to 1,024, not {self.node_gpus:,}")
         if self.reference_batch is not None and self.reference_batch < 1:
             raise OptionError(f"--reference-batch: must be at least 1, not {self.reference_batch:,}")
         if self.reference_rate is not None and not 0 < self.reference_rate < float("inf"):
@@ -77,5 +85,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 AT_ONE_SIZE: frozenset[Quantity] = frozenset({"seq-len", "gpus"})
 """Those that traces of the plan's own batch size alone answer."""
 
-TRACE_LIMIT_S = 45.0
-"""So long are traces waited for without a screen, unless told otherwise: the formula answers at once."""
+MOST_TRACES = 12
+"""So many are made without a screen, the likeliest first: what is answered must not depend on how fast a machine is."""
+TRACE_LIMIT_S = 600.0
+"""So long are they waited for at most, unless told otherwise: then the formula answers."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, usable_of
+from gpumem_tui.formula.rows import Moment
+from gpumem_tui.memory import Bucket, Unknown, format_bytes
+from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, terms_of, usable_of
 from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.plan import SHAPE_LIMITS, Plan
+from gpumem_tui.plan.techniques import Combination, cheapest_but_as_it_is, room_as_traced
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, TraceByLength
 
@@ -158,6 +160,7 @@ class Limit:
         beyond: the next value, which does not fit; None where that was not found out or there is none.
         plan: with the value; None without one.
         note: what bounds it, or why it is an estimate; empty for nothing to say.
+        lift: by formula, the cheapest that gives it a value where it has none; None where nothing does.
         wanted: plans whose traces would settle more, the first first; with any, the value may change.
     """
 
@@ -169,6 +172,7 @@ class Limit:
     beyond: int | None = None
     note: str = ""
     wanted: tuple[Plan, ...] = ()
+    lift: Combination | None = None
 
 
 def limit(quantity: Quantity, plan: Plan, known: Known, passes: int | None = None) -> Limit:
@@ -209,7 +213,8 @@ def _largest_batch(plan: Plan, known: Known) -> Limit:
     if target is not None:
         target = max(target, value * plan.recipe.pass_micro_batches)
     with_it = replace(plan, batch_size=value, target_batch=target) if value else None
-    return Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
+    solved = Limit("batch-size", value or None, formula or None, how, with_it, note=note, wanted=wanted)
+    return _explained(solved, replace(plan, batch_size=1, target_batch=None), "1 sample", known)
 
 
 def _fewest_passes(plan: Plan, known: Known) -> Limit:
@@ -229,7 +234,7 @@ def _fewest_passes(plan: Plan, known: Known) -> Limit:
     note = batch.note
     if not note and plan.target_batch is None:
         note = "for the samples of one pass; --target-batch asks for more"
-    return Limit("accumulation", value, passes(batch.formula), batch.how, with_it, note=note, wanted=batch.wanted)
+    return replace(batch, quantity="accumulation", value=value, formula=passes(batch.formula), plan=with_it, note=note)
 
 
 # The sequence
@@ -275,10 +280,11 @@ def _longest_sequence(plan: Plan, known: Known) -> Limit:
         note = answer.why if by_form is None else f"by the traces at {others}, not verified: {answer.why}"
         note = note if answer.why else ""
     beyond = search.high if search.high is not None and search.high <= most else None
-    return Limit(
+    solved = Limit(
         "seq-len", value or None, formula or None, how, with_length(value) if value else None, beyond, note,
         tuple(with_length(length) for length in answer.wanted),
     )  # fmt: skip
+    return _explained(solved, with_length(step), f"{step} tokens", known)
 
 
 def sequence_grid(shape: ModelShape) -> tuple[int, int]:
@@ -340,25 +346,37 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
 
     if recipe.sharding == "none":
         return _unsharded_gpus(known, with_gpus(least))
-    counts = range(least, max(_MOST_GPUS, least) + 1, each)
+    counts = _gpu_counts(least, each, plan.goals.node_gpus)
+    most = with_gpus(counts[-1])
     place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
     formula = None if place is None else counts[place]
-    if isinstance(why := known(with_gpus(formula or least)), Unknown):
-        return _by_formula("gpus", formula, with_gpus, why.reason)
-    # Searched as the largest number of GPUs with which it does not fit: that one, and the next.
-    search = EndSearch(each, counts[-1], lambda gpus: _reversed(_fits_by_trace(with_gpus(gpus), known)))
-    search.low = least - each
-    answer = search.around((formula or least) - each)
-    value, note = search.high, answer.why
-    if value is None and not answer.wanted and not answer.why:
-        return Limit("gpus", None, formula, "traced", None, note=f"it does not fit on {counts[-1]:,} GPUs either")
-    if value is None:
-        return replace(
-            _by_formula("gpus", formula, with_gpus, note), wanted=tuple(with_gpus(one) for one in answer.wanted)
-        )
-    beyond = search.low if search.low >= least else None
-    wanted = tuple(with_gpus(gpus) for gpus in answer.wanted)
-    return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, note, wanted)
+    if isinstance(why := known(with_gpus(formula or counts[0])), Unknown):
+        return _explained(_by_formula("gpus", formula, with_gpus, why.reason), most, f"{counts[-1]:,} GPUs", known)
+    # Searched as the last of the numbers, counted from 1, with which it does not fit: that one, and the next.
+    search = EndSearch(1, len(counts), lambda last: _reversed(_fits_by_trace(with_gpus(counts[last - 1]), known)))
+    answer = search.around(place or 0)
+    wanted = tuple(with_gpus(counts[last - 1]) for last in answer.wanted)
+    if search.high is not None:
+        value, beyond = counts[search.high - 1], counts[search.low - 1] if search.low else None
+        return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, answer.why, wanted)
+    if wanted or answer.why:
+        return replace(_by_formula("gpus", formula, with_gpus, answer.why), wanted=wanted)
+    return _explained(Limit("gpus", None, formula, "traced", None), most, f"{counts[-1]:,} GPUs", known)
+
+
+def _gpu_counts(least: int, each: int, node: int) -> list[int]:
+    """Return the numbers of GPUs that can be had from `least` on: parts of a node that divide it, then whole nodes.
+
+    Args:
+        each: GPUs that one copy of the network is cut over, of which every number is a multiple.
+        node: GPUs of a node.
+    """
+    most = max(_MOST_GPUS, least) + each * node
+    return [
+        count
+        for count in range(least + -least % each, most, each)
+        if (count % node == 0 or node % count == 0) and count < most
+    ]
 
 
 def _unsharded_gpus(known: Known, fewest: Plan) -> Limit:
@@ -374,12 +392,45 @@ def _unsharded_gpus(known: Known, fewest: Plan) -> Limit:
     else:
         note = f"{note}; {by_trace.reason}"
     count = fewest.recipe.gpus
-    return Limit(
+    solved = Limit(
         "gpus", count if fits else None, count if formula else None, how, fewest if fits else None, None, note, wanted
     )  # fmt: skip
+    return _explained(solved, fewest, f"{fewest.batch_size:,} to a GPU", known)
 
 
-# Both
+# All of them
+
+
+def _explained(found: Limit, least: Plan, what: str, known: Known) -> Limit:
+    """Say of a number without a value what is missing at its least value, and what would lift that.
+
+    Args:
+        least: the plan with that value, which does not fit; `what` it is in words.
+    """
+    if found.value is not None or found.wanted:
+        return found
+    denied = least.batch_size - 1 if _fits_by_formula(least) else None  # a trace says so, where the formula does not
+    lift = cheapest_but_as_it_is(least, room_as_traced(least, denied))
+    note = "; ".join(filter(None, (f"even {what} {_missing(least, known)}", found.note)))
+    return replace(found, note=note, lift=lift if isinstance(lift, Combination) else None)
+
+
+def _missing(plan: Plan, known: Known) -> str:
+    """Say how much a plan that does not fit lacks: by trace where there is one, else by formula."""
+    usable = usable_of(plan)
+    fixed = sum(term.size_bytes for term in terms_of(plan) if term.bucket in _FIXED and Moment.UPDATE in term.moments)
+    if fixed > usable:
+        alone = f"parameters, gradients and optimizer state alone take ≈{format_bytes(fixed)}"
+        return f"cannot fit: {alone} of {format_bytes(usable)} that can be used"
+    found = known(plan)
+    if isinstance(found, Traced):
+        lacks = headroom_of(plan) - on_gpu(plan, found).free_range(plan.batch_size).low_bytes
+        return f"lack {format_bytes(max(0, lacks))} by trace"
+    lacks = predicted(plan).needed_bytes - usable
+    return f"lack ≈{format_bytes(max(0, lacks))} of {format_bytes(usable)} that can be used, by formula"
+
+
+_FIXED = frozenset({Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER})
 
 
 def _how(*, settled: bool) -> How:

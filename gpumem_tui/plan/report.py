@@ -5,10 +5,10 @@ A model's plan and a command's have the same parts; a command has no closed form
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpumem_tui.formula.techniques import COST_ORDER
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Unknown, format_bytes, format_range
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
     Answer,
     LargestOnGpu,
@@ -33,15 +33,16 @@ from gpumem_tui.plan.command import (
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.goals import Quantity
-from gpumem_tui.plan.judgement import Judgement, judgements
+from gpumem_tui.plan.judgement import Judgement, judgements, span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, untraced
+from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, trace_by, untraced
+from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import FIT_ANSWERS, largest_words, range_line, room_words, up_to
+from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words, up_to
 from gpumem_tui.workload.spec import WorkloadSpec
 
 _CURVE_POINTS = 12
@@ -89,17 +90,33 @@ def value_words(found: Limit) -> str:
     return f"{words}, verified: it was traced and fits{beyond}"
 
 
+def lift_words(found: Limit) -> str:
+    """Say what would give a number a value that has none; empty where it has one or is not settled yet."""
+    if found.value is not None or found.wanted:
+        return ""
+    return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
+
+
 def limit_lines(plan: Plan, found: Limit) -> list[str]:
     """Return what was solved for, what it is of, and how to open it, a line each."""
     lines = [f"{NAMES[found.quantity]}: {value_words(found)}", *(f"  {line}" for line in _limit_notes(plan, found))]
-    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+    if (command := _limit_command(found)) is not None:
         lines.append(f"  {command}")
     return lines
+
+
+def _limit_command(found: Limit) -> str | None:
+    """Return the command that opens the plan with the value, or with what would give it one; None for neither."""
+    with_it = found.plan if found.lift is None else found.lift.plan
+    command = None if with_it is None else command_line(with_it)
+    return command if isinstance(command, str) else None
 
 
 def _limit_notes(plan: Plan, found: Limit) -> Iterator[str]:
     if found.note:
         yield found.note
+    if words := lift_words(found):
+        yield words
     if found.how != "formula":
         yield f"formula: {'none' if found.formula is None else f'≈{found.formula:,}'}"
     yield report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
@@ -164,14 +181,14 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     """
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
     best = recommended(plan, by_trace, known)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
     layers = report.layers_line(traced) if isinstance(traced, Traced) else ""
     command = command_line(plan)
     return document(
         (
-            plan_answer(now, by_trace, best, network),
+            plan_answer(now, by_trace, best, on_gpus, network),
             f"# Plan: {plan.shape.name} on {plan.gpu.title}",
             _workload(plan),
             "## Memory of one GPU",
@@ -182,6 +199,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             _techniques(techniques(plan, largest)),
             "## Every GPU",
             _largest_on_gpus(on_gpus, plan),
+            *_costs(on_gpus, plan),
             "## Curves",
             *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
             "## Batch size",
@@ -229,7 +247,7 @@ def limit_markdown(plan: Plan, found: Limit) -> str:
         f"**{value_words(found)}**",
         bullets(_limit_notes(plan, found)),
     ]
-    if found.plan is not None and isinstance(command := command_line(found.plan), str):
+    if (command := _limit_command(found)) is not None:
         parts.append(shell(command))
     return document(parts)
 
@@ -248,9 +266,13 @@ def _workload(plan: Plan) -> str:
 # The ledger and the verdict
 
 
-def _bucket_rows(*breakdowns: Breakdown | None) -> list[tuple[str, ...]]:
+def _bucket_rows(*breakdowns: Breakdown | None, highest: Mapping[Bucket, int]) -> list[tuple[str, ...]]:
     return [
-        (bucket.title, *(format_bytes(one[bucket] if one else None) for one in breakdowns))
+        (
+            bucket.title,
+            *(format_bytes(one[bucket] if one else None) for one in breakdowns),
+            format_bytes(highest.get(bucket, 0)),
+        )
         for bucket in ALLOCATED_BUCKETS
     ]
 
@@ -259,29 +281,35 @@ def _compared_ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
     known = traced if isinstance(traced, TracedAnswer) else None
     unknown = format_bytes(None)
     rows = [
-        *_bucket_rows(now.breakdown, known.breakdown if known else None),
-        ("= allocated", format_bytes(now.peak_bytes), format_bytes(known.peak_allocated_bytes if known else None)),
-        ("reserved", unknown, format_bytes(known.peak_reserved_bytes if known else None)),
-        ("device used", unknown, format_bytes(known.device_used_bytes if known else None)),
+        *_bucket_rows(
+            now.breakdown,
+            known.breakdown if known else None,
+            highest=known.highest if known else now.prediction.highest.buckets,
+        ),
+        ("= allocated", format_bytes(now.peak_bytes), format_bytes(known.peak_allocated_bytes if known else None), ""),
+        ("reserved", unknown, format_bytes(known.peak_reserved_bytes if known else None), ""),
+        ("device used", unknown, format_bytes(known.device_used_bytes if known else None), ""),
         (
             f"largest batch, {100 * now.plan.headroom:g} % left free",
             f"{now.max_batch_size:,}",
             _largest(known) if known else unknown,
+            "",
         ),
     ]
-    return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
+    most = "most in the step" if known else "most in the step, by formula"
+    return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced", most), rows)
 
 
 def _ledger(found: CommandAnswer) -> str:
     rows = [
-        *_bucket_rows(found.breakdown),
-        ("= allocated", format_bytes(found.peak_allocated_bytes)),
-        ("reserved", format_bytes(found.peak_reserved_bytes)),
-        ("CUDA context", format_bytes(found.traced.ready.context_bytes)),
-        ("device used", format_bytes(found.device_used_bytes)),
-        ("– at least and at most", format_range(found.device_used_range)),
+        *_bucket_rows(found.breakdown, highest=found.highest),
+        ("= allocated", format_bytes(found.peak_allocated_bytes), ""),
+        ("reserved", format_bytes(found.peak_reserved_bytes), ""),
+        ("CUDA context", format_bytes(found.traced.ready.context_bytes), ""),
+        ("device used", format_bytes(found.device_used_bytes), ""),
+        ("– at least and at most", format_range(found.device_used_range), ""),
     ]
-    return table(("bucket", "traced"), rows)
+    return table(("bucket", "traced at the peak", "most in the step"), rows)
 
 
 def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
@@ -314,7 +342,7 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
         yield f"{cache_words(traced)}."
     if (phase := differing_phase(now, traced)) is not None:
         yield (
-            f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
+            f"The columns are of two moments: the traced peak is {PHASE_WORDS[phase]}, the formula's "
             f"{now.prediction.moment.value}."
         )
 
@@ -462,6 +490,28 @@ def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
         for row in found
     ]
     return table(("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note"), rows)
+
+
+def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
+    """Yield what it costs on every GPU that it fits on and whose price is known, the cheapest first."""
+    costs = by_cost(plan, found)
+    if not costs:
+        return
+    of = "tokens" if plan.shape.seq_len else "samples"
+    rows = [
+        (
+            f"`{row.gpu.name}`",
+            span(*cost.per_million),
+            cost.price.words,
+            cost.price.source,
+        )
+        for row, cost in costs
+    ]
+    yield (
+        f"What it costs where batch {plan.batch_size:,} fits, by the speed that the roofline gives and without what "
+        "several GPUs lose on each other; `[prices]` in the settings has your own prices:"
+    )
+    yield table(("GPU", f"cost of a million {of}", "an hour", "by"), rows)
 
 
 def _on_gpus(plan: CommandPlan) -> str:

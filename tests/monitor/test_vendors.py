@@ -14,10 +14,11 @@ import pytest
 import gpumem_tui
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor import vendors
-from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.monitor.sampler import Sampler
+from gpumem_tui.monitor.vendors.amd.vendor import AMD
 from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
+from tests.amdsmi_stub.machine import AmdGpu, AmdMachine, machine_of
 from tests.monitor.file_vendor import FILES
 from tests.monitor.file_vendor import NO_DRIVER as NO_AMD_DRIVER
 from tests.monitor.vendor_kit import KitGpu, VendorKit
@@ -57,6 +58,37 @@ class NvmlLab:
     def take_driver(self) -> None:
         """As NVML says it where its library is not there."""
         self._machine.show(Scenario(init=LIBRARY_NOT_FOUND))
+
+
+class AmdLab:
+    """AMD's machine, by the compiled stand-in for its library."""
+
+    vendor = AMD
+
+    def __init__(self, machine: AmdMachine) -> None:
+        self.proc = machine.proc
+        self._machine = machine
+
+    def show(self, *gpus: KitGpu) -> None:
+        """As the scenario of the fake library."""
+        self._machine.show(
+            machine_of(
+                [
+                    AmdGpu(
+                        total_bytes=each.total_bytes,
+                        used_bytes=each.used_bytes,
+                        temperature_c=each.temperature_c,
+                        processes=[FakeProcess(pid, held) for pid, held in (each.processes or {}).items()],
+                        lost=each.lost,
+                    )
+                    for each in gpus
+                ]
+            )
+        )
+
+    def take_driver(self) -> None:
+        """As the kernel has it without amdgpu."""
+        self._machine.load(driver=False)
 
 
 class FileLab:
@@ -100,6 +132,12 @@ class TestNvidia(VendorKit):
     @pytest.fixture
     def lab(self, fake_nvml: FakeMachine, tmp_path: Path) -> NvmlLab:
         return NvmlLab(fake_nvml, tmp_path)
+
+
+class TestAmd(VendorKit):
+    @pytest.fixture
+    def lab(self, fake_amd: AmdMachine) -> AmdLab:
+        return AmdLab(fake_amd)
 
 
 class TestFiles(VendorKit):
@@ -172,15 +210,14 @@ def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
     assert list_gpus() == Unknown(NVIDIA.no_driver)
 
 
-def test_the_built_in_vendor_is_an_entry_point_as_a_plug_in_is() -> None:
+def test_the_built_in_vendors_are_entry_points_as_plug_ins_are() -> None:
     text = (PACKAGE.parent / "pyproject.toml").read_text()
-    listed = re.search(r'\[project.entry-points."gpumem_tui.vendors"\]\nnvidia = "([\w.]+):(\w+)"', text)
-    assert listed is not None
-    module = __import__(listed[1], fromlist=[listed[2]])
-    assert isinstance(getattr(module, listed[2]), Vendor)
+    listed = text.partition('[project.entry-points."gpumem_tui.vendors"]')[2].partition("\n\n")[0]
+    entries = re.findall(r'^\w+ = "([\w.]+):(\w+)"', listed, re.MULTILINE)
+    assert {getattr(__import__(module, fromlist=[name]), name) for module, name in entries} == set(vendors.BUILT_IN)
 
 
-NAMES = re.compile(r"nvidia|nvml|geforce|quadro", re.IGNORECASE)
+NAMES = re.compile(r"nvidia|nvml|geforce|quadro|amdsmi|amdgpu|\bamd\b|radeon|instinct", re.IGNORECASE)
 ROOMS = ("monitor", "recording", "remote", "doctor", "tui/monitor", "tui/hosts", "tui/replay")
 
 

@@ -1,4 +1,5 @@
-/* What the stand-in knows and how each call begins: the scenario, the count of calls, waiting and failing as told. */
+/* What a stand-in knows and how each call begins: the scenario, the count of calls, waiting and failing as told.
+ * STUB is how its environment variables begin and what it calls itself; STUB_CODES are its library's codes of errors. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,8 +14,12 @@
 typedef int nvmlReturn_t;
 typedef struct handle { char uuid[96]; } *nvmlDevice_t;
 typedef unsigned long long u64;
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-       LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999 };
+#ifndef STUB
+#define STUB "NVML"
+#define STUB_CODES SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, \
+    INSUFFICIENT_SIZE = 7, LOST = 15, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
+#endif
+enum { STUB_CODES };
 enum { MAX_DEVICES = 160, MAX_PROCESSES = 64, MAX_RULES = 64, MAX_FUNCTIONS = 128, CALL_LINE = 64 };
 
 static const char *number_keys[] = {
@@ -24,7 +29,8 @@ static const char *number_keys[] = {
     "memory_clock", "video_clock", "max_graphics_clock", "max_sm_clock", "max_memory_clock", "max_video_clock",
     "pcie_generation", "pcie_width", "max_pcie_generation", "max_pcie_width", "pcie_tx_kib_per_s",
     "pcie_rx_kib_per_s", "ecc_corrected", "ecc_uncorrected", "performance_state", "throttle", "mig_mode",
-    "persistence", "compute_mode", "display_active", "gi", "ci"};
+    "persistence", "compute_mode", "display_active", "gi", "ci", "compute_units", "gfx", "partition", "runtime_index",
+    "node", "energy_mj", "nvlinks", "nvlink_rx_kib", "nvlink_tx_kib", "nvlink_time_us"};
 enum { NUMBERS = sizeof number_keys / sizeof *number_keys };
 typedef struct { u64 value; int set; } number;
 
@@ -32,7 +38,7 @@ struct process { unsigned pid, sm; u64 bytes; char type[8]; int has_sm; };
 struct rule { char function[64]; int code, hang; double latency_ms; };
 struct rules { struct rule rule[MAX_RULES]; int count; };
 struct device {
-    char name[96], uuid[96], bus_id[32];
+    char name[96], uuid[96], bus_id[32], compute_partition[16], memory_partition[16];
     int lost, parent, process_count;                                     /* parent: -1 for a GPU */
     number numbers[NUMBERS];
     struct process processes[MAX_PROCESSES];
@@ -56,7 +62,7 @@ static u64 init_generation;
 /* ---- the scenario file ---- */
 
 static void refuse(int line, const char *text) {
-    fprintf(stderr, "NVML stub: scenario line %d: %s\n", line, text);
+    fprintf(stderr, STUB " stub: scenario line %d: %s\n", line, text);
     _exit(70);
 }
 static int number_index(const char *key) {
@@ -98,6 +104,8 @@ static void read_device_line(struct device *d, const char *key, const char *rest
     else if (!strcmp(key, "name")) snprintf(d->name, sizeof d->name, "%s", rest);
     else if (!strcmp(key, "uuid")) snprintf(d->uuid, sizeof d->uuid, "%s", rest);
     else if (!strcmp(key, "bus_id")) snprintf(d->bus_id, sizeof d->bus_id, "%s", rest);
+    else if (!strcmp(key, "compute_partition")) snprintf(d->compute_partition, sizeof d->compute_partition, "%s", rest);
+    else if (!strcmp(key, "memory_partition")) snprintf(d->memory_partition, sizeof d->memory_partition, "%s", rest);
     else if (!strcmp(key, "lost")) d->lost = 1;
     else if (!strcmp(key, "process")) {
         if (d->process_count == MAX_PROCESSES) refuse(line, "too many processes");
@@ -127,7 +135,7 @@ static void parse(FILE *file, struct scenario *s) {
     }
 }
 static void read_scenario(void) {                                        /* with `guard` held */
-    const char *path = getenv("NVML_STUB_SCENARIO");
+    const char *path = getenv(STUB "_STUB_SCENARIO");
     struct stat found;
     if (!path || stat(path, &found)) return;
     if (found.st_ino == last_read.st_ino && found.st_size == last_read.st_size &&
@@ -147,11 +155,11 @@ static void count_call(const char *function) {                           /* with
     static u64 counts[MAX_FUNCTIONS];
     static const char *names[MAX_FUNCTIONS];
     static int used;
-    const char *path = getenv("NVML_STUB_CALLS");
+    const char *path = getenv(STUB "_STUB_CALLS");
     if (!path) return;
     if (strcmp(path, opened)) {
         int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (file < 0 || ftruncate(file, MAX_FUNCTIONS * CALL_LINE)) refuse(0, "NVML_STUB_CALLS cannot be written");
+        if (file < 0 || ftruncate(file, MAX_FUNCTIONS * CALL_LINE)) refuse(0, STUB "_STUB_CALLS cannot be written");
         if (lines) munmap(lines, MAX_FUNCTIONS * CALL_LINE);
         lines = mmap(NULL, MAX_FUNCTIONS * CALL_LINE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         memset(lines, '\n', MAX_FUNCTIONS * CALL_LINE);

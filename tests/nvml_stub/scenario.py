@@ -87,7 +87,7 @@ class FakeInstance:
             "mig",
             f"name {self.name}",
             f"uuid {self.uuid}",
-            *_numbers(self, _MEMORY_KEYS | {"gi": "gpu_instance", "ci": "compute_instance"}),
+            *numbers(self, _MEMORY_KEYS | {"gi": "gpu_instance", "ci": "compute_instance"}),
             *(line for process in self.processes for line in process.lines()),
             *self.calls.lines(),
         ]
@@ -97,7 +97,8 @@ class FakeInstance:
 class FakeGpu:
     """One GPU, by default an idle A100 80 GB with everything supported. None: NVML says "not supported".
 
-    `uuid` and `bus_id` default to ones made from the GPU's place in the scenario.
+    `uuid` and `bus_id` default to ones made from the GPU's place in the scenario, and `nvlink_time_us`, when its links
+    were counted, to now.
     """
 
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -122,6 +123,11 @@ class FakeGpu:
     pcie_width: int | None = 16
     pcie_rx_kib_per_s: int | None = 0
     pcie_tx_kib_per_s: int | None = 0
+    energy_mj: int | None = 0
+    nvlinks: int | None = 12
+    nvlink_rx_kib: int | None = 0
+    nvlink_tx_kib: int | None = 0
+    nvlink_time_us: int | None = None
     ecc_corrected: int | None = 0
     ecc_uncorrected: int | None = 0
     performance_state: int | None = 0
@@ -135,16 +141,16 @@ class FakeGpu:
         """As the scenario file has it."""
         major, minor = self.compute_capability or (None, None)
         in_milliwatts = {"power_mw": self.power_w, "power_limit_mw": self.power_limit_w}
-        numbers = {"major": major, "minor": minor, "persistence": 1, "compute_mode": 0, "display_active": 0}
-        numbers |= {key: None if watts is None else round(watts * 1000) for key, watts in in_milliwatts.items()}
+        values = {"major": major, "minor": minor, "persistence": 1, "compute_mode": 0, "display_active": 0}
+        values |= {key: None if watts is None else round(watts * 1000) for key, watts in in_milliwatts.items()}
         return [
             "gpu",
             f"name {self.name}",
             f"uuid {self.uuid}",
             f"bus_id {self.bus_id}",
             *(["lost"] if self.lost else []),
-            *_numbers(self, _MEMORY_KEYS | _GPU_KEYS),
-            *(f"{key} {value}" for key, value in numbers.items() if value is not None),
+            *numbers(self, _MEMORY_KEYS | _GPU_KEYS),
+            *(f"{key} {value}" for key, value in values.items() if value is not None),
             *(line for process in self.processes for line in process.lines()),
             *self.calls.lines(),
             *(line for instance in self.instances for line in instance.lines()),
@@ -173,6 +179,11 @@ _GPU_KEYS = {
         "pcie_width",
         "pcie_rx_kib_per_s",
         "pcie_tx_kib_per_s",
+        "energy_mj",
+        "nvlinks",
+        "nvlink_rx_kib",
+        "nvlink_tx_kib",
+        "nvlink_time_us",
         "ecc_corrected",
         "ecc_uncorrected",
         "performance_state",
@@ -183,7 +194,8 @@ _GPU_KEYS = {
 }
 
 
-def _numbers(device: FakeGpu | FakeInstance, keys: Mapping[str, str]) -> list[str]:
+def numbers(device: FakeGpu | FakeInstance, keys: Mapping[str, str]) -> list[str]:
+    """The lines of a device's attributes, by the key that each has in the file; without those that are None."""
     values = {key: getattr(device, attribute) for key, attribute in keys.items()}
     return [f"{key} {value}" for key, value in values.items() if value is not None]
 

@@ -45,7 +45,7 @@ class TestCriticalBatch:
 
     def test_measured_norms_take_the_place_of_both(self) -> None:
         found = critical_batch(replace(GPT2, batch_size=8, target_batch=200, goals=Goals(norms=NORMS)))
-        assert "noise scale is 100 samples (100,000 tokens)" in found.text
+        assert "is about 100 samples (100,000 tokens)" in found.text
         assert "The plan's 200 samples are above it" in found.text
         assert found.table is not None
         rows = {row[0]: row[1:] for row in found.table.rows}

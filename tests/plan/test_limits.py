@@ -137,9 +137,9 @@ def test_the_fewest_gpus_were_traced_and_one_less_is_too_few() -> None:
     plan = replace(GPT2, recipe=Recipe(sharding="zero3", gpus=2), gpu=find_gpu("rtx-3060-12gb"))
     tracing = Tracing()
     found = tracing.solve("gpus", plan)
-    assert (found.how, found.value, found.beyond) == ("verified", 3, 2)
+    assert (found.how, found.value, found.beyond) == ("verified", 4, 2)
     assert found.plan is not None
-    assert found.plan.recipe.gpus == 3
+    assert found.plan.recipe.gpus == 4
 
 
 def test_a_target_and_its_passes_ask_for_gpus_too() -> None:
@@ -207,3 +207,41 @@ def test_a_shorter_sequence_that_does_not_fit_is_named() -> None:
     assert (found.how, found.value, found.beyond) == ("verified", first + 256, first + 384)
     assert f"{first:,} was traced and does not fit" in found.note
     assert f"{found.value:,} was traced itself, so it is safe" in found.note
+
+
+def test_where_no_value_will_do_it_says_what_is_missing_and_what_lifts_it() -> None:
+    plan = replace(LLAMA, gpu=find_gpu("t4-16gb"), recipe=Recipe())
+    for quantity in QUANTITIES:
+        found = limit(quantity, plan, no_torch)
+        assert found.value is None
+        lines = " ".join(limit_lines(plan, found))
+        assert f"optimizer state alone take ≈{16 * 1_235_814_400 / 2**30:.2f} GiB" in lines
+        assert found.lift is not None
+        lifted = found.lift.plan
+        assert predicted(lifted).needed_bytes <= usable_of(lifted)
+        assert f"to lift it, by formula: {found.lift.words}" in lines
+        assert limit_json(plan, found)["lift"]["command"] in lines
+
+
+def test_by_trace_it_says_what_is_missing_of_the_least_value() -> None:
+    def too_much(plan: Plan, batch_size: int) -> Timeline:
+        return training({Bucket.ACTIVATIONS: batch_size * 30 * 1024 * MIB}, layers=1)
+
+    found = Tracing(too_much).solve("batch-size", replace(LLAMA, batch_size=1))
+    assert found.lift is not None
+    assert (found.value, found.how) == (None, "traced")
+    assert "even 1 sample lack" in found.note
+    assert "by trace" in found.note
+
+
+def test_gpus_come_in_parts_of_a_machine_and_whole_machines() -> None:
+    def gpus(node: int, memory: str) -> int | None:
+        goals = replace(GPT2.goals, node_gpus=node)
+        plan = replace(GPT2, recipe=Recipe(sharding="zero3", gpus=2), gpu=find_gpu(memory), goals=goals)
+        found = Tracing().solve("gpus", plan)
+        assert found.how == "verified"
+        return found.value
+
+    assert gpus(1, "rtx-3060-12gb") == 3
+    assert gpus(8, "rtx-3060-12gb") == 4
+    assert gpus(6, "rtx-3060-12gb") == 3

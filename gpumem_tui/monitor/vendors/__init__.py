@@ -11,9 +11,11 @@ from functools import cache
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.backend import Vendor
+from gpumem_tui.monitor.vendors.amd.vendor import AMD
 from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
 
 GROUP = "gpumem_tui.vendors"
+BUILT_IN = (NVIDIA, AMD)
 
 _chosen = NVIDIA
 
@@ -32,9 +34,8 @@ def choose(found: Vendor) -> None:
 def candidates(first: Vendor) -> Iterator[Vendor]:
     """Yield the vendors in the order in which they are tried; plug-ins are looked for when the first has no driver."""
     yield first
-    for other in (NVIDIA, *plugged_in()[0]):
-        if other is not first:
-            yield other
+    yield from (each for each in BUILT_IN if each is not first)
+    yield from (each for each in plugged_in()[0] if each is not first)
 
 
 @cache
@@ -52,6 +53,6 @@ def plugged_in() -> tuple[tuple[Vendor, ...], tuple[str, ...]]:
             continue
         if not isinstance(loaded, Vendor):
             faults.append(f"the vendor “{entry.name}” is no Vendor: {entry.value}")
-        elif loaded is not NVIDIA:
+        elif loaded not in BUILT_IN:
             found.append(loaded)
     return tuple(found), tuple(faults)

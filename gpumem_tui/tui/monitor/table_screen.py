@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from gpumem_tui.tui.kit.background import in_daemon_thread, report_error, setter_for
 from gpumem_tui.tui.kit.main_screen import KeyBar
-from gpumem_tui.tui.kit.textual_internals import AbstractScreen
+from gpumem_tui.tui.kit.textual_internals import AbstractScreen, write_to_terminal
 from gpumem_tui.tui.monitor.state import TableState, sorted_by
 from gpumem_tui.tui.replay.keys import ReplayKeys
 
 if TYPE_CHECKING:
     from textual.widgets import Input
+
+    from gpumem_tui.monitor.alerts import Alert
+    from gpumem_tui.monitor.notify import Notifier
+    from gpumem_tui.monitor.snapshot import Snapshot
+    from gpumem_tui.tui.kit.dialogs import PagesScreen, Report
 
 State = TypeVar("State", bound=TableState)
 Ending = Literal["terminate", "kill"]
@@ -26,8 +34,22 @@ _ENDINGS: dict[Ending, tuple[str, str]] = {
     "terminate": ("Terminate", "It is asked to end (SIGTERM) and may still save its state."),
     "kill": ("Kill", "It ends at once (SIGKILL). What it has not saved is lost."),
 }
+_SHARE = 0.15
+"""Of the screen's thread that looking at what comes in may take; then it is looked less often."""
+_LONGEST_S = 1.0
 SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other way round"
 UNFILTER = "List all processes again"
+USERS = "Totals by user: memory, GPUs, processes"
+
+
+def desktop_shower(app: App[Any], desktop: str) -> Callable[[str], None] | None:
+    """Return what shows a line as a desktop notification; None where the settings or the terminal have none."""
+    from gpumem_tui.monitor.notify import notification, outer_terminal
+
+    outer = outer_terminal(os.environ) if desktop == "auto" else ""
+    if desktop == "off" or not notification("", desktop, os.environ, outer):
+        return None
+    return lambda text: write_to_terminal(app, notification(text, desktop, os.environ, outer))
 
 
 class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
@@ -36,6 +58,7 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     Attributes:
         WORDS: what a filter may consist of.
         SHORTEST_S: between two looks at what is new, however much is.
+        notifier: tells of alerts that begin; None for what is past, or where somebody else tells.
     """
 
     WORDS: ClassVar[str]
@@ -44,8 +67,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         Binding("greater_than_sign", "sort(1)", show=False, tooltip=SORT),
         Binding("less_than_sign", "sort(-1)", show=False, tooltip=SORT),
         Binding("r", "reverse", show=False, tooltip=REVERSE),
+        Binding("u", "users", show=False, tooltip=USERS),
     ]
+    notifier: Notifier | None = None
     _state: State
+    _report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
     @property
     def state(self) -> State:
@@ -57,6 +83,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     def listed(self) -> Widget:
         """The table that has the keys once a filter is typed."""
 
+    @property
+    @abstractmethod
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """What is shown, by the host's name."""
+
     @abstractmethod
     def look(self) -> bool:
         """Take in what is new and draw it; False if nothing is."""
@@ -67,6 +98,8 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
 
     def follow(self, subscribe: Callable[[Callable[[], None]], None]) -> None:
         """Look now, and from here on whenever there is something new: looking again and again costs CPU time."""
+        if self.notifier is not None:
+            self.notifier.show = desktop_shower(self.app, self.notifier.wanted.desktop)
         self._news = asyncio.Event()
         subscribe(setter_for(self._news))
         self.look()
@@ -76,9 +109,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         while True:
             await self._news.wait()
             self._news.clear()
+            began_s = time.thread_time()
             try:
                 if self.look():
-                    await asyncio.sleep(self.SHORTEST_S)
+                    looked_s = time.thread_time() - began_s
+                    await asyncio.sleep(min(max(self.SHORTEST_S, looked_s / _SHARE), _LONGEST_S))
             except Exception as error:  # noqa: BLE001  one picture is lost, not all that come
                 report_error(self.app, error)
                 await asyncio.sleep(self.SHORTEST_S)
@@ -133,6 +168,55 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         """Enter the state in which something is on that was off, or off that was on."""
         flipped: dict[str, Any] = {name: not getattr(self._state, name)}
         self._enter(replace(self._state, **flipped))
+
+    # Who is told
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether anybody is told."""
+        return self.notifier is not None and self.notifier.is_wanted
+
+    def tell(self, host: str, alerts: Sequence[Alert]) -> None:
+        """Tell of alerts that have just begun on a host."""
+        if self.notifier is not None:
+            self.notifier.update(host, alerts)
+
+    @property
+    def telling(self) -> str:
+        """Why nobody could be told, in a line; empty if they could."""
+        return "" if self.notifier is None else self.notifier.problem
+
+    def on_unmount(self) -> None:
+        """Tell nobody any more."""
+        super().on_unmount()
+        if self.notifier is not None:
+            self.notifier.close()
+
+    # What stands over it
+
+    def action_users(self) -> None:
+        """Show what each user holds, as it goes on."""
+        from gpumem_tui.tui.monitor.reports import users_report
+
+        self.open_report(lambda: users_report(self.snapshots))
+
+    def open_report(self, make: Callable[[], Report | None]) -> None:
+        """Show a report that is made anew for each picture; nothing where there is none."""
+        from gpumem_tui.tui.kit.dialogs import PagesScreen
+
+        def closed(_: None) -> None:
+            self._report = None
+
+        if (report := make()) is not None:
+            self._report = PagesScreen(report), make
+            self.app.push_screen(self._report[0], closed)
+
+    def draw_report(self) -> None:
+        """Draw the report anew, if one is shown."""
+        if self._report is not None:
+            screen, make = self._report
+            if (report := make()) is not None:
+                screen.show(report)
 
     # A process's end
 

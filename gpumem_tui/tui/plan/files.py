@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,8 +24,8 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.options.typed import norm_from, tokens_from
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
-from gpumem_tui.plan.export import command_line, plan_json
-from gpumem_tui.plan.goals import USUAL_MULTIPLE, Goals
+from gpumem_tui.plan.export import command_line, plan_csv, plan_json
+from gpumem_tui.plan.goals import USUAL_MULTIPLE, USUAL_NODE, Goals
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, untraced
 from gpumem_tui.plan.report import plan_markdown
@@ -40,15 +41,18 @@ FORMS = {
     "Markdown": ("to read, or to paste into an issue", ".md"),
     "a command line": ("opens this plan again", ".sh"),
     "JSON": ("what `gpumem-tui plan --json` prints", ".json"),
+    "CSV": ("every curve's points and every GPU, for a spreadsheet", ".csv"),
+    "SVG": ("a picture of this screen", ".svg"),
 }
 """What each form is for, and how its file's name ends."""
 
 
-def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
+def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = untraced, picture: str = "") -> str:
     """Return the plan in one of the `FORMS`. Takes a while where the cheapest combination does.
 
     Args:
         known: what traces say of plans that may be recommended.
+        picture: of the screen, as SVG.
 
     Raises:
         KeyError: no such form.
@@ -57,6 +61,10 @@ def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = unt
         return plan_markdown(plan, traced, known)
     if form == "JSON":
         return json.dumps(plan_json(plan, traced, known=known), indent=2) + "\n"
+    if form == "CSV":
+        return plan_csv(plan, traced, known)
+    if form == "SVG":
+        return picture
     if form == "a command line":
         command = command_line(plan)
         return f"# {command.reason}\n" if isinstance(command, Unknown) else f"{command}\n"
@@ -122,11 +130,12 @@ class PlanFiles:
 
     async def export(self, app: App[int], plan: Plan, trace: TraceState, tracer: BackgroundTracer) -> None:
         """Show the plan in the form that the user picks, to read, to copy or to write to a file."""
+        picture = app.export_screenshot(title=plan.shape.name)
         options = [Option(form, note) for form, (note, _) in FORMS.items()]
         form = await app.push_screen_wait(PickScreen("Export as", options))
         if form is None:
             return
-        text = await in_daemon_thread(partial(exported, form, plan, _traced(trace), partial(_known, tracer)))
+        text = await in_daemon_thread(partial(exported, form, plan, _traced(trace), partial(_known, tracer), picture))
         lines: list[Row] = [[(line, "")] for line in text.splitlines()]
         file_name = f"{self._name or plan.shape.name}{FORMS[form][1]}"
         await app.push_screen_wait(TextScreen(f"The plan as {form}", lines, text, file_name))
@@ -196,6 +205,7 @@ _FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
     "tokens": ("--tokens", "Tokens", tokens_from, "to train on, such as 2B; says hours and cost"),
     "price": ("--price", "Price", float, "of one GPU for an hour, in any currency"),
     "batch_multiple": ("--batch-multiple", "Multiple", int, f"of micro-batches; {USUAL_MULTIPLE}"),
+    "node_gpus": ("--node-gpus", "Machine", int, f"GPUs of one, when their number is solved for; {USUAL_NODE}"),
     "reference_batch": (
         "--reference-batch", "Known batch", int, "a global batch, in samples, whose learning rate you know"
     ),
@@ -236,7 +246,7 @@ class GoalsScreen(ModalScreen[Goals | None]):
         """Give back what was typed, or say what is wrong with it."""
         typed = {name: self.query_one(f"#{name}", Input).value.strip() for name in _FIELDS}
         try:
-            goals = goals_from_text(typed)
+            goals = replace(goals_from_text(typed), prices=self._goals.prices)
             goals.check(has_tokens=self._has_tokens)
         except OptionError as error:
             self.query_one("#wrong", Static).update(Content(str(error)))

@@ -55,6 +55,7 @@ _KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_
 _ORDER = (
     "kind", "model", "config", "workload", "command", "gpus", "host", "remote_directory", "gpu", "precision",
     "optimizer", "recompute", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple", "target_batch",
+    "target_tokens",
     "headroom", "limit_bytes", "share", "steps", "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank",
     "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab",
     "image_size", "dequantize", "assumed_rows", "longest",
@@ -124,7 +125,7 @@ def is_choice(option: OptionRow) -> bool:
 
 def is_long(option: OptionRow) -> bool:
     """Return whether an option's field is as wide as the form, with what is wrong below it."""
-    return option.holds in ("text", "size", "rows") and not is_choice(option)
+    return option.holds in ("text", "size", "tokens", "rows") and not is_choice(option)
 
 
 def belongs(option: OptionRow, kind: str, shape: ModelShape | None, typed: str, *, on_host: bool) -> bool:
@@ -233,13 +234,14 @@ class FormValues:
             return HostRequest(values["host"], values["remote_directory"], asked, self._ssh)
         device = self._read_device(values["gpu"], share=asked.share)
         python = self._read_python(values["python"])
+        workload = asked.trained.spec(python)
         config = replace(
             self._config,
-            workload=asked.trained.spec(python),
+            workload=workload,
             device=device,
             python=python,
             allocator=allocator_settings() if self._config.device.host else self._config.allocator,
-            **{**asked.search_terms, "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
+            **{**asked.terms_of(workload), "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
         )
         check_searchable(config)
         return Edited(asked.trained, config)

@@ -5,10 +5,8 @@ Imports pynvml: import this module where it is needed, not at a program's start.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any, TypeVar
 
 import pynvml
@@ -16,6 +14,7 @@ import pynvml
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Fault, Gone, StartFault
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.vendors.calling import Calls, refused
 from gpumem_tui.monitor.vendors.nvidia import NO_DRIVER, NO_DRIVER_LOADED
 
 T = TypeVar("T")
@@ -58,16 +57,8 @@ class NvmlGone(Gone, NvmlFault):
     """The GPU, or the driver under it, does not answer at all."""
 
 
-class Caller:
-    """Calls NVML for one thread. All calls pass here, so it counts them and knows which one has not returned."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.missing: set[str] = set()
-        """Functions that this driver turned out not to have."""
-        self.codes: set[int] = set()
-        """What calls returned since whoever owns this emptied it."""
-        self._now: tuple[str, float] | None = None
+class Caller(Calls):
+    """Calls NVML for one thread: all calls pass here."""
 
     def __call__(self, function: str, *arguments: Any, **options: Any) -> Any:
         """Return what pynvml's function of this name returns.
@@ -94,29 +85,33 @@ class Caller:
 
         return self._make(function, call)
 
+    def check(self, function: str, code: int) -> None:
+        """Judge a code that a function wrote beside each of several values, as if it had returned it.
+
+        Raises:
+            NvmlGone, NvmlFault: as above.
+        """
+        if code != pynvml.NVML_SUCCESS:
+            raise self._fault(function, pynvml.NVMLError(code))
+
+    def _fault(self, function: str, error: Any) -> NvmlFault:
+        self.codes.add(error.value)
+        if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            self.missing.add(function)
+        reason = _REASONS.get(error.value, f"NVML error: {error}")
+        return (NvmlGone if error.value in _GONE else NvmlFault)(error.value, reason)
+
     def _make(self, function: str, call: Callable[[], T]) -> T:
-        self.counts[function] += 1
-        self._now = (function, monotonic())
         try:
-            result = call()
+            with self.under_way(function):
+                result = call()
             self.codes.add(pynvml.NVML_SUCCESS)
             return result
         except pynvml.NVMLError as error:
-            self.codes.add(error.value)
-            if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-                self.missing.add(function)
-            reason = _REASONS.get(error.value, f"NVML error: {error}")
-            raise (NvmlGone if error.value in _GONE else NvmlFault)(error.value, reason) from error
+            raise self._fault(function, error) from error
         except AttributeError as error:
             self.missing.add(function)
             raise not_declared() from error
-        finally:
-            self._now = None
-
-    def in_progress(self) -> tuple[str, float] | None:
-        """Return the call that has not returned, and for how many seconds; for other threads."""
-        now = self._now
-        return None if now is None else (now[0], monotonic() - now[1])
 
 
 def start(call: Caller, proc: Path) -> None:
@@ -162,17 +157,6 @@ def _start_fault(fault: NvmlFault, proc: Path) -> StartFault:
 def text(value: str | bytes) -> str:
     """Return text, of bytes too, as older bindings return them."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def refused(fault: Fault) -> Unknown:
-    """Return the fault as a missing value.
-
-    Raises:
-        Gone: it is that the GPU or the driver is lost, which is not about one value.
-    """
-    if isinstance(fault, Gone):
-        raise fault
-    return Unknown(fault.reason)
 
 
 def not_declared() -> NvmlFault:

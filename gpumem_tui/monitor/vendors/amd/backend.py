@@ -1,0 +1,370 @@
+"""AMD SMI as the Monitor's backend: one function for each thing that is read, and the handles that call them.
+
+A function returns a value, or `Unknown` with the reason; a lost GPU raises `Gone`. A partition of a GPU (CPX, DPX, …)
+is a GPU of its own here, as `amd-smi` and HIP list it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.backend import Gone, Identity, ListedProcess, NoSuchGpu
+from gpumem_tui.monitor.readings import Reading, Telemetry
+from gpumem_tui.monitor.snapshot import Memory
+from gpumem_tui.monitor.vendors.amd.calls import (
+    LOST,
+    OUT_OF_RESOURCES,
+    SUCCESS,
+    AmdCaller,
+    AmdFault,
+    AmdGone,
+    binding,
+    figure,
+    reading,
+    start,
+    stop,
+)
+
+_RESERVE = Unknown("AMD's driver counts it as used")
+
+# ---- one GPU: what does not change
+
+
+def identity(call: AmdCaller, handle: Any) -> Identity:
+    """Read once for each handle.
+
+    Raises:
+        AmdFault: the UUID cannot be read.
+    """
+    uuid = str(call("amdsmi_get_gpu_device_uuid", handle))
+    asic = reading(lambda: dict(call("amdsmi_get_gpu_asic_info", handle)))
+    known = {} if isinstance(asic, Unknown) else asic
+    bus_id = reading(lambda: str(call("amdsmi_get_gpu_device_bdf", handle)))
+    part, words = _partition(call, handle)
+    mode = reading(lambda: str(call("amdsmi_get_gpu_virtualization_mode", handle)["mode"].name))
+    runtime = reading(lambda: figure(call("amdsmi_get_gpu_enumeration_info", handle)["hip_id"]))
+    name = known.get("market_name", "N/A")
+    return Identity(
+        uuid=f"{uuid}/{part}" if part else uuid,
+        name="unnamed GPU" if name == "N/A" else name,
+        bus_id="" if isinstance(bus_id, Unknown) else bus_id,
+        compute_capability=Unknown(f"not a CUDA device: {known.get('target_graphics_version', 'AMD')}"),
+        holds_virtual_machines=mode == "HOST",
+        partition=words,
+        runtime_index=runtime,
+    )
+
+
+def _partition(call: AmdCaller, handle: Any) -> tuple[int, str]:
+    """Return the partition's number in its GPU, and how the GPU is divided: "CPX/NPS4 3"; empty for a whole one."""
+    part = reading(lambda: figure(call("amdsmi_get_gpu_kfd_info", handle)["current_partition_id"]))
+    compute = reading(lambda: str(call("amdsmi_get_gpu_compute_partition", handle)))
+    memory = reading(lambda: str(call("amdsmi_get_gpu_memory_partition", handle)))
+    number = part if isinstance(part, int) else 0
+    modes = [each for each in (compute, memory) if isinstance(each, str) and each not in ("", "N/A")]
+    if not number and not set(modes) - {"SPX", "NPS1"}:
+        return 0, ""
+    return number, f"{'/'.join(modes)} {number}".strip()
+
+
+# ---- one GPU: memory and processes
+
+
+def memory(call: AmdCaller, handle: Any) -> Reading[Memory]:
+    """Read its video memory, of which the driver's own share is not told apart.
+
+    Raises:
+        AmdGone: its figures cannot be read as those of a GPU that is there can.
+    """
+
+    def read() -> Reading[Memory]:
+        kind = binding().AmdSmiMemoryType.VRAM
+        try:
+            total = figure(call("amdsmi_get_gpu_memory_total", handle, kind))
+            used = figure(call("amdsmi_get_gpu_memory_usage", handle, kind))
+        except AmdFault as fault:
+            if fault.code in LOST:
+                raise AmdGone(fault.code, fault.reason) from fault
+            raise
+        if isinstance(total, Unknown) or isinstance(used, Unknown):
+            return Unknown("not available")
+        return Memory(total, _RESERVE, used, max(0, total - used))
+
+    return reading(read)
+
+
+_ROOM = 1024
+_MOST_ENTRIES = 2**16
+
+
+def _process_list(call: AmdCaller, handle: Any) -> list[Any]:
+    """Return the library's structs of the processes that compute on a GPU.
+
+    Not by the binding's own function, which decodes each name as UTF-8: a program may have any bytes for a name.
+    """
+    kind, room = binding().amdsmi_interface.amdsmi_wrapper.amdsmi_proc_info_t, _ROOM
+    while True:
+        count, found = ctypes.c_uint32(room), (kind * room)()
+        try:
+            call.direct("amdsmi_get_gpu_process_list", handle, ctypes.byref(count), found)
+        except AmdFault as fault:
+            if fault.code != OUT_OF_RESOURCES or count.value <= room or room >= _MOST_ENTRIES:
+                raise
+            room = 2 * count.value
+        else:
+            return list(found[: count.value])
+
+
+# ---- one GPU: what it does
+
+Read = Callable[[AmdCaller, Any], Reading[Any]]
+
+
+def _answer(function: str, *keys: str, scale: Callable[[int], float] = lambda number: number) -> Read:
+    """Make a read of the first figure among some keys of what a function answers."""
+
+    def read(call: AmdCaller, handle: Any) -> Reading[float]:
+        answer = call(function, handle)
+        found = [figure(answer[key]) for key in keys if key in answer]
+        known = next((number for number in found if isinstance(number, int)), None)
+        return Unknown("not available") if known is None else scale(known)
+
+    return lambda call, handle: reading(lambda: read(call, handle))
+
+
+def _temperature(metric: str) -> Read:
+    """Make a read of the hottest place of the chip, in °C, or of its edge where a GPU tells that only."""
+
+    def read(call: AmdCaller, handle: Any) -> Reading[int]:
+        amd = binding()
+        kinds, asked = amd.AmdSmiTemperatureType, amd.AmdSmiTemperatureMetric[metric]
+        hottest = reading(lambda: figure(call("amdsmi_get_temp_metric", handle, kinds.HOTSPOT, asked)))
+        if hottest != Unknown("not supported"):
+            return hottest
+        return figure(call("amdsmi_get_temp_metric", handle, kinds.EDGE, asked))
+
+    return lambda call, handle: reading(lambda: read(call, handle))
+
+
+def _clock(kind: str) -> Read:
+    def read(call: AmdCaller, handle: Any) -> Reading[int]:
+        return figure(call("amdsmi_get_clock_info", handle, binding().AmdSmiClkType[kind])["clk"])
+
+    return lambda call, handle: reading(lambda: read(call, handle))
+
+
+_FASTEST_FAN = 255
+
+
+def _fan(call: AmdCaller, handle: Any) -> Reading[int]:
+    speed = reading(lambda: figure(call("amdsmi_get_gpu_fan_speed", handle, 0)))
+    return speed if isinstance(speed, Unknown) else round(100 * speed / _FASTEST_FAN)
+
+
+_GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
+"""Of PCIe, by the rate of a lane in MT/s."""
+
+
+def _link(key: str) -> Read:
+    def read(call: AmdCaller, handle: Any) -> Reading[int]:
+        return figure(call("amdsmi_get_pcie_info", handle)["pcie_metric"][key])
+
+    return lambda call, handle: reading(lambda: read(call, handle))
+
+
+def _pcie_generation(call: AmdCaller, handle: Any) -> Reading[int]:
+    speed = _link("pcie_speed")(call, handle)
+    return speed if isinstance(speed, Unknown) else _GENERATIONS.get(speed, Unknown(f"{speed} MT/s a lane"))
+
+
+_THROTTLES = {
+    "active_ppt_pwr": "power cap",
+    "active_socket_thrm": "hot",
+    "active_hbm_thrm": "memory hot",
+    "active_vr_thrm": "regulator hot",
+    "active_prochot_thrm": "too hot",
+}
+
+
+def _throttle(call: AmdCaller, handle: Any) -> Reading[tuple[str, ...]]:
+    def read() -> tuple[str, ...]:
+        answer = call("amdsmi_get_violation_status", handle)
+        return tuple(words for key, words in _THROTTLES.items() if answer[key] is True or answer[key] == 1)
+
+    return reading(read)
+
+
+READS: Mapping[str, Read] = {
+    "utilization_percent": _answer("amdsmi_get_gpu_activity", "gfx_activity"),
+    "memory_utilization_percent": _answer("amdsmi_get_gpu_activity", "umc_activity"),
+    "power_w": _answer(
+        "amdsmi_get_power_info", "socket_power", "current_socket_power", "average_socket_power", scale=float
+    ),
+    "power_limit_w": _answer("amdsmi_get_power_cap_info", "power_cap", scale=lambda microwatts: microwatts / 1e6),
+    "temperature_c": _temperature("CURRENT"),
+    "temperature_limit_c": _temperature("CRITICAL"),
+    "fan_percent": _fan,
+    "sm_clock_mhz": _clock("GFX"),
+    "memory_clock_mhz": _clock("MEM"),
+    "pcie_generation": _pcie_generation,
+    "pcie_width": _link("pcie_width"),
+    "ecc_corrected": _answer("amdsmi_get_gpu_total_ecc_count", "correctable_count"),
+    "ecc_uncorrected": _answer("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"),
+    "throttle": _throttle,
+}
+"""How each of the table's readings is fetched. Left out: PCIe traffic, which takes a second and is not told on MI300,
+and performance states, which AMD's GPUs have not."""
+
+
+# ---- the handles
+
+
+class AmdSmi:
+    """The `GpuBackend` of AMD.
+
+    Args:
+        proc: the folder of the kernel's own files, ``/proc``.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._call = AmdCaller()
+        self._proc = proc
+        self._started = False
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Count the calls by the library's function."""
+        return dict(self._call.counts)
+
+    def in_progress(self) -> tuple[str, float] | None:
+        """Return the function that has not returned, and for how many seconds."""
+        return self._call.in_progress()
+
+    def start(self) -> None:
+        """Start AMD SMI as `GpuBackend.start` has it."""
+        if not self._started:
+            start(self._call, self._proc)
+            self._started = True
+
+    def stop(self) -> None:
+        """Let go of AMD SMI; nothing happens if it was not started."""
+        if self._started:
+            self._started = False
+            stop(self._call)
+
+    def driver_version(self) -> Reading[str]:
+        """Read the version of the kernel's module, or of the kernel whose own it is."""
+
+        def read() -> str:
+            handles = self._handles()
+            if not handles:
+                raise AmdFault(0, "told with a GPU only")
+            return str(self._call("amdsmi_get_gpu_driver_info", handles[0])["driver_version"])
+
+        return reading(read)
+
+    def runtime_version(self) -> Reading[str]:
+        """Read ROCm's version; the driver itself runs several."""
+
+        def read() -> Reading[str]:
+            found, words = self._call("amdsmi_get_rocm_version")
+            return str(words) if found else Unknown("ROCm is not installed here")
+
+        return reading(read)
+
+    def count(self) -> int:
+        """Count the GPUs and partitions that were found at the start."""
+        return len(self._handles())
+
+    def gpu(self, index: int) -> AmdGpu:
+        """Return the GPU at an index, which is `amd-smi`'s.
+
+        Raises:
+            NoSuchGpu: there is none.
+            AmdFault: it does not answer.
+        """
+        handles = self._handles()
+        if index >= len(handles):
+            raise NoSuchGpu("the driver has no GPU at this index")
+        return AmdGpu(self._call, handles[index], identity(self._call, handles[index]))
+
+    def begin_pass(self) -> None:
+        """Begin as `GpuBackend.begin_pass` has it."""
+        self._call.codes.clear()
+
+    def check_answers(self) -> None:
+        """Judge as `GpuBackend.check_answers` has it."""
+        if self._call.codes and SUCCESS not in self._call.codes:
+            raise Gone("the driver answers nothing but errors")
+
+    def bus(self) -> frozenset[str]:
+        """List places on the PCI bus: the kernel names the driver of each at the end of its line."""
+        try:
+            lines = (self._proc / "bus/pci/devices").read_text(errors="replace").splitlines()
+        except OSError:
+            return frozenset()
+        return frozenset(line.split()[0] for line in lines if line.split()[-1:] == ["amdgpu"])
+
+    def _handles(self) -> list[Any]:
+        return list(self._call("amdsmi_get_processor_handles"))
+
+
+class AmdGpu:
+    """The `GpuHandle` of AMD."""
+
+    def __init__(self, call: AmdCaller, handle: Any, identity: Identity) -> None:
+        self.identity = identity
+        self._call = call
+        self._handle = handle
+        self._units: Reading[int] | None = None
+        self._occupied: Reading[Mapping[int, Reading[int]]] = Unknown("not read yet")
+
+    def memory(self) -> Reading[Memory]:
+        """Read its video memory."""
+        return memory(self._call, self._handle)
+
+    def compute_processes(self) -> Reading[tuple[ListedProcess, ...]]:
+        """List the processes that have a queue on it, with the video memory that each holds."""
+
+        def read() -> tuple[ListedProcess, ...]:
+            listed = _process_list(self._call, self._handle)
+            self._occupied = reading(lambda: {int(each.pid): figure(each.cu_occupancy) for each in listed})
+            return tuple(ListedProcess(int(each.pid), figure(each.memory_usage.vram_mem)) for each in listed)
+
+        return reading(read)
+
+    def graphics_processes(self) -> Reading[tuple[ListedProcess, ...]]:
+        """List none: the library does not list programs that only draw."""
+        return ()
+
+    def process_percents(self) -> Reading[Mapping[int, int]]:
+        """Return the share of the compute units that each process occupied when the processes were listed last."""
+        if self._units is None:
+            self._units = reading(
+                lambda: figure(self._call("amdsmi_get_gpu_asic_info", self._handle)["num_compute_units"])
+            )
+        units, occupied = self._units, self._occupied
+        if isinstance(units, Unknown):
+            return units
+        if isinstance(occupied, Unknown):
+            return occupied
+        known = {pid: number for pid, number in occupied.items() if isinstance(number, int)}
+        if occupied and not known:
+            return Unknown("not available")
+        return {pid: min(100, round(100 * number / units)) for pid, number in known.items()}
+
+    def read(self, names: Collection[str]) -> Telemetry:
+        """Read them as `GpuHandle.read`."""
+        return Telemetry(**{name: READS[name](self._call, self._handle) for name in names if name in READS})
+
+    def divided(self) -> Reading[bool]:
+        """Return that it is not: each of its partitions is a GPU of its own."""
+        return False
+
+    def instances(self) -> tuple[()]:
+        """List none."""
+        return ()
