@@ -82,7 +82,8 @@ def folded(timeline: Timeline, rounds: Sequence[Round], *, is_exact: bool) -> Ti
             return None
         return event - sum(end - start for start, end in zip(starts[:before], ends[:before], strict=True))
 
-    marks, positions = [], []
+    marks: list[Mark] = []
+    positions: list[int] = []
     for mark in timeline.marks:
         positions.append(len(marks))
         event = moved(mark.event)
