@@ -417,8 +417,8 @@ def largest_by_gpu(plan: Plan, traced: Traced | None, trace_of: TraceOf = lambda
             if isinstance(found, Traced):
                 answering[_kernels(plan, there.gpu)] = found, _finder(found)
             else:
-                waiting = Unknown(f"attention takes another kernel on {there.gpu.sm}, which was not traced")
-                why[_kernels(plan, there.gpu)] = found or waiting
+                reason = found.reason if isinstance(found, Unknown) else "not traced so far"
+                why[_kernels(plan, there.gpu)] = Unknown(f"attention takes another kernel on {there.gpu.sm}: {reason}")
     rows = []
     for gpu in _by_memory():
         there, kernels = replace(plan, gpu=gpu), _kernels(plan, gpu)

@@ -301,6 +301,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "chart_s": settings.chart_minutes * 60,
         "read_only": not is_here,
         "bell": settings.bell,
+        "mine": settings.mine,
         "probes": probes,
         "notifier": Notifier(settings.notify) if is_here else None,
     }
