@@ -215,20 +215,25 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
 
 
 def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, asked: _Asked) -> int:
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.monitor.report import NoDriverAnswer, live, stream
     from gpumem_tui.recording.file import RecordingError
 
     snapshots = live(source, settings.interval_s)
+    notifier = None if asked.as_json else Notifier(settings.notify)  # who reads the JSON has its alerts
     try:
         with nullcontext() if recorder is None else closing(recorder):
             return written(
                 lambda: stream(
                     snapshots, _alerts(settings), as_json=asked.as_json, changes_only=asked.changes,
-                    recorder=recorder, ask=_probes(),
+                    recorder=recorder, ask=_probes(), notifier=notifier,
                 )
             )  # fmt: skip
     except (NoDriverAnswer, RecordingError) as error:
         return complain(str(error), EXIT_FAILED)
+    finally:
+        if notifier is not None:
+            notifier.close()
 
 
 def _print_recording(recording: GpuRecording, alerts: Alerts, *, once: bool, as_json: bool) -> int:

@@ -55,16 +55,24 @@ class AlertKind(Enum):
     Of one severity they stand in this order: why GPUs are lost, what just happened, what lasts.
     """
 
-    NO_DRIVER = "no_driver"
-    OOM = "oom"
-    LOST = "lost"
-    ECC = "ecc"
-    STALE = "stale"
-    NEAR_FULL = "near_full"
-    GROWTH = "growth"
-    """A watched process's memory after each step rises steadily."""
-    HOT = "hot"
-    THROTTLED = "throttled"
+    NO_DRIVER = "no_driver", "no GPU can be watched: no driver, or it does not start"
+    OOM = "oom", "a process ran out of memory, or fits only by freeing its cache"
+    LOST = "lost", "a GPU or a host does not answer any more"
+    ECC = "ecc", "memory errors that could not be corrected"
+    STALE = "stale", "a driver's call has not returned: the readings are old"
+    NEAR_FULL = "near_full", "memory in use is near the device's, or soon will be"
+    GROWTH = "growth", "a watched process's memory after each step rises steadily"
+    HOT = "hot", "a GPU is near the temperature at which its clocks are lowered"
+    THROTTLED = "throttled", "a GPU's clocks are lowered"
+
+    _value_: str
+    meaning: str
+
+    def __new__(cls, key: str, meaning: str = "") -> AlertKind:
+        """Make a member of its key and what it means. The default is for mypy, which takes a look-up for a call."""
+        self = object.__new__(cls)
+        self._value_, self.meaning = key, meaning
+        return self
 
 
 _HOLD_S = {

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
+from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
@@ -29,7 +30,7 @@ from gpumem_tui.monitor.snapshot import (
 from gpumem_tui.monitor.users import UserTotal, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.report.objects import SCHEMA, Body, picked
-from gpumem_tui.report.output import Printer, columns, sleep_until
+from gpumem_tui.report.output import Complaints, Printer, columns, sleep_until
 from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
 
 _MEMORY = tuple(field.name for field in fields(Memory))
@@ -152,7 +153,7 @@ def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = 
     )
 
 
-def stream(
+def stream(  # noqa: PLR0913 - named only, each with its default
     snapshots: Iterable[Snapshot],
     alerts: Alerts,
     *,
@@ -160,6 +161,7 @@ def stream(
     changes_only: bool = False,
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
+    notifier: Notifier | None = None,
 ) -> None:
     """Print every reading as it comes, and put it into the recording.
 
@@ -171,7 +173,7 @@ def stream(
     Raises:
         RecordingError: the recording cannot go on.
     """
-    output = Printer(as_json=as_json)
+    output, say_once = Printer(as_json=as_json), Complaints().say
     known: set[tuple[str, str, AlertKind]] = set()
     last: dict[str, Any] | None = None
 
@@ -183,6 +185,9 @@ def stream(
     for snapshot in snapshots:
         probes = ask(snapshot)
         current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+        if notifier is not None:
+            notifier.update(snapshot.host.name, current)
+            say_once(notifier.problem)
         if recorder is not None:
             recorder.add(snapshot, current, probes)
         begun = [alert for alert in current if alert.key not in known]

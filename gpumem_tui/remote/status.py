@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertMark, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, AlertMark, Severity
 from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
 from gpumem_tui.monitor.vendors import vendor
@@ -426,6 +426,20 @@ def mean_utilization(gpus: Iterable[Device]) -> float | None:
     read = [gpu.utilization_percent for gpu in gpus]
     busy = [percent for percent in read if percent is not None and not isinstance(percent, Unknown)]
     return sum(busy) / len(busy) if busy else None
+
+
+def alerts_of(status: HostStatus, now_s: float) -> tuple[Alert, ...]:
+    """Return a host's alerts, and that it is away if it had answered before.
+
+    Args:
+        now_s: seconds since the epoch.
+    """
+    if status.report is None:
+        return ()
+    if status.phase is not HostPhase.AWAY:
+        return status.report.alerts
+    away = Alert(Severity.WARNING, "", AlertKind.LOST, f"the host is away: {status.problem}", now_s)
+    return (*status.report.alerts, away)
 
 
 class AwayMarks:

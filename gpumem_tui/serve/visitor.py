@@ -15,7 +15,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpumem_tui.settings import load
+from gpumem_tui.settings import Notify, load
 
 _SET_PARENT_DEATH_SIGNAL = 1
 """``PR_SET_PDEATHSIG`` (man 2 prctl)."""
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from gpumem_tui.tui.start import open_program
 
     settings = load(given.settings)
-    return open_program(dataclasses.replace(settings, read_only=given.read_only or settings.read_only))
+    read_only = given.read_only or settings.read_only
+    return open_program(dataclasses.replace(settings, read_only=read_only, notify=Notify()))
 
 
 def _bound_to_server() -> bool:

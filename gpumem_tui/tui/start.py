@@ -272,6 +272,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
     """Return what a Monitor is made of besides its source."""
     from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.history import History
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.watch.live import LiveProbes
 
     probes = LiveProbes() if is_here else None
@@ -284,6 +285,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "read_only": not is_here,
         "bell": settings.bell,
         "probes": probes,
+        "notifier": Notifier(settings.notify) if is_here else None,
     }
 
 

@@ -259,6 +259,8 @@ async def test_a_damaged_plan_is_named_below_the_list(tmp_path: Path) -> None:
         ("markdown", ".md", lambda text: text.startswith("Fits: batch 8 on ") and "\n# Plan: gpt2" in text),
         ("command", ".sh", lambda text: text.startswith("gpumem-tui plan --model gpt2 --batch-size 8")),
         ("json", ".json", lambda text: json.loads(text)["workload"]["model"] == "gpt2"),
+        ("csv", ".csv", lambda text: text.startswith("curve,line,x,") and text.count("\n") > 100),
+        ("svg", ".svg", lambda text: text.startswith("<svg") and "Memory&#160;of&#160;one&#160;GPU" in text),
     ],
 )
 async def test_exports_are_written_once(

@@ -13,13 +13,13 @@ from itertools import pairwise, repeat
 from math import prod
 from operator import itemgetter
 
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Bucket
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.rules import Computed
 from gpumem_tui.simulator.allocator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
-from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
+from gpumem_tui.simulator.allocator.timeline import BucketPeak, Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 UNLIMITED_BYTES = 1 << 70
@@ -84,6 +84,11 @@ class Replay:
     def breakdown(self) -> Breakdown:
         """The buckets at the moment of the highest allocated bytes; they sum to `peak_allocated_bytes`."""
         return self.timeline.breakdown_after(self.peak_event, self.peak_allocated_bytes)
+
+    @cached_property
+    def bucket_peaks(self) -> Mapping[Bucket, BucketPeak]:
+        """The most that each bucket holds at any moment of the steps, see `Timeline.bucket_peaks`."""
+        return self.timeline.bucket_peaks()
 
     @cached_property
     def phases(self) -> tuple[PhasePeak, ...]:

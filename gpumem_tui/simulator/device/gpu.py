@@ -96,12 +96,12 @@ class SimulatedGpu:
         """State that the run is in `phase` of `step` from here on."""
         self.recorder.mark(step, phase)
 
-    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
-        """State which bucket these tensors are; tensors elsewhere are ignored."""
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
+        """State which bucket these tensors are, and which part of it; tensors elsewhere are ignored."""
         for tensor in tensors:
             number = self.memory.allocation_of(local(tensor))
             if number is not None:
-                self.recorder.tag(number, bucket)
+                self.recorder.tag(number, bucket, part)
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """Call the modules of `model` by their qualified names from now on."""

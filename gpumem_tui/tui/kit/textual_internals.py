@@ -40,7 +40,7 @@ USED: dict[type, tuple[str, ...]] = {
     ),
     Widget: ("_layout_updates",),
     Screen: ("on_event",),
-    App: ("on_event", "is_attached", "post_message", "_handle_exception"),
+    App: ("on_event", "is_attached", "post_message", "_handle_exception", "_driver"),
     Key: ("is_forwarded",),
 }  # fmt: skip
 """By class of Textual, the names that are used here and might be gone or mean something else in its next version."""
@@ -144,6 +144,12 @@ def forget_height(widget: Widget) -> None:
     machine the height would be that of an earlier text.
     """
     widget._layout_updates += 1  # noqa: SLF001 - named in `USED`
+
+
+def write_to_terminal(app: App[object], sequence: str) -> None:
+    """Write a sequence that draws nothing, between two frames; nothing where there is no terminal of ours."""
+    if isinstance(driver := app._driver, TerminalDriver):  # noqa: SLF001 - named in `USED`
+        driver.write(sequence)
 
 
 Result = TypeVar("Result")

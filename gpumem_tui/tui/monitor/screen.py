@@ -32,6 +32,7 @@ from gpumem_tui.tui.monitor.table_screen import SORT, UNFILTER
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 if TYPE_CHECKING:
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.recording.player import Player
     from gpumem_tui.watch.published import ProbeSource
 
@@ -69,6 +70,7 @@ class MonitorScreen(ProcessActions):
         clock: a snapshot's time as text.
         replay: what plays the recording that the source is of; None for what is now.
         past: the snapshots before the moment that was sought last.
+        notifier: tells of alerts that begin.
     """
 
     CSS_PATH = Path(__file__).with_name("screen.tcss")
@@ -117,9 +119,10 @@ class MonitorScreen(ProcessActions):
         clock: Callable[[float], str] = clock,
         replay: Player | None = None,
         past: Callable[[], Sequence[Snapshot]] = tuple,
+        notifier: Notifier | None = None,
     ) -> None:
         super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
-        self.replay, self._past = replay, past
+        self.replay, self._past, self.notifier = replay, past, notifier
         self._bell = bell
         self._notice = notice
         self._clock = clock
@@ -183,6 +186,7 @@ class MonitorScreen(ProcessActions):
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None
+        self.tell(self.feed.latest.host.name, self.feed.alerts)
         self._enter(seen(self._state, self.feed.latest, self.feed.published, self.feed.alerts))
         return True
 
@@ -330,7 +334,9 @@ class MonitorScreen(ProcessActions):
         shown = alerts if not troubled else ()
         own_line = bool(shown) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
-        header = header_row(state, inner, self._clock, (self.replay_words or self.feed.notice, self._notice))
+        header = header_row(
+            state, inner, self._clock, (self.replay_words or self.feed.notice, self.telling, self._notice)
+        )
         if own_line:
             self._alert_line.show_rows([alert_row(shown, inner)])
         self._header.show_rows([alert_row(shown, inner) if shown and not own_line else header])
