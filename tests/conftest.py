@@ -75,7 +75,7 @@ def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> None:
         make(server, WarmPython.path() if python == sys.executable else python, simulated=simulated)
         server.key = interpreters._key(python, simulated)
 
-    interpreters.ForkServer.__init__ = made  # type: ignore[method-assign]
+    interpreters.ForkServer.__init__ = made  # type: ignore[assignment, method-assign]
 
 
 @pytest.fixture(autouse=True)
