@@ -124,18 +124,22 @@ def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str
 
     Args:
         memory_bytes: with so much memory free, whoever computes there; None for those on which nobody does.
-        environ: whose ``CUDA_VISIBLE_DEVICES`` they are among, if it has any.
+        environ: whose ``CUDA_VISIBLE_DEVICES``, or its vendor's like, they are among, if it has any.
     """
-    seen: Reading[tuple[str, ...]] | None = None
-    if "CUDA_VISIBLE_DEVICES" in environ:
-        ordered = {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        seen = visible_devices([Candidate(gpu.index, gpu.uuid, gpu.name) for gpu in snapshot.gpus], ordered)
+    seen: set[str] = set()
+    for brand in {gpu.vendor for gpu in snapshot.gpus}:
+        whose = [Candidate(gpu.number, gpu.uuid, gpu.name) for gpu in snapshot.gpus if gpu.vendor == brand]
+        visible = environ.get(vendors.of_brand(brand).visible)
+        listed: Reading[tuple[str, ...]] = tuple(gpu.uuid for gpu in whose)
+        if visible is not None:
+            listed = visible_devices(whose, {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        seen.update(() if isinstance(listed, Unknown) else listed)
     found = []
     for gpu in snapshot.gpus:
         memory, processes = gpu.memory, gpu.processes
         if isinstance(memory, Unknown) or isinstance(processes, Unknown):
             continue
-        if gpu.state is not DeviceState.OK or gpu.mig or (isinstance(seen, tuple) and gpu.uuid not in seen):
+        if gpu.state is not DeviceState.OK or gpu.mig or gpu.uuid not in seen:
             continue
         computing = any(process.kind is not ProcessKind.GRAPHICS for process in processes)
         if memory.free_bytes >= memory_bytes if memory_bytes else not computing and memory.used_bytes < IDLE_BYTES:
@@ -151,7 +155,7 @@ class Candidate:
     """A GPU as CUDA could list it.
 
     Attributes:
-        index: the driver's, which is the order on the PCI bus.
+        index: the driver's under its vendor, which is the order on the PCI bus.
         instances: UUIDs of its MIG instances; with any, CUDA sees one of them and never the whole GPU.
     """
 
@@ -159,6 +163,7 @@ class Candidate:
     uuid: str
     name: str
     instances: tuple[str, ...] = ()
+    vendor: str = ""
 
 
 def visible_devices(gpus: Sequence[Candidate], environ: Mapping[str, str]) -> Reading[tuple[str, ...]]:

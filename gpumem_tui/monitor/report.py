@@ -17,6 +17,7 @@ from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
     USUAL_RUNTIME,
     DeviceState,
+    DriverReading,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -91,7 +92,7 @@ def first(source: Source) -> Snapshot:
     """
     snapshot = source.wait(None, _ANSWER_S)
     if snapshot is None:
-        raise NoDriverAnswer(f"the {vendor().driver} has not answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
+        raise NoDriverAnswer(f"no GPU driver has answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
     return snapshot
 
 
@@ -205,7 +206,9 @@ def snapshot_json(
     probes = probes or ProbeReport()
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
-    other = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    other: dict[str, Any] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    if len(snapshot.drivers) > 1 or other:
+        other["drivers"] = [_driver_json(each) for each in snapshot.drivers]
     top = Body(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem, **other)
     top.put_all(("driver_version", "cuda_version"), snapshot)
     return top.done(
@@ -214,6 +217,12 @@ def snapshot_json(
         unlisted_probes=[*_not_listed(snapshot, probes), *probes.unlisted],
         alerts=[_alert_json(alert) for alert in alerts],
     )
+
+
+def _driver_json(driver: DriverReading) -> dict[str, Any]:
+    body = Body(**picked(driver, "vendor", "runtime", "problem"))
+    body.put_all(("driver_version", "runtime_version"), driver)
+    return body.done()
 
 
 def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
@@ -227,9 +236,14 @@ def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, A
     return (body for place, body in probes.listed.items() if place not in shown)
 
 
+_WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
+"""Of a GPU: what is left out where there is nothing to be said."""
+
+
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     body = Body(
         **picked(gpu, "index", "uuid", "name", "bus_id"),
+        **{name: value for name, value in picked(gpu, *_WHOSE).items() if value not in (None, "")},
         state=gpu.state.value,
         state_reason=gpu.state_reason,
         age_s=round(gpu.age_s, 3),
@@ -289,8 +303,7 @@ def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80) -> Itera
 
 def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.time_s))
-    driver, cuda = _known(snapshot.driver_version), _known(snapshot.cuda_version)
-    yield f"{snapshot.host.name}  {when}  driver {driver}  {snapshot.runtime} {cuda}"
+    yield "  ".join([snapshot.host.name, when, *snapshot.versions])
     for alert in alerts:
         yield f"{alert.severity.value}: {alert.message}"
     if not snapshot.gpus:

@@ -150,8 +150,8 @@ class Sampler(LatestSnapshot):
             first = False
             next_at = max(next_at + self._interval_s, monotonic())
             self._wait_for(lambda: self._stopped, next_at - monotonic())
-        for worker in (self._plug_ins_worker, self._host_worker, *self._parts):
-            worker.end()
+        for ending in [self._plug_ins_worker.end, self._host_worker.end, *(part.end for part in self._parts)]:
+            ending()
 
     def _add_vendors(self, found: Iterable[Vendor]) -> None:
         for vendor in found:
@@ -273,7 +273,7 @@ class Sampler(LatestSnapshot):
                 gpus=tuple(gpus),
                 host=host,
                 problem="" if any(part.driver.status.gpu_count for part in present) else self._problem(drivers),
-                calls=sum((part.calls() for part in self._parts), Counter[str]()),
+                calls=sum((Counter(each.calls) for each in drivers), Counter[str]()),
                 runtime=leading.runtime,
                 drivers=tuple(drivers),
             )

@@ -188,6 +188,7 @@ class DriverReading:
         driver_version, runtime_version: as the driver says; unknown with the remedy while it does not run.
         runtime: what `runtime_version` is a version of ("CUDA").
         problem: why none of its GPUs can be watched, and how to fix it; empty otherwise.
+        calls: calls of its library made so far, by function; none of another machine's.
     """
 
     vendor: str
@@ -195,6 +196,7 @@ class DriverReading:
     runtime: str
     runtime_version: Reading[str]
     problem: str
+    calls: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Snapshot:
         driver_version, cuda_version: as the first driver that runs says; unknown with the remedy while none runs.
         problem: one line when no GPU can be watched (no driver, library mismatch, ...) or the program itself failed,
             with how to fix it; empty otherwise.
-        calls: calls of the vendor's library made so far, by function: what watching costs.
+        calls: calls of the vendors' libraries made so far, by function: what watching costs.
         runtime: what `cuda_version` is a version of: what the vendor calls what programs are compiled for.
         drivers: those of this machine, in the order of their GPUs; empty where an older version of the program, or one
             on a machine with the usual one alone, does not say.
@@ -221,6 +223,16 @@ class Snapshot:
     calls: Mapping[str, int] = field(default_factory=dict)
     runtime: str = USUAL_RUNTIME
     drivers: tuple[DriverReading, ...] = ()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Return the versions of each driver that runs and of its runtime, in words: "driver 550.54", "CUDA 12.4"."""
+        running = [each for each in self.drivers if isinstance(each.driver_version, str)]
+        named: list[tuple[str, Reading[str]]] = [("driver", self.driver_version), (self.runtime, self.cuda_version)]
+        if len(running) > 1:
+            pairs = (((f"{d.vendor} driver", d.driver_version), (d.runtime, d.runtime_version)) for d in running)
+            named = [each for pair in pairs for each in pair]
+        return tuple(f"{name} {version}" for name, version in named if isinstance(version, str))
 
 
 class Source(Protocol):

@@ -129,9 +129,10 @@ class VendorGpus:
             runtime=vendor.runtime,
             runtime_version=Unknown(unread) if unread else status.runtime_version,
             problem=unread or status.problem,
+            calls=self._calls(),
         )
 
-    def calls(self) -> Counter[str]:
+    def _calls(self) -> Counter[str]:
         """Count the calls of its library so far."""
         total = Counter(self._former_calls)
         for backend in (*(each.backend for each in self.readers.values()), self.driver.backend):

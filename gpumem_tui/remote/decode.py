@@ -24,6 +24,7 @@ from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import (
     USUAL_RUNTIME,
+    DriverReading,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -32,7 +33,7 @@ from gpumem_tui.monitor.snapshot import (
     Memory,
     Snapshot,
 )
-from gpumem_tui.report.objects import SCHEMA
+from gpumem_tui.report.objects import SCHEMA, picked
 from gpumem_tui.text import cleaned
 
 _ESCAPE = re.compile(rb'\\(?:u([0-9a-fA-F]{4})|["\\/])|\\')
@@ -135,10 +136,13 @@ def _whole(hint: Any) -> Any:
 _OWN_PLACE = ("memory", "processes", "ledger")
 """Of a device: what is made of several values of the line."""
 MEMORY = LineParts(Memory)
-GPU = LineParts(GpuReading, *_OWN_PLACE, "instances")
+_WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
+"""Of a GPU: what a line leaves out where there is nothing to be said, and one of an older version always."""
+GPU = LineParts(GpuReading, *_OWN_PLACE, "instances", *_WHOSE)
 INSTANCE = LineParts(Instance, *_OWN_PLACE)
 PROCESS = LineParts(GpuProcess, "host")
-SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime")
+SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "drivers")
+DRIVER = LineParts(DriverReading, "calls")
 HOST = LineParts(HostReading, lacks_all=True)
 HOST_PROCESS = LineParts(HostProcess, "pid", lacks_all=True)
 ALERT = LineParts(Alert, lacks_all=True)
@@ -182,10 +186,23 @@ class GpuLine(_Gpu):  # type: ignore[misc]
 
     processes: list[ProcessLine] | None
     instances: list[InstanceLine]
+    vendor: str = ""
+    vendor_index: Whole | None = None
+    runtime_index: Whole | None = None
+    partition: str = ""
 
 
 class HostLine(_Host):  # type: ignore[misc]
     """The machine around the GPUs."""
+
+    unavailable: dict[str, str]
+
+
+_Driver: Any = msgspec.defstruct("_Driver", DRIVER.types)
+
+
+class DriverLine(_Driver):  # type: ignore[misc]
+    """A vendor's driver."""
 
     unavailable: dict[str, str]
 
@@ -199,6 +216,7 @@ class ReadingLine(_Snapshot):  # type: ignore[misc]
     alerts: list[AlertLine]
     unavailable: dict[str, str]
     runtime: str = USUAL_RUNTIME
+    drivers: list[DriverLine] = msgspec.field(default_factory=list)
 
 
 # ---- from a line to a snapshot
@@ -265,6 +283,7 @@ def _snapshot(body: ReadingLine) -> Snapshot:
         gpus=tuple(map(_gpu, body.gpus)),
         host=HostReading(*HOST.of(body.host)),
         runtime=body.runtime,
+        drivers=tuple(DriverReading(*DRIVER.of(each)) for each in body.drivers),
         **SNAPSHOT.named(body),
     )
 
@@ -281,6 +300,7 @@ def _gpu(body: GpuLine) -> GpuReading:
         ledger=_ledger(body, memory, processes),
         processes=processes,
         instances=tuple(map(_instance, body.instances)),
+        **picked(body, *_WHOSE),
         **GPU.named(body),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import MIB
+from gpumem_tui.monitor.vendors.amd import calls
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, Scenario, numbers
 
@@ -148,6 +149,8 @@ def fake_amd(amd_machine: AmdMachine, monkeypatch: pytest.MonkeyPatch) -> Iterat
             monkeypatch.setenv(name, value)
     yield amd_machine
     amd_machine.show(machine_of([]))  # whatever hangs in the library returns
+    while calls._LIBRARY.starts > 0:  # a sampler that ends leaves it started
+        calls.stop(calls.AmdCaller())
 
 
 __all__ = ["Calls", "Scenario"]

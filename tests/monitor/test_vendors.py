@@ -18,13 +18,13 @@ from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.vendors.amd.vendor import AMD
 from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
-from tests.amdsmi_stub.machine import AmdGpu, AmdMachine, machine_of
+from tests.amdsmi_stub.machine import DRIVER_NOT_LOADED, AmdGpu, AmdMachine, machine_of
 from tests.monitor.file_vendor import FILES
 from tests.monitor.file_vendor import NO_DRIVER as NO_FILES_DRIVER
 from tests.monitor.vendor_kit import KitGpu, VendorKit
 from tests.monitor.watching import no_processes, until
 from tests.nvml_stub.machine import FakeMachine
-from tests.nvml_stub.scenario import LIBRARY_NOT_FOUND, FakeGpu, FakeProcess, Scenario
+from tests.nvml_stub.scenario import LIBRARY_NOT_FOUND, Calls, FakeGpu, FakeProcess, Scenario
 
 PACKAGE = Path(gpumem_tui.__file__).parent
 
@@ -87,8 +87,9 @@ class AmdLab:
         )
 
     def take_driver(self) -> None:
-        """As the kernel has it without amdgpu."""
+        """As the kernel and the library have it without amdgpu."""
         self._machine.load(driver=False)
+        self._machine.show(machine_of([], calls=Calls(errors={"amdsmi_init": DRIVER_NOT_LOADED})))
 
 
 class FileLab:

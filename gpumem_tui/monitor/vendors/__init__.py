@@ -1,4 +1,4 @@
-"""Whose GPUs the Monitor watches and the search runs on: those of the vendors that come with the program, and of plug-ins.
+"""Whose GPUs are watched and searched on: those of the vendors that come with the program, and of plug-ins.
 
 A plug-in's `Vendor` is an entry point of the group ``gpumem_tui.vendors``. They are looked for last: reading them costs
 more than the whole of a driver's start.
