@@ -43,6 +43,9 @@ class Settings:
     hosts: tuple[tuple[str, tuple[str, ...]], ...] = _key(
         (), 'Lists of hosts by name, for --host NAME. As a table: [hosts], then cluster = ["node[01-16]", "me@b:2222"].'
     )
+    prices: tuple[tuple[str, float], ...] = _key(
+        (), "What an hour of one GPU costs you. As a table: [prices], then h100-80gb = 2.10, by names of the catalog."
+    )
 
 
 def default_path() -> Path:
@@ -96,6 +99,8 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
     given: dict[str, Any] = {key: float(value) if key in numbers else value for key, value in values.items()}
     if "hosts" in given:
         given["hosts"] = tuple((name, tuple(listed)) for name, listed in given["hosts"].items())
+    if "prices" in given:
+        given["prices"] = tuple((name, float(price)) for name, price in given["prices"].items())
     return Settings(**given)
 
 
@@ -119,6 +124,8 @@ def _fault(key: str, value: object) -> str:
         return f"unknown key {key!r}; {remedy}"
     if spec.name == "hosts":
         return _fault_of_hosts(value)
+    if spec.name == "prices":
+        return _fault_of_prices(value)
     wanted, low, high = type(spec.default), spec.metadata["low"], spec.metadata["high"]
     if not (type(value) is wanted or (wanted is float and type(value) is int)):
         words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
@@ -134,6 +141,15 @@ def _fault_of_hosts(value: object) -> str:
     for name, listed in value.items():
         if not isinstance(listed, list) or not all(isinstance(host, str) for host in listed):
             return f'hosts.{name} must be a list of hosts such as ["a", "me@b:2222"], not {_toml(listed)}'
+    return ""
+
+
+def _fault_of_prices(value: object) -> str:
+    if not isinstance(value, dict):
+        return f"prices must be a table, not {_toml(value)}"
+    for name, price in value.items():
+        if type(price) not in (int, float) or not 0 <= price < 1e6:
+            return f"prices.{name} must be the price of one GPU for an hour, not {_toml(price)}"
     return ""
 
 

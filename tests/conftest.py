@@ -16,6 +16,7 @@ from gpumem_tui.run import interpreters
 from tests.amdsmi_stub.machine import amd_machine, amdsmi_stub, fake_amd
 from tests.nvml_stub.machine import FakeMachine, compile_stub
 from tests.nvml_stub.scenario import Scenario
+from tests.sharing import WarmPython
 
 __all__ = ["amd_machine", "amdsmi_stub", "fake_amd"]
 
@@ -56,6 +57,11 @@ def _simulated_device_is_registered() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 10)
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_python_has_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
+    WarmPython.comes_from(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

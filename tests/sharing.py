@@ -6,9 +6,12 @@ import fcntl
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+from tests import warm
 
 T = TypeVar("T")
 
@@ -29,3 +32,29 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[], T])
             kept.write_bytes(pickle.dumps(make()))
         found: T = pickle.loads(kept.read_bytes())
         return found
+
+
+class WarmPython:
+    """A Python that starts with torch imported; it does so before the first of all workers starts one."""
+
+    _factory: pytest.TempPathFactory | None = None
+    _folder: Path | None = None
+
+    @classmethod
+    def comes_from(cls, factory: pytest.TempPathFactory) -> None:
+        """Say where it is to be made."""
+        cls._factory = factory
+
+    @classmethod
+    def path(cls, name: str = warm.TORCH) -> str:
+        """Return the program to start, `warm.TORCH` or `warm.TRANSFORMERS`."""
+        factory = cls._factory
+        assert factory is not None, "tests ask for it, not their modules"
+        if cls._folder is None:
+            cls._folder = made_once(factory, "python", lambda: cls._made(factory.mktemp("python")))
+        return str(cls._folder / name)
+
+    @staticmethod
+    def _made(folder: Path) -> Path:
+        warm.start(folder, os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
+        return folder

@@ -61,6 +61,13 @@ def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_prices_are_a_table_of_numbers() -> None:
+    assert parse("[prices]\nh100-80gb = 2\nt4-16gb = 0.35").prices == (("h100-80gb", 2.0), ("t4-16gb", 0.35))
+    for wrong in ("prices = 3", "[prices]\nt4-16gb = -1", '[prices]\nt4-16gb = "cheap"', "[prices]\nt4-16gb = nan"):
+        with pytest.raises(SettingsError, match=r"settings.toml:1: prices"):
+            parse(wrong)
+
+
 def test_a_key_in_a_comment_or_another_keys_name_does_not_mislead() -> None:
     with pytest.raises(SettingsError, match=r"^settings.toml:3: "):
         parse('# bells = 1\ntheme = "bells = 2"\nbells = 3')

@@ -6,7 +6,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -50,6 +50,38 @@ def gpus() -> Mapping[str, Gpu]:
         CatalogError: gpus.toml is damaged.
     """
     return MappingProxyType({name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()})
+
+
+@dataclass(frozen=True)
+class GpuPrice:
+    """What an hour of one GPU costs.
+
+    Attributes:
+        source: who says so, and when.
+        currency: empty for a user's own price, whose currency is not known.
+    """
+
+    an_hour: float
+    source: str
+    currency: str = "USD"
+
+    @property
+    def words(self) -> str:
+        """An hour's price with its currency."""
+        return f"{self.an_hour:g} {self.currency}".rstrip()
+
+
+@cache
+def list_prices() -> Mapping[str, GpuPrice]:
+    """Return the list prices of the catalog, by the GPU's name.
+
+    Raises:
+        CatalogError: prices.toml is damaged.
+    """
+    try:
+        return MappingProxyType(msgspec.convert(toml_tables("prices.toml"), dict[str, GpuPrice]))
+    except msgspec.ValidationError as error:
+        raise CatalogError(f"prices.toml: {error}") from error
 
 
 @cache

@@ -12,6 +12,7 @@ from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
 from gpumem_tui.options.typed import norm_from
 from gpumem_tui.report.output import Printer
+from gpumem_tui.settings import load
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.goals import Goals
@@ -42,10 +43,17 @@ GOAL_OPTIONS = [
 
 
 def goals_from(values: dict[str, Any]) -> Goals:
-    """Take what was typed of `GOAL_OPTIONS` out of `values`; `Goals.check` says whether it can be."""
+    """Take what was typed of `GOAL_OPTIONS` out of `values`, with the prices of the user's settings.
+
+    `Goals.check` says whether it can be.
+
+    Raises:
+        SettingsError: the settings cannot be read.
+    """
     from gpumem_tui.plan.goals import Goals
 
-    return Goals(**{field.name: values.pop(field.name) for field in fields(Goals)})
+    given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
+    return Goals(**given, prices=load().prices)
 
 
 def refuse_goals(goals: Goals) -> None:
@@ -57,7 +65,7 @@ def refuse_goals(goals: Goals) -> None:
     from gpumem_tui.plan.goals import Goals
 
     for field in fields(Goals):
-        if getattr(goals, field.name) != field.default:
+        if field.name != "prices" and getattr(goals, field.name) != field.default:
             option = "gradient-norm" if field.name == "norms" else field.name.replace("_", "-")
             raise click.UsageError(f"--{option}: is for models with a closed form; leave it out")
 

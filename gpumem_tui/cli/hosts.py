@@ -230,7 +230,7 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
         if report is None:
             yield Machine(status.host.name, None)
         else:
-            probes = ProbeReport(listed={place: dict(said) for place, said in report.probes.items()})
+            probes = ProbeReport(said={place: dict(said) for place, said in report.probes.items()})
             yield Machine(status.host.name, report.snapshot, probes, is_up=not status.problem)
 
 

@@ -37,6 +37,7 @@ _FILE = click.Path(path_type=Path)
 @click.command(short_help="Every GPU's memory as one ledger, live.")
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
+@click.option("--changes", is_flag=True, help="With --json: after the first object what has changed since the last.")
 @click.option("--csv", "as_csv", is_flag=True, help="Of hosts: a line a GPU and reading.")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
@@ -56,6 +57,8 @@ def monitor(**values: Any) -> int:
     typed = {f"--{name.removesuffix('_s').removeprefix('as_')}": value for name, value in values.items()}
     typed["--metrics"] = values["address"]
     hosts = AskedHosts.of(values)
+    if values["changes"] and (hosts.are_named or not values["as_json"] or values["once"] or values["replay"]):
+        raise click.UsageError("--changes: goes with --json, of this machine as it is now, not with --once")
     if hosts.are_named:
         for option in ("--replay", "--speed"):
             if typed[option]:
@@ -86,6 +89,7 @@ class _Asked:
 
     once: bool
     as_json: bool
+    changes: bool
     interval_s: float | None
     record: Path | None
     replay: Path | None
@@ -123,7 +127,7 @@ def _monitor_here(asked: _Asked) -> int:
         source.start()
         if asked.once:
             return _print_once(source, _alerts(settings), as_json=asked.as_json)
-        return _stream(source, settings, recorder, as_json=asked.as_json)
+        return _stream(source, settings, recorder, asked)
 
 
 def _replayed(path: Path, asked: _Asked, settings: Settings, *, on_screen: bool) -> int:
@@ -210,7 +214,7 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
     return complain(snapshot.problem, EXIT_FAILED) if snapshot.problem else code
 
 
-def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, *, as_json: bool) -> int:
+def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, asked: _Asked) -> int:
     from gpumem_tui.monitor.report import NoDriverAnswer, live, stream
     from gpumem_tui.recording.file import RecordingError
 
@@ -218,8 +222,11 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, *,
     try:
         with nullcontext() if recorder is None else closing(recorder):
             return written(
-                lambda: stream(snapshots, _alerts(settings), as_json=as_json, recorder=recorder, ask=_probes())
-            )
+                lambda: stream(
+                    snapshots, _alerts(settings), as_json=asked.as_json, changes_only=asked.changes,
+                    recorder=recorder, ask=_probes(),
+                )
+            )  # fmt: skip
     except (NoDriverAnswer, RecordingError) as error:
         return complain(str(error), EXIT_FAILED)
 

@@ -134,17 +134,17 @@ def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str
         if visible is not None:
             listed = visible_devices(whose, {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
         seen.update(() if isinstance(listed, Unknown) else listed)
-    found = []
-    for gpu in snapshot.gpus:
-        memory, processes = gpu.memory, gpu.processes
-        if isinstance(memory, Unknown) or isinstance(processes, Unknown):
-            continue
-        if gpu.state is not DeviceState.OK or gpu.mig or gpu.uuid not in seen:
-            continue
-        computing = any(process.kind is not ProcessKind.GRAPHICS for process in processes)
-        if memory.free_bytes >= memory_bytes if memory_bytes else not computing and memory.used_bytes < IDLE_BYTES:
-            found.append(gpu)
-    return found
+    return [gpu for gpu in snapshot.gpus if gpu.uuid in seen and is_free(gpu, memory_bytes)]
+
+
+def is_free(gpu: GpuReading, memory_bytes: int | None = None) -> bool:
+    """Return whether a GPU can be read as a whole and is free, as `free_gpus` has it."""
+    memory, processes = gpu.memory, gpu.processes
+    if isinstance(memory, Unknown) or isinstance(processes, Unknown) or gpu.state is not DeviceState.OK or gpu.mig:
+        return False
+    if memory_bytes:
+        return memory.free_bytes >= memory_bytes
+    return memory.used_bytes < IDLE_BYTES and all(process.kind is ProcessKind.GRAPHICS for process in processes)
 
 
 # ---- what a process sees

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,10 +24,11 @@ from prometheus_client.registry import Collector
 from gpumem_tui.addresses import in_url, is_address, is_loopback
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
+from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
-from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance, Snapshot, Source
+from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, Instance, Snapshot, Source
+from gpumem_tui.monitor.users import user_totals
 from gpumem_tui.monitor.vendors import of_brand, vendor
 from gpumem_tui.text import printable
 
@@ -90,8 +91,10 @@ MOST_PROCESSES = 256
 """Of a machine's processes, as many as this have series: those that hold most."""
 
 _GPU = ("gpu", "uuid", "name", "mig_instance")
-_PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process")
-"""Labels. Prometheus gives every series an ``instance``, whom it asked, so a MIG instance is not called that."""
+_PROCESS = ("gpu", "uuid", "mig_instance", "pid", "user", "process", "container_id", "pod_uid", "slurm_job")
+"""Labels. Prometheus gives every series an ``instance``, whom it asked, so a MIG instance is not called that; in
+Kubernetes a ``pod`` and a ``container``, of whom it asked, too."""
+_USER = ("user",)
 
 _HOST_UP = Family("host_up", "1 if the host's readings are its newest, 0 if it is away")
 _TIME = Family("snapshot_timestamp_seconds", "When the newest readings were put together")
@@ -113,6 +116,12 @@ _PROCESS_SHARE = Family("process_sm_ratio", "Its share of the multiprocessors", 
 _OPEN = Family("self_open_descriptors", "Descriptors that gpumem-tui itself has open")
 _MOST_OPEN = Family("self_most_descriptors", "As many as it may have open")
 _RESIDENT = Family("self_resident_bytes", "Host memory that it holds")
+_HOST_CPU = Family("host_cpu_ratio", "Share of the machine's processors that is busy")
+_HOST_USED = Family("host_memory_used_bytes", "Host memory that is not available to new programs")
+_HOST_TOTAL = Family("host_memory_total_bytes", "Host memory")
+_USER_MEMORY = Family("user_memory_bytes", "Memory of GPUs that a user's processes hold, as far as it is known", _USER)
+_USER_GPUS = Family("user_gpus", "On how many GPUs a user has processes", _USER)
+_USER_PROCESSES = Family("user_processes", "How many processes of a user use GPUs or train under a probe", _USER)
 _LEFT_OUT = Family("processes_left_out", f"More than {MOST_PROCESSES}: those that hold least have no series")
 
 
@@ -315,6 +324,9 @@ def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeRepor
         family = Family(name, f"Calls of the {whose.library} library", ("function",), counter=True)
         for function, count in calls.items():
             sheet.add(family, host, [function], count)
+    sheet.add(_HOST_CPU, host, (), snapshot.host.cpu_percent, 0.01)
+    sheet.add(_HOST_USED, host, (), snapshot.host.memory_used_bytes)
+    sheet.add(_HOST_TOTAL, host, (), snapshot.host.memory_total_bytes)
     for gpu in snapshot.gpus:
         sheet.add(_UP, host, _labels(gpu), gpu.state is DeviceState.OK)
         sheet.add(_AGE, host, _labels(gpu), gpu.age_s)
@@ -322,6 +334,7 @@ def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeRepor
     _add_readings(sheet, host, answering)
     _add_memory(sheet, host, answering)
     _add_processes(sheet, host, answering)
+    _add_users(sheet, host, replace(with_unlisted(snapshot, probes), gpus=tuple(answering)))
     _add_training(sheet, host, snapshot.gpus, probes)
 
 
@@ -361,25 +374,30 @@ def _add_memory(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
 
 
 def _add_processes(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
-    found = [(gpu, uuid, process) for gpu in gpus for uuid, process in _processes(gpu)]
-    found.sort(key=lambda each: (-_held(each[2]), each[0].index, each[1], each[2].pid))
-    for gpu, uuid, process in found[:MOST_PROCESSES]:
-        known = process.host
-        who = ["", ""] if isinstance(known, Unknown) else [known.user, known.name]
-        labels = [str(gpu.index), gpu.uuid, uuid, str(process.pid), *who]
+    found = [(gpu, process) for gpu in gpus for process in gpu.all_processes]
+    found.sort(key=lambda each: (-_held(each[1]), each[0].index, each[1].instance, each[1].pid))
+    for gpu, process in found[:MOST_PROCESSES]:
+        labels = [str(gpu.index), gpu.uuid, process.instance, str(process.pid), *_who(process.host)]
         sheet.add(_PROCESS_MEMORY, host, labels, process.used_bytes)
         sheet.add(_PROCESS_SHARE, host, labels, process.sm_percent, 0.01)
     sheet.add(_LEFT_OUT, host, (), len(found[MOST_PROCESSES:]))
 
 
-def _processes(gpu: GpuReading) -> Iterator[tuple[str, GpuProcess]]:
-    """Yield each process once, with the MIG instance it runs in."""
-    for instance in gpu.instances:
-        for process in () if isinstance(instance.processes, Unknown) else instance.processes:
-            yield instance.uuid, process
-    for process in () if isinstance(gpu.processes, Unknown) else gpu.processes:
-        if not process.instance:
-            yield "", process
+def _who(known: Reading[HostProcess]) -> list[str]:
+    """Return the labels that say whose a process is, what it is, and in which container, pod and job it runs."""
+    if isinstance(known, Unknown):
+        return [""] * 5
+    return [known.user, known.name, known.container_id, known.pod_uid, known.slurm_job]
+
+
+def _add_users(sheet: Sheet, host: str, snapshot: Snapshot) -> None:
+    for family in (_USER_MEMORY, _USER_GPUS, _USER_PROCESSES):
+        sheet.has(family)
+    for each in user_totals({host: snapshot}):
+        labels = (each.user or "",)
+        sheet.add(_USER_MEMORY, host, labels, each.used_bytes)
+        sheet.add(_USER_GPUS, host, labels, len(each.gpus))
+        sheet.add(_USER_PROCESSES, host, labels, each.processes)
 
 
 def _held(process: GpuProcess) -> int:
@@ -463,10 +481,9 @@ def _samples(gpus: tuple[GpuReading, ...], probes: ProbeReport) -> Iterator[tupl
     """Yield each sample (as `watch.report` writes it) with its labels."""
     places = {gpu.uuid: str(gpu.index) for gpu in gpus}
     places |= {instance.uuid: str(gpu.index) for gpu in gpus for instance in gpu.instances}
-    for (uuid, _), said in probes.listed.items():
+    for (where, _), said in probes.said.items():
+        uuid = "" if where == said.get("device") else where
         yield _training_labels(places.get(uuid, ""), uuid, said), _with_buckets(said)
-    for said in probes.unlisted:
-        yield _training_labels("", "", said), _with_buckets(said)
 
 
 def _training_labels(gpu: str, uuid: str, said: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, UnlistedProcess
+
+_NOT_TOLD = Unknown("not told which process it is")
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,36 @@ class ProbeReport:
         figures: for histories and alerts.
         ended: processes that memory ran out under lately.
         growing: processes whose memory rises.
-        listed: a JSON object for each process that the driver may list, by GPU uuid and pid.
-        unlisted: the same of processes on no GPU, or on one that cannot be told.
+        said: a JSON object for each process and device, by where it trains and its pid: the UUID of a GPU or of a MIG
+            instance; its own name of the device ("cpu") for host memory, or for a GPU that cannot be told.
+        hosts: these processes as the operating system knows them, by pid.
     """
 
     figures: Probes = field(default_factory=dict)
     ended: tuple[RanOutOfMemory, ...] = ()
     growing: tuple[Growing, ...] = ()
-    listed: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
-    unlisted: tuple[dict[str, Any], ...] = ()
+    said: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    hosts: Mapping[int, Reading[HostProcess]] = field(default_factory=dict)
+
+
+def with_unlisted(snapshot: Snapshot, probes: ProbeReport) -> Snapshot:
+    """Return a snapshot with what trains on the CPU, and what the driver does not show, as in a container."""
+    if snapshot.unlisted:  # of a host or a recording, which knows
+        return snapshot
+    shown = {
+        (process.instance or gpu.uuid, process.pid) for gpu in snapshot.gpus for process in gpu.all_processes
+    }  # fmt: skip
+    found = (
+        UnlistedProcess(
+            pid,
+            device := str(said.get("device", where)),
+            probes.hosts.get(pid, _NOT_TOLD),
+            "" if where == device else where,
+        )
+        for (where, pid), said in probes.said.items()
+        if (where, pid) not in shown
+    )
+    return replace(snapshot, unlisted=tuple(found))
 
 
 Ask = Callable[[Snapshot], ProbeReport]

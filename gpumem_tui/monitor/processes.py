@@ -12,7 +12,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,17 @@ _FORGET_S = 60.0
 _START_TOLERANCE_S = 1.0
 """The boot time that start times count from is rounded to a second by the kernel."""
 
+_SLURM = re.compile(r"/(?:[\w.-]+_)?slurm(?:stepd\.scope|_[^/]+)?/(?:.*/)?job_(\d+)")
+"""As https://slurm.schedmd.com/cgroup_v2.html and the older plugin have it: with several daemons on a node, each scope
+or folder has the node's name too."""
+_POD = re.compile(r"/kubepods.*?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
+"""The uid of a pod, or of one that the kubelet has from a file; the driver "systemd" writes _ for -."""
+_CONTAINER_ID = re.compile(r"[-/:_]([0-9a-f]{12})[0-9a-f]{52}(?![0-9a-f])")
 _CONTAINERS = (
     (re.compile(r"/kubepods.*?pod([0-9a-f]{8})"), "pod"),
     (re.compile(r"/docker[-/]([0-9a-f]{6})[0-9a-f]{58}"), "docker"),
     (re.compile(r"/libpod(?:-payload)?[-_/]([0-9a-f]{6})[0-9a-f]{58}"), "podman"),
-    (re.compile(r"/(?:slurm|slurmstepd\.scope)\b.*?/job_(\d+)"), "slurm"),
+    (_SLURM, "slurm"),
     (re.compile(r"/lxc(?:\.payload)?[./]([^/\n]+)"), "lxc"),
     (re.compile(r"/(?:cri-containerd|crio|nerdctl|containerd)[-/:]([0-9a-f]{6})[0-9a-f]{58}"), "containerd"),
 )
@@ -45,7 +51,11 @@ _CONTAINERS = (
 
 @dataclass
 class _Known:
-    """A process that was seen before: what never changes of it, and the last look."""
+    """A process that was seen before: what never changes of it, and the last look.
+
+    Attributes:
+        within: container, pod and job: the fields of a `HostProcess` that name them.
+    """
 
     process: psutil.Process
     user: str
@@ -53,6 +63,7 @@ class _Known:
     command: str
     start_time_s: float
     container: str
+    within: Mapping[str, str]
     uses_gpu: bool = False
     cpu_s: float = 0.0
     looked_s: float = 0.0
@@ -109,7 +120,7 @@ class HostProcesses:
             return Unknown(f"no permission to see pid {pid}")
 
     def _look_up(self, pid: int) -> _Known:
-        process = psutil.Process(pid)
+        process, cgroup = psutil.Process(pid), _text(self._proc / str(pid) / "cgroup")
         with process.oneshot():
             name = printable(process.name())
             try:
@@ -122,7 +133,8 @@ class HostProcesses:
                 name=name,
                 command=printable(command),
                 start_time_s=process.create_time(),
-                container=_container(_text(self._proc / str(pid) / "cgroup")),
+                container=_container(cgroup),
+                within=_within(cgroup),
             )
 
     def _uses_gpu(self, pid: int) -> bool:
@@ -220,6 +232,7 @@ def _read(known: _Known, now_s: float) -> HostProcess:
         cpu_percent=cpu_percent,
         resident_bytes=resident_bytes,
         container=known.container,
+        **known.within,
     )
 
 
@@ -229,6 +242,16 @@ def _container(cgroup: str) -> str:
         if found is not None:
             return f"{manager} {printable(found[1])}"
     return ""
+
+
+def _within(cgroup: str) -> Mapping[str, str]:
+    """Return the container, the pod and the job of a control group, by the names of a `HostProcess`'s fields."""
+    container, pod, job = _CONTAINER_ID.findall(cgroup), _POD.search(cgroup), _SLURM.search(cgroup)
+    return {
+        "container_id": container[-1] if container else "",
+        "pod_uid": pod[1].replace("_", "-") if pod is not None else "",
+        "slurm_job": job[1] if job is not None else "",
+    }
 
 
 def _text(path: Path) -> str:

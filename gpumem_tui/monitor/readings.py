@@ -108,6 +108,19 @@ class Telemetry:
     pcie_tx_bytes_per_s: Reading[int] = _entry(
         "PCIe traffic from the GPU", Pace.SLOWER, ReadingMetric("pcie_transmit_bytes_per_second")
     )
+    nvlink_rx_bytes: Reading[int] = _entry(
+        "Data that came over its NVLinks since the driver was loaded",
+        Pace.SLOW, ReadingMetric("nvlink_receive_bytes", counter=True),
+    )  # fmt: skip
+    nvlink_tx_bytes: Reading[int] = _entry(
+        "Data that went over its NVLinks since the driver was loaded",
+        Pace.SLOW, ReadingMetric("nvlink_transmit_bytes", counter=True),
+    )  # fmt: skip
+    nvlink_rx_bytes_per_s: Reading[int] = _entry("NVLink traffic to the GPU between the last two looks", Pace.SLOW)
+    nvlink_tx_bytes_per_s: Reading[int] = _entry("NVLink traffic from the GPU between the last two looks", Pace.SLOW)
+    energy_j: Reading[float] = _entry(
+        "Energy drawn since the driver was loaded", Pace.SLOW, ReadingMetric("energy_joules", counter=True)
+    )
     ecc_corrected: Reading[int] = _entry(
         "Memory errors that were corrected since the driver was loaded",
         Pace.SLOWER, ReadingMetric("ecc_errors", words=_ECC, counter=True, label=("type", "corrected")),

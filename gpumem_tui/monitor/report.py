@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
+from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
@@ -25,7 +25,9 @@ from gpumem_tui.monitor.snapshot import (
     Memory,
     Snapshot,
     Source,
+    UnlistedProcess,
 )
+from gpumem_tui.monitor.users import UserTotal, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Printer, columns, sleep_until
@@ -156,6 +158,7 @@ def stream(
     alerts: Alerts,
     *,
     as_json: bool,
+    changes_only: bool = False,
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
 ) -> None:
@@ -163,18 +166,28 @@ def stream(
 
     As JSON it is an object a line, otherwise a line a GPU and one for each alert that begins.
 
+    Args:
+        changes_only: after the first object print what has changed (`changes_json`).
+
     Raises:
         RecordingError: the recording cannot go on.
     """
     output = Printer(as_json=as_json)
     known: set[tuple[str, str, AlertKind]] = set()
+    last: dict[str, Any] | None = None
+
+    def body(snapshot: Snapshot, current: Sequence[Alert], probes: ProbeReport) -> dict[str, Any]:
+        nonlocal last
+        before, last = last, snapshot_json(snapshot, current, probes)
+        return changes_json(before, last) if changes_only and before is not None else last
+
     for snapshot in snapshots:
         probes = ask(snapshot)
         current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
         if recorder is not None:
             recorder.add(snapshot, current, probes)
         begun = [alert for alert in current if alert.key not in known]
-        output.show(body=partial(snapshot_json, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
+        output.show(body=partial(body, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
         known = {alert.key for alert in current}
 
 
@@ -200,10 +213,11 @@ def snapshot_json(
     """Return one object. What could not be read is null, with its reason under the nearest "unavailable".
 
     Args:
-        probes: a process with a probe gets what that says under "probe"; one that no GPU lists, among
-            "unlisted_probes".
+        probes: a process with a probe gets what that says under "probe"; one that no GPU lists, as on the CPU or in a
+            container with pids of its own, is among "unlisted_probes".
     """
     probes = probes or ProbeReport()
+    snapshot = with_unlisted(snapshot, probes)
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
     other: dict[str, Any] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
@@ -214,7 +228,8 @@ def snapshot_json(
     return top.done(
         host=host.done(),
         gpus=[_gpu_json(gpu, probes) for gpu in snapshot.gpus],
-        unlisted_probes=[*_not_listed(snapshot, probes), *probes.unlisted],
+        unlisted_probes=[_unlisted_json(each, probes.said.get(each.place, {})) for each in snapshot.unlisted],
+        users=[_user_json(each) for each in user_totals({snapshot.host.name: snapshot})],
         alerts=[_alert_json(alert) for alert in alerts],
     )
 
@@ -225,15 +240,62 @@ def _driver_json(driver: DriverReading) -> dict[str, Any]:
     return body.done()
 
 
-def _not_listed(snapshot: Snapshot, probes: ProbeReport) -> Iterator[dict[str, Any]]:
-    """Yield what probes say of processes that are not on their GPU's list, as in a container with pids of its own."""
-    shown = {
-        (process.instance or gpu.uuid, process.pid)
-        for gpu in snapshot.gpus
-        if not isinstance(gpu.processes, Unknown)
-        for process in gpu.processes
-    }
-    return (body for place, body in probes.listed.items() if place not in shown)
+def changes_json(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return what has changed from one reading to the next: the members of each object that have other values.
+
+    Objects in a list are told by their place, as ``{"gpus": {"0": {"power_w": 301.0}}}``, while as many are there as
+    before and each is of the same GPU or process; else the list is whole, and so is any other value. What a probe says
+    is told by its members, under "probe_changes". A reading that lacks a member is told whole.
+    """
+    changes = _changes(before, now)
+    return now if changes is None else {"schema": SCHEMA, "since": before["time_s"], "changes": changes}
+
+
+_NAMES = {"gpus": ("uuid", "index"), "instances": ("uuid",), "processes": ("pid", "instance", "kind", "start_time_s")}
+"""By what the objects in a list are told apart."""
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the members that have changed; None if one is gone."""
+    if before.keys() - now.keys():
+        return None
+    changed: dict[str, Any] = {}
+    for key, value in _members(before, now).items():
+        old, parts = before.get(key), None
+        if key in _NAMES and _are_same(key, old, value):
+            pairs = zip(old or (), value, strict=True)
+            found = {str(place): _changes(*pair) for place, pair in enumerate(pairs)}
+            parts = None if None in found.values() else {place: each for place, each in found.items() if each}
+        elif key == "host":
+            parts = _changes(old or {}, value)
+        elif key == "probe" and old and old.keys() <= value.keys():
+            key, parts = "probe_changes", _members(old, value)
+        changed[key] = value if parts is None else parts
+    return changed
+
+
+def _members(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the members that are new or have another value."""
+    return {name: value for name, value in now.items() if name not in before or value != before[name]}
+
+
+def _are_same(key: str, old: object, new: object) -> bool:
+    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
+        return False
+    return all(one.get(name) == other.get(name) for one, other in zip(old, new, strict=True) for name in _NAMES[key])
+
+
+def _unlisted_json(each: UnlistedProcess, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a probe says of a process that no GPU lists, and under "process" which one it is."""
+    body = Body()
+    body.put_all(_HOST_PROCESS, each.host)
+    known = {"pid": each.pid, "device": each.device, "gpu_uuid": each.gpu_uuid or None}
+    return {**said, **known, "process": body.done()}
+
+
+def _user_json(each: UserTotal) -> dict[str, Any]:
+    return {**picked(each, "user", "used_bytes", "unread"), "gpus": [index for _, index in each.gpus],
+            **picked(each, "processes", "cpu_percent", "resident_bytes")}  # fmt: skip
 
 
 _WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
@@ -283,7 +345,7 @@ def _processes_json(
         body = Body(pid=process.pid, kind=process.kind.value, instance=process.instance)
         body.put_all(("used_bytes", "sm_percent"), process)
         body.put_all(_HOST_PROCESS, process.host)
-        probe = probes.listed.get((uuid, process.pid))
+        probe = probes.said.get((process.instance or uuid, process.pid))
         listed.append(body.done() if probe is None else body.done(probe=probe))
     return listed
 
@@ -321,6 +383,10 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
             yield f"     {missing}"
     yield ""
     yield from _process_table(snapshot)
+    totals = user_totals({snapshot.host.name: snapshot})
+    if len(totals) > 1:
+        yield ""
+        yield from users_lines(totals, several=False)
 
 
 def _gpu_row(gpu: GpuReading) -> str:

@@ -16,6 +16,9 @@ from gpumem_tui.monitor.readings import Reading, Telemetry
 NOT_LOOKED_UP_YET = Unknown("not looked up yet")
 """Still to come, of the operating system."""
 
+ON_CPU = "cpu"
+"""What a probe calls host memory."""
+
 USUAL_RUNTIME = "CUDA"
 """What a snapshot's `cuda_version` is of where nothing else is said."""
 
@@ -46,6 +49,9 @@ class HostProcess:
         start_time_s: seconds since the epoch; with the pid it names one process for ever.
         cpu_percent: of one core, since the last look.
         container: a short hint ("docker 3f2a91", "pod x", "slurm 1234"), empty outside any.
+        container_id: the first 12 digits of its container's id, as ``docker ps`` prints them; empty outside any.
+        pod_uid: Kubernetes' ``metadata.uid`` of its pod; empty outside any.
+        slurm_job: the number of its Slurm job; empty outside any.
     """
 
     pid: int
@@ -57,6 +63,9 @@ class HostProcess:
     cpu_percent: Reading[float]
     resident_bytes: Value
     container: str = ""
+    container_id: str = ""
+    pod_uid: str = ""
+    slurm_job: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,13 @@ class GpuReading(Telemetry):
         return next(number for number in numbers if number is not None)
 
     @property
+    def all_processes(self) -> tuple[GpuProcess, ...]:
+        """Return its processes and those of its instances, as far as their lists could be read, each once."""
+        lists = [self.processes, *(instance.processes for instance in self.instances)]
+        known = (process for listed in lists if not isinstance(listed, Unknown) for process in listed)
+        return tuple({(process.pid, process.instance): process for process in known}.values())
+
+    @property
     def visible_memory(self) -> Reading[Memory]:
         """Return its memory; of a divided GPU that this user may not read as a whole, its instances' together."""
         parts = [each.memory for each in self.instances if not isinstance(each.memory, Unknown)]
@@ -167,6 +183,32 @@ class GpuReading(Telemetry):
             used_bytes=sum(part.used_bytes for part in parts),
             free_bytes=sum(part.free_bytes for part in parts),
         )
+
+
+@dataclass(frozen=True)
+class UnlistedProcess:
+    """A process that trains, says its probe, and that the driver lists on no GPU.
+
+    Attributes:
+        device: its own name of where it trains: "cpu", "cuda:1".
+        gpu_uuid: the GPU or MIG instance that this is; empty for host memory, or where it cannot be told.
+    """
+
+    pid: int
+    device: str
+    host: Reading[HostProcess]
+    gpu_uuid: str = ""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Return what names it among all that probes say: where it trains, and its pid."""
+        return self.gpu_uuid or self.device, self.pid
+
+    @property
+    def process(self) -> GpuProcess:
+        """Return it as one of a GPU's list, of which the driver tells nothing."""
+        why = Unknown("it trains on the CPU" if self.device == ON_CPU else "the driver does not list it")
+        return GpuProcess(self.pid, ProcessKind.COMPUTE, why, why, self.host)
 
 
 @dataclass(frozen=True)
@@ -212,6 +254,7 @@ class Snapshot:
         runtime: what `cuda_version` is a version of: what the vendor calls what programs are compiled for.
         drivers: those of this machine, in the order of their GPUs; empty where an older version of the program, or one
             on a machine with the usual one alone, does not say.
+        unlisted: what trains here and is on no GPU's list, as far as probes were asked (`probes.with_unlisted`).
     """
 
     time_s: float
@@ -222,6 +265,7 @@ class Snapshot:
     problem: str = ""
     calls: Mapping[str, int] = field(default_factory=dict)
     runtime: str = USUAL_RUNTIME
+    unlisted: tuple[UnlistedProcess, ...] = ()
     drivers: tuple[DriverReading, ...] = ()
 
     @property

@@ -29,7 +29,7 @@ from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
 from gpumem_tui.plan.recommended import Known, plan_answer, recommended, untraced
-from gpumem_tui.plan.speed import rate, run, throughput
+from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
 from gpumem_tui.search import report
@@ -59,7 +59,9 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--target-batch", str(plan.target_batch)]
     for extra in sorted(plan.extras):
         words += ["--extra", extra]
-    goals = ((field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name != "norms")
+    goals = (
+        (field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name not in ("norms", "prices")
+    )
     words += _options((field.name, value) for field, value in goals if value != field.default)
     for one in plan.goals.norms:
         words += ["--gradient-norm", f"{one.batch_size}={one.norm!r}"]
@@ -120,7 +122,7 @@ def plan_json(
     command = command_line(plan)
     return {
         **body,
-        "answer": plan_answer(now, by_trace, best, network),
+        "answer": plan_answer(now, by_trace, best, on_gpus, network),
         **_verdict_json(now, by_trace),
         "accumulation": {
             **report.accumulation_json(now.accumulation),
@@ -130,7 +132,7 @@ def plan_json(
         "speed": _speed_json(plan),
         "run": _run_json(plan),
         "notes": list(lacking(plan)),
-        "gpus": [_largest_json(row) for row in on_gpus],
+        "gpus": [_largest_json(row, plan) for row in on_gpus],
         "techniques": [picked(technique, *_TECHNIQUE_KEYS) for technique in judged.helping],
         "not_applicable": [picked(entry, "name", "reason") for entry in judged.not_applicable],
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
@@ -202,13 +204,16 @@ def _verdict_json(now: Answer, by_trace: TracedAnswer | Unknown) -> dict[str, An
     }
 
 
-def _largest_json(row: LargestOnGpu) -> dict[str, Any]:
+def _largest_json(row: LargestOnGpu, plan: Plan) -> dict[str, Any]:
+    cost = cost_of(plan, row.gpu)
     return {
         **picked(row.gpu, "name", "title", "total_bytes"),
         "formula_max_batch_size": row.formula,
         "traced_max_batch_size": known(row.traced),
         "unavailable": reason_of(row.traced),
         "same_architecture": row.same_architecture,
+        "cost_per_million": None if isinstance(cost, Unknown) else list(cost.per_million),
+        "price_per_hour": None if isinstance(cost, Unknown) else asdict(cost.price),
         "notes": list(row.lacks),
     }
 
@@ -287,6 +292,7 @@ def _run_json(plan: Plan) -> dict[str, Any]:
         "hours": list(found.hours),
         "gpu_hours": list(found.gpu_hours),
         "cost": None if found.cost is None else list(found.cost),
+        "price_per_hour": None if (price := price_of(plan)) is None else asdict(price),
     }
 
 

@@ -22,7 +22,8 @@ class Goals:
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
-        price: of one GPU for an hour, in any currency; None for not said.
+        price: of the plan's GPU for an hour, in any currency; None for not said.
+        prices: by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
         reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
@@ -36,6 +37,7 @@ class Goals:
     reference_batch: int | None = None
     reference_rate: float | None = None
     norms: tuple[MeasuredNorm, ...] = ()
+    prices: tuple[tuple[str, float], ...] = ()
 
     @property
     def noise(self) -> NoiseScale | None:

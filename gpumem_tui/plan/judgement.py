@@ -18,7 +18,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import largest_batch, samples, target_of
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.speed import ALMOST, Rate, busy_share, kept_shares, passes, rate, run, saturating_batch
+from gpumem_tui.plan.speed import ALMOST, Rate, busy_share, kept_shares, passes, price_of, rate, run, saturating_batch
 
 SMALLEST_NORMALIZED_BATCH = 16
 """Below it batch norm's statistics are noisy (Wu & He 2018)."""
@@ -176,8 +176,8 @@ def cost(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
         over = advice.text("over", gpus=f"{gpus:,}", link=found.link.name)
     text = advice.text("time", tokens=f"{found.tokens:,}", over=over, hours=span(*found.hours))
     text += advice.text("gpu_hours", gpu_hours=span(*found.gpu_hours)) if gpus > 1 else "."
-    if found.cost is not None:
-        text += advice.text("price", price=f"{plan.goals.price:g}", cost=span(*found.cost))
+    if found.cost is not None and (price := price_of(plan)) is not None:
+        text += advice.text("price", price=f"{price.words} ({price.source})", cost=span(*found.cost))
     else:
         text += advice.text("no_price")
     return advice.judgement(text)

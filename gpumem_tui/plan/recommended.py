@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import Answer, TracedAnswer
+from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.speed import run
+from gpumem_tui.plan.speed import by_cost, run
 from gpumem_tui.plan.techniques import (
     Combination,
     cheapest_but_as_it_is,
@@ -105,13 +105,22 @@ def _confirmed(
 # The answer in one line
 
 
-def plan_answer(now: Answer, traced: TracedAnswer | Unknown, best: Recommended, network: str = "") -> str:
-    """Say whether a plan fits, its largest batch, what to change and what its tokens take, by trace where there is one.
+def plan_answer(
+    now: Answer,
+    traced: TracedAnswer | Unknown,
+    best: Recommended,
+    on_gpus: Sequence[LargestOnGpu] = (),
+    network: str = "",
+) -> str:
+    """Say whether a plan fits, its largest batch, what to change, what its tokens take, and the cheapest GPU for it.
+
+    By trace where there is one.
 
     For example ``Does not fit: batch 64 on NVIDIA GeForce RTX 4090, 40.1 GiB missing; largest batch 18 (16 with 10 %
     left free). To change: 4 passes of 16.``
 
     Args:
+        on_gpus: what every GPU takes; without them nothing is said of the cheapest.
         network: what was traced, where that is not to be taken for granted.
     """
     plan, by_trace = now.plan, isinstance(traced, TracedAnswer)
@@ -132,7 +141,11 @@ def plan_answer(now: Answer, traced: TracedAnswer | Unknown, best: Recommended, 
     of_one = " of a GPU" if gpus else ""
     answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}"
     answer += f"; {network}." if network and by_trace else "."
-    return " ".join(filter(None, (answer, "" if fits else _to_change(best, by_trace=by_trace), _takes(plan))))
+    return " ".join(
+        filter(
+            None, (answer, "" if fits else _to_change(best, by_trace=by_trace), _takes(plan), _cheapest(plan, on_gpus))
+        )
+    )
 
 
 def _to_change(best: Recommended, *, by_trace: bool) -> str:
@@ -151,3 +164,15 @@ def _takes(plan: Plan) -> str:
     a_second = sorted(found.tokens / hours / 3600 for hours in found.hours)
     cost = "" if found.cost is None else f", cost {span(*found.cost)}"
     return f"{span(*a_second)} tokens/s: {span(*found.hours)} h for {found.tokens:,} tokens{cost}."
+
+
+def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
+    """Say on which kind of GPU it costs least, of those that it fits on and whose price is known."""
+    if not (costs := by_cost(plan, on_gpus)):
+        return ""
+    row, cost = costs[0]
+    of = "tokens" if plan.shape.seq_len else "samples"
+    money = cost.price.currency and f" {cost.price.currency}"
+    return (
+        f"Cheapest GPU for it: {row.gpu.title}, {span(*cost.per_million)}{money} a million {of} ({cost.price.source})."
+    )

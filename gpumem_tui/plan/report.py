@@ -33,10 +33,11 @@ from gpumem_tui.plan.command import (
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
 from gpumem_tui.plan.goals import Quantity
-from gpumem_tui.plan.judgement import Judgement, judgements
+from gpumem_tui.plan.judgement import Judgement, judgements, span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, untraced
+from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.search import report
@@ -187,7 +188,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     command = command_line(plan)
     return document(
         (
-            plan_answer(now, by_trace, best, network),
+            plan_answer(now, by_trace, best, on_gpus, network),
             f"# Plan: {plan.shape.name} on {plan.gpu.title}",
             _workload(plan),
             "## Memory of one GPU",
@@ -198,6 +199,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             _techniques(techniques(plan, largest)),
             "## Every GPU",
             _largest_on_gpus(on_gpus, plan),
+            *_costs(on_gpus, plan),
             "## Curves",
             *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
             "## Batch size",
@@ -478,6 +480,28 @@ def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
         for row in found
     ]
     return table(("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note"), rows)
+
+
+def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
+    """Yield what it costs on every GPU that it fits on and whose price is known, the cheapest first."""
+    costs = by_cost(plan, found)
+    if not costs:
+        return
+    of = "tokens" if plan.shape.seq_len else "samples"
+    rows = [
+        (
+            f"`{row.gpu.name}`",
+            span(*cost.per_million),
+            cost.price.words,
+            cost.price.source,
+        )
+        for row, cost in costs
+    ]
+    yield (
+        f"What it costs where batch {plan.batch_size:,} fits, by the speed that the roofline gives and without what "
+        "several GPUs lose on each other; `[prices]` in the settings has your own prices:"
+    )
+    yield table(("GPU", f"cost of a million {of}", "an hour", "by"), rows)
 
 
 def _on_gpus(plan: CommandPlan) -> str:

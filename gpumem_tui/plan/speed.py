@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
+from gpumem_tui.catalog.loader import GpuPrice, list_prices
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.interconnect import (
     Link,
@@ -17,7 +19,7 @@ from gpumem_tui.formula.interconnect import (
 )
 from gpumem_tui.formula.roofline import Engine, engine, pass_seconds, relative_pass, update_seconds
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import target_of
+from gpumem_tui.plan.answers import LargestOnGpu, target_of
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
@@ -202,9 +204,58 @@ def run(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Run | Unknown:
         tokens / (found.least * shares[0] * a_second) / _HOUR_S,
     )
     gpu_hours = (hours[0] * gpus, hours[1] * gpus)
-    price = plan.goals.price
-    cost = None if price is None else (gpu_hours[0] * price, gpu_hours[1] * price)
+    price = price_of(plan)
+    cost = None if price is None else (gpu_hours[0] * price.an_hour, gpu_hours[1] * price.an_hour)
     return Run(tokens, link, hours, gpu_hours, cost)
+
+
+# On every GPU
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a million tokens cost on one kind of GPU, of a network without tokens a million samples.
+
+    Attributes:
+        per_million: the least and the most.
+    """
+
+    price: GpuPrice
+    per_million: tuple[float, float]
+
+
+def price_of(plan: Plan, gpu: Gpu | None = None) -> GpuPrice | None:
+    """Return the price of a GPU: of the plan's own as it says, else as the user's settings or a list say; or None.
+
+    Args:
+        gpu: None for the plan's.
+    """
+    gpu = gpu or plan.gpu
+    if gpu == plan.gpu and plan.goals.price is not None:
+        return GpuPrice(plan.goals.price, "your price", currency="")
+    paid = dict(plan.goals.prices).get(gpu.name)
+    return list_prices().get(gpu.name) if paid is None else GpuPrice(paid, "your price", currency="")
+
+
+def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
+    """Return what the plan's training costs on another kind of GPU, or why that is not known.
+
+    By the roofline, and without what several GPUs lose on each other; nothing is said of whether it fits.
+    """
+    price, found = price_of(plan, gpu), rate(replace(plan, gpu=gpu))
+    if price is None:
+        return Unknown(f"no price of {gpu.title} is known: [prices] in the settings")
+    if isinstance(found, Unknown):
+        return found
+    a_sample = price.an_hour / _HOUR_S * 1e6 / (plan.shape.seq_len or 1)
+    return Cost(price, (a_sample / found.most, a_sample / found.least))
+
+
+def by_cost(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> tuple[tuple[LargestOnGpu, Cost], ...]:
+    """Return the GPUs that the plan's batch fits on and whose cost is known, the cheapest first."""
+    costs = [(row, cost_of(plan, row.gpu)) for row in on_gpus if plan.batch_size <= row.largest]
+    known = [(row, cost) for row, cost in costs if isinstance(cost, Cost)]
+    return tuple(sorted(known, key=lambda one: sum(one[1].per_million)))
 
 
 def kept_shares(plan: Plan, alike: int, link: Link, found: Rate) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, AlertMark, Alerts, NewAlerts
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes
+from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.recording.codec import CodecError, Plain, from_plain, to_plain
 from gpumem_tui.recording.file import (
@@ -219,12 +219,14 @@ class GpuRecorder:
         """Append a snapshot of this machine.
 
         Args:
-            alerts: what is the matter at that moment, and `probes` what they say, for the ranks that it concerns.
+            alerts: what is the matter at that moment, and `probes` what they say, for the ranks that it concerns and
+                for what trains on no GPU.
 
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        began = self._new.begun(snapshot.time_s, alerts, {} if probes is None else probes.listed)
+        probes = probes or ProbeReport()
+        snapshot, began = with_unlisted(snapshot, probes), self._new.begun(snapshot.time_s, alerts, probes.said)
         here = RemoteHost(snapshot.host.name, snapshot.host.name)
         body = _host_body(here, HostPhase.LIVE, report=_report_body(to_plain(snapshot)))
         self._append(snapshot.time_s, {here.name: body}, began)

@@ -17,9 +17,9 @@ from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.report import COMPLETE_S, is_complete
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, Source
 from gpumem_tui.monitor.threads import LatestValue
-from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, decoded
+from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, ReadingDecoder
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.ssh import LinkLost, RemoteSignal, SshOptions, SshProcess, send_signal
+from gpumem_tui.remote.ssh import CHANGES, LinkLost, RemoteSignal, SshOptions, SshProcess, send_signal
 from gpumem_tui.remote.status import HostPhase, HostStatus
 from gpumem_tui.text import shortened
 
@@ -37,7 +37,8 @@ _LEAST_SILENCE_S = 15.0
 _SILENT_INTERVALS = 10
 _DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256
 """Of a connection, while its ssh is started, and of all else: 1,024, the usual limit, ends at 200 hosts or so."""
-_POLL_S, _SETTLE_S = 0.5, 0.05
+_POLL_S, _SETTLE_S = 5.0, 0.05
+"""To see that a host is silent; what comes, and that a connection is to end, is seen at once."""
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
 """Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
@@ -74,6 +75,7 @@ class Connection:
         self._stopped = threading.Event()
         self._again = threading.Event()
         self._process: SshProcess | None = None
+        self._tells_changes = True
         self._thread = threading.Thread(target=self._run, name=f"ssh {host.name}", daemon=True)
 
     @property
@@ -159,14 +161,23 @@ class Connection:
             self._again.wait(wait_s)
 
     def _attempt(self, readings: Readings) -> tuple[str, bool]:
-        """Connect and read to the end: why it ended, and whether a person has to see to it."""
-        self._process = process = SshProcess(self.ssh.command(self.host), _LONGEST_LINE, _MOST_ERRORS)
+        """Connect and read to the end: why it ended, and whether a person has to see to it.
+
+        A program there that cannot tell changes alone is called once more, for whole readings.
+        """
+        words = self.ssh.command(self.host, changes_only=self._tells_changes)
+        self._process = process = SshProcess(words, _LONGEST_LINE, _MOST_ERRORS)
         if self._stopped.is_set():
             process.terminate()
         while not self._stopped.is_set():
             lines = process.read(_POLL_S)
             if lines is None:
-                return process.explained(self.host, self.ssh)
+                ended = process.explained(self.host, self.ssh)
+                if not self._tells_changes or readings.answered or CHANGES not in "\n".join(process.errors):
+                    return ended
+                process.end()
+                self._tells_changes = False
+                return self._attempt(readings)
             if readings.take(lines, time.monotonic() - process.heard_s):
                 process.error_bytes = 0
         return "", False
@@ -191,6 +202,7 @@ class Readings:
     def __init__(self, interval_s: float, hand_on: Callable[[HostReport, str], None]) -> None:
         self.answered = False
         self._hand_on = hand_on
+        self._decoder = ReadingDecoder()
         self._silence_s = max(_LEAST_SILENCE_S, _SILENT_INTERVALS * interval_s)
         self._banner = 0
         self._first_line = ""
@@ -217,7 +229,7 @@ class Readings:
         if self.answered and self._lines > _MOST_LINES:
             raise LinkLost(f"prints more than {_MOST_LINES} lines a second, which are no readings")
         try:
-            report = decoded(line) if line.lstrip().startswith(b"{") else None
+            report = self._decoder.decoded(line) if line.lstrip().startswith(b"{") else None
         except OtherSchema as error:
             raise LinkLost(f"its gpumem-tui is of another version: install the same one there ({error})") from error
         except NoReading:

@@ -40,7 +40,7 @@ class HostPrinter:
         """
         for status in statuses:
             report = status.report
-            now = (0.0 if report is None else report.snapshot.time_s, status.problem)
+            now = (0.0 if report is None else report.time_s, status.problem)
             if now == self._shown.get(status.host.name, (0.0, "")):
                 continue
             self._shown[status.host.name] = now
@@ -68,7 +68,7 @@ def status_json(status: HostStatus) -> dict[str, Any]:
 
 
 def _reading(report: HostReport) -> dict[str, Any]:
-    probes = ProbeReport(listed={place: dict(said) for place, said in report.probes.items()})
+    probes = ProbeReport(said={place: dict(said) for place, said in report.probes.items()})
     return snapshot_json(report.snapshot, report.alerts, probes)
 
 

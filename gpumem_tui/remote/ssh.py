@@ -27,6 +27,8 @@ from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.text import shortened
 
 PROGRAM = "gpumem-tui"
+CHANGES = "--changes"
+"""The option of `monitor` by which it prints what has changed; what does not know it names it on stderr."""
 OFFERS = "gpumem-tui is offered by: "
 """Before the name of what could run it, on stderr of a host that lacks it."""
 
@@ -71,9 +73,14 @@ class SshOptions:
         """Return what is called, for people."""
         return self.remote_command or PROGRAM
 
-    def command(self, host: RemoteHost) -> list[str]:
-        """Return the words of the process whose lines are the host's readings."""
-        return self.words(host, self.program(f"monitor --json --interval {self.interval_s:g}"))
+    def command(self, host: RemoteHost, *, changes_only: bool = False) -> list[str]:
+        """Return the words of the process whose lines are the host's readings.
+
+        Args:
+            changes_only: after the first of them what has changed; programs of before know no such option.
+        """
+        changes = f" {CHANGES}" if changes_only else ""
+        return self.words(host, self.program(f"monitor --json{changes} --interval {self.interval_s:g}"))
 
     def program(self, arguments: str) -> str:
         """Return the program there with these arguments, for the shell there."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertMark, Severity
-from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Memory
-from gpumem_tui.remote.decode import HostReport
+from gpumem_tui.monitor.devices import is_free
+from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.remote.decode import GpuLine, HostReport, ProcessLine, gpu_of, process_of
 from gpumem_tui.remote.hosts import RemoteHost
 
 _PEAK = "peak_allocated_bytes"
@@ -23,20 +27,47 @@ _SILENT_S, _SILENT_STEPS = 15.0, 3
 """A rank is silent that has finished no step for so long, and for so many times as long as one took."""
 
 
-@dataclass(frozen=True)
-class RemoteProcess:
-    """A process on a GPU of a host.
+_NO_PROBE: Mapping[str, Any] = MappingProxyType({})
+Device: TypeAlias = GpuReading | GpuLine
+"""A GPU as snapshots or as lines have it."""
 
-    Attributes:
+
+class RemoteProcess:
+    """A process on a GPU of a host, or one that trains there on no GPU's list.
+
+    Thousands are made each second, so that what few need is made when it is asked for.
+
+    Args:
+        card: the GPU, as snapshots or as lines have it; None for host memory, or a GPU that cannot be told; then
+            `device` is its own name of it, "cpu".
+        listed: the process, as snapshots or as lines have it.
         probe: what the probe inside it says, as JSON; empty without one.
         received_s: when that came, by the viewer's monotonic clock.
     """
 
-    host_name: str
-    gpu: GpuReading
-    process: GpuProcess
-    probe: Mapping[str, Any]
-    received_s: float = 0.0
+    __slots__ = ("__dict__", "card", "device", "host_name", "listed", "probe", "received_s")
+
+    def __init__(
+        self,
+        host_name: str,
+        card: Device | None,
+        listed: GpuProcess | ProcessLine,
+        probe: Mapping[str, Any] = _NO_PROBE,
+        received_s: float = 0.0,
+        device: str = "",
+    ) -> None:
+        self.host_name, self.card, self.listed, self.device = host_name, card, listed, device
+        self.probe, self.received_s = probe, received_s
+
+    @cached_property
+    def gpu(self) -> GpuReading | None:
+        """Return the GPU, if there is one."""
+        return None if self.card is None else gpu_of(self.card)
+
+    @cached_property
+    def process(self) -> GpuProcess:
+        """Return the process."""
+        return process_of(self.listed)
 
     @property
     def known(self) -> HostProcess | None:
@@ -44,23 +75,51 @@ class RemoteProcess:
         return None if isinstance(self.process.host, Unknown) else self.process.host
 
     @property
-    def place(self) -> str:
-        """Return the GPU's number, the MIG instance with it."""
-        inside = next((each.index for each in self.gpu.instances if each.uuid == self.process.instance), None)
-        return str(self.gpu.index) if inside is None else f"{self.gpu.index}:{inside}"
+    def told(self) -> HostProcess | ProcessLine | None:
+        """Return what has its user, name, command and container; None where they are unknown."""
+        if isinstance(self.listed, ProcessLine):
+            return None if self.listed.user is None else self.listed
+        return self.known
 
-    @cached_property
+    @property
+    def user(self) -> str | None:
+        """Return whose it is; None where that is unknown."""
+        told = self.told
+        return None if told is None else told.user
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Return the memory that it holds; None where that is unknown."""
+        value = self.listed.used_bytes
+        return None if isinstance(value, Unknown) else value
+
+    @property
+    def sm_percent(self) -> int | None:
+        """Return its share of the GPU's processors; None where that is unknown."""
+        value = self.listed.sm_percent
+        return None if isinstance(value, Unknown) else value
+
+    @property
+    def place(self) -> str:
+        """Return the GPU's number, the MIG instance with it; without a GPU what stands for it."""
+        if self.card is None:
+            return self.device
+        inside = next((each.index for each in self.card.instances if each.uuid == self.listed.instance), None)
+        return str(self.card.index) if inside is None else f"{self.card.index}:{inside}"
+
+    @property
     def key(self) -> str:
         """Return what names it among the processes of all hosts."""
-        return "\t".join((self.host_name, self.gpu.uuid, self.process.instance, str(self.process.pid)))
+        where = self.device if self.card is None else self.card.uuid
+        return f"{self.host_name}\t{where}\t{self.listed.instance}\t{self.listed.pid}"
 
     @cached_property
     def about(self) -> str:
         """Return the text that a filter looks through, in small letters."""
-        about = f"{self.host_name} gpu{self.place} {self.process.pid}"
-        known = self.known
-        if known is not None:
-            about += f" {known.user} {known.name} {known.command} {known.container}"
+        about = f"{self.host_name} {'' if self.card is None else 'gpu'}{self.place} {self.listed.pid}"
+        told = self.told
+        if told is not None:
+            about += f" {told.user} {told.name} {told.command} {told.container}"
         return about.lower()
 
     def count(self, key: str) -> int | None:
@@ -103,9 +162,7 @@ def job_of(each: RemoteProcess) -> tuple[str, str, int]:
 
     Where the launcher gives no name, two runs of one user with the same command and size at once count as one.
     """
-    known = each.known
-    user, command = ("", "") if known is None else (known.user, known.command)
-    return user, _name(each) or command, each.count("world_size") or 0
+    return each.user or "", _name(each) or _command(each), each.count("world_size") or 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +242,8 @@ def _name(each: RemoteProcess) -> str:
 
 
 def _command(each: RemoteProcess) -> str:
-    return "" if each.known is None else each.known.command
+    told = each.told
+    return "" if told is None else told.command
 
 
 # ---- a host
@@ -209,18 +267,32 @@ class MemorySum:
     total_bytes: int = 0
     is_whole: bool = True
 
-    def __add__(self, other: MemorySum) -> MemorySum:
-        return MemorySum(
-            self.used_bytes + other.used_bytes, self.total_bytes + other.total_bytes, self.is_whole and other.is_whole
-        )
+    @property
+    def free_bytes(self) -> int:
+        """Return what is free of it."""
+        return self.total_bytes - self.used_bytes
 
     @classmethod
-    def of(cls, gpus: Iterable[GpuReading]) -> MemorySum:
+    def together(cls, several: Iterable[MemorySum]) -> MemorySum:
+        """Sum them up."""
+        each = list(several)
+        used_bytes, total_bytes = sum(one.used_bytes for one in each), sum(one.total_bytes for one in each)
+        return cls(used_bytes, total_bytes, all(one.is_whole for one in each))
+
+    @classmethod
+    def of(cls, gpus: Sequence[Device]) -> MemorySum:
         """Sum the memory of GPUs as far as it is known."""
-        read = [gpu.visible_memory for gpu in gpus]
-        known = [memory for memory in read if isinstance(memory, Memory)]
+        known = [memory for gpu in gpus if (memory := _memory_of(gpu)) is not None]
         used_bytes = sum(memory.total_bytes - memory.free_bytes for memory in known)
-        return cls(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(read))
+        return cls(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(gpus))
+
+
+def _memory_of(gpu: Device) -> Any:
+    """Return what has the total and the free bytes of a GPU; None where they are unknown."""
+    if isinstance(gpu, GpuLine) and gpu.total_bytes is not None:
+        return gpu
+    memory = gpu_of(gpu).visible_memory
+    return None if isinstance(memory, Unknown) else memory
 
 
 @dataclass(frozen=True)
@@ -253,6 +325,11 @@ class HostStatus:
         return None if self.received_s is None else max(0.0, now_s - self.received_s)
 
     @property
+    def devices(self) -> Sequence[Device]:
+        """Return the GPUs of its last reading, as snapshots or as lines have them."""
+        return () if self.report is None else self.report.devices
+
+    @property
     def gpus(self) -> tuple[GpuReading, ...]:
         """Return the GPUs of its last reading."""
         return () if self.report is None else self.report.snapshot.gpus
@@ -260,7 +337,37 @@ class HostStatus:
     @cached_property
     def memory(self) -> MemorySum:
         """Return the memory of all its GPUs."""
-        return MemorySum.of(self.gpus)
+        return MemorySum.of(self.devices)
+
+    @cached_property
+    def busy_percent(self) -> float | None:
+        """Return how busy its GPUs are on average."""
+        return mean_utilization(self.devices)
+
+    @cached_property
+    def free_gpus(self) -> int:
+        """Return on how many of its GPUs nobody computes."""
+        return sum(_may_be_free(device) and is_free(gpu_of(device)) for device in self.devices)
+
+    @cached_property
+    def most_free_bytes(self) -> int:
+        """Return the free memory of the GPU that has most of it."""
+        return max((memory.free_bytes for gpu in self.devices if (memory := _memory_of(gpu)) is not None), default=0)
+
+    @cached_property
+    def models(self) -> str:
+        """Return what its GPUs are called, the vendor's name left out."""
+        names = dict.fromkeys(gpu.name.removeprefix(f"{vendor().brand} ") for gpu in self.devices)
+        return ", ".join(names)
+
+    @cached_property
+    def users(self) -> tuple[str, ...]:
+        """Return whose processes are on its GPUs, first who holds most memory there."""
+        held: dict[str, int] = {}
+        for each in self.processes:
+            if (user := each.user) is not None:
+                held[user] = held.get(user, 0) + (each.used_bytes or 0)
+        return tuple(sorted(held, key=lambda user: (-held[user], user)))
 
     @cached_property
     def worst_alert(self) -> Alert | None:
@@ -270,26 +377,54 @@ class HostStatus:
 
     @cached_property
     def processes(self) -> tuple[RemoteProcess, ...]:
-        """Return its processes by GPU and pid; of a host that is away as they were last seen."""
+        """Return its processes by GPU and pid, on the CPU last; of a host that is away as they were last seen."""
         if self.report is None:
             return ()
-        found = [
-            RemoteProcess(
-                self.host.name,
-                gpu,
-                process,
-                self.report.probes.get((gpu.uuid, process.pid), {}),
-                self.received_s or 0.0,
-            )
-            for gpu in self.gpus
-            for process in (() if isinstance(gpu.processes, Unknown) else gpu.processes)
-        ]
-        return tuple(sorted(found, key=lambda each: (each.gpu.index, each.process.pid)))
+        name, received_s, cards = self.host.name, self.received_s or 0.0, self.devices
+        found = []
+        for card in cards:
+            for each in _processes_on(card):
+                place = each.instance or card.uuid, each.pid
+                said = each.probe if isinstance(each, ProcessLine) else self.report.probes.get(place)
+                found.append(RemoteProcess(name, card, each, said if isinstance(said, dict) else _NO_PROBE, received_s))
+        if unlisted := self.report.unlisted:
+            by_uuid = {uuid: card for card in cards for uuid in (card.uuid, *(part.uuid for part in card.instances))}
+            said_of = self.report.probes
+            found += [
+                RemoteProcess(
+                    name, by_uuid.get(each.gpu_uuid), each.process, said_of.get(each.place, _NO_PROBE), received_s,
+                    each.device,
+                )
+                for each in unlisted
+            ]  # fmt: skip
+        return tuple(sorted(found, key=lambda each: (_index(each.card), each.listed.pid)))
 
 
-def mean_utilization(gpus: Iterable[GpuReading]) -> float | None:
+def _processes_on(card: Device) -> Iterable[GpuProcess | ProcessLine]:
+    """Return the processes of a GPU and of its instances, as far as their lists could be read, each once."""
+    if isinstance(card, GpuReading):
+        return card.all_processes
+    if not card.instances:
+        return card.processes or ()
+    lists: list[list[ProcessLine] | None] = [card.processes, *(part.processes for part in card.instances)]
+    return {(each.pid, each.instance): each for listed in lists for each in listed or ()}.values()
+
+
+def _index(card: Device | None) -> float:
+    return math.inf if card is None else card.index
+
+
+def _may_be_free(device: Device) -> bool:
+    """Return whether nobody is seen to compute there: a first look that costs nothing."""
+    if isinstance(device, GpuReading):
+        return True
+    return device.processes is not None and all(each.kind is ProcessKind.GRAPHICS for each in device.processes)
+
+
+def mean_utilization(gpus: Iterable[Device]) -> float | None:
     """Return how busy GPUs are on average, in percent; None where none says so."""
-    busy = [gpu.utilization_percent for gpu in gpus if not isinstance(gpu.utilization_percent, Unknown)]
+    read = [gpu.utilization_percent for gpu in gpus]
+    busy = [percent for percent in read if percent is not None and not isinstance(percent, Unknown)]
     return sum(busy) / len(busy) if busy else None
 
 

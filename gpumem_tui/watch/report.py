@@ -18,7 +18,7 @@ from gpumem_tui.text import printable
 from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, growth_line, growth_of
 from gpumem_tui.watch.hosts import user_name
-from gpumem_tui.watch.published import Published
+from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, last_first
 
@@ -234,19 +234,18 @@ def probe_report(published: Published) -> ProbeReport:
         figures=published.figures,
         ended=published.out_of_memory,
         growing=published.growing,
-        listed={
-            (placed.gpu_uuid, watched.pid): probe_json(watched.process, placed.sample)
-            for watched in running
-            for placed in watched.placed
-            if isinstance(placed.gpu_uuid, str)
-        },
-        unlisted=tuple(
-            probe_json(watched.process, placed.sample)
+        said={
+            (_where(placed), watched.pid): probe_json(watched.process, placed.sample)
             for watched in running
             for placed in watched.own
-            if not isinstance(placed.gpu_uuid, str)
-        ),
+        },
+        hosts={watched.pid: watched.host for watched in running},
     )
+
+
+def _where(placed: Placed) -> str:
+    """Return the GPU of a sample; its own name of the device where that is none, or cannot be told."""
+    return placed.gpu_uuid if isinstance(placed.gpu_uuid, str) else placed.sample.device
 
 
 def ended_json(process: ProbedProcess) -> dict[str, Any]:

@@ -50,12 +50,6 @@ class Finished:
         return self.stderr.splitlines()[-1] if self.stderr else ""
 
 
-class Python:
-    """What commands of tests are run by: this interpreter, or one that starts with torch imported."""
-
-    path = sys.executable
-
-
 @dataclass(frozen=True)
 class Project:
     """A user's folder with scripts in it. `python` is what that word stands for in a command."""

@@ -15,9 +15,6 @@ from tests.cli.conftest import Program
 from tests.command.running import Project
 from tests.waiting import DEADLINE_S, wait_until
 
-IS_COLD = True
-"""Nothing is imported beforehand: see `warm`."""
-
 ROOT = str(Path(__file__).parents[2])
 
 

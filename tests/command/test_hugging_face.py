@@ -18,8 +18,10 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.command.running import TIMEOUT_S, Project, Python
+from tests.command.running import TIMEOUT_S, Project
+from tests.sharing import WarmPython
 from tests.terminal.terminal import terminal
+from tests.warm import TRANSFORMERS
 
 pytestmark = pytest.mark.scripts
 
@@ -119,7 +121,7 @@ def counts() -> dict[str, tuple[int, int]]:
     """Parameters and their tensors, as transformers builds each model on tensors without data."""
     pytest.importorskip("transformers")
     done = subprocess.run(
-        [Python.path, "-c", COUNT],
+        [WarmPython.path(TRANSFORMERS), "-c", COUNT],
         input=json.dumps({**CONFIGS, **{f"{name} own": values for name, values in OWN_CONFIGS.items()}}),
         capture_output=True,
         text=True,
@@ -144,7 +146,7 @@ def test_the_closed_form_and_our_network_are_as_transformers_builds_it(
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": name, **OWN_CONFIGS[name]}))
     options = WorkloadOptions(config=str(path), precision="bf16", optimizer="sgd")
-    spec = options.spec(Python.path)
+    spec = options.spec(WarmPython.path(TRANSFORMERS))
     assert spec.shape is not None
     assert spec.network == f"traced as transformers' {OWN_CONFIGS[name]['architectures'][0]}"
     ours = traced_spec(WorkloadSpec(spec.recipe, shape=spec.shape), 32).at(32).peak_allocated_bytes
@@ -166,12 +168,13 @@ APART = {
 
 def traced(options: WorkloadOptions, batch_size: int = 2) -> Traced:
     """The step at one batch size."""
-    return traced_spec(options.spec(Python.path), batch_size)
+    return traced_spec(options.spec(WarmPython.path(TRANSFORMERS)), batch_size)
 
 
 def traced_spec(spec: WorkloadSpec, batch_size: int) -> Traced:
     """The step of a workload at one batch size."""
-    config = SearchConfig(spec, simulated_device("a100-40gb"), steps=2)
+    python = WarmPython.path(TRANSFORMERS)
+    config = SearchConfig(spec, simulated_device("a100-40gb"), python, steps=2)
     found = predict(config, batch_size=batch_size, not_affine="one size is enough").prediction
     assert isinstance(found.traced, Traced)
     assert found.formula.max_batch_size
@@ -265,7 +268,16 @@ def test_what_transformers_builds_and_cannot_be_frozen_so_is_one_line(tmp_path: 
 
 def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[str, tuple[int, int]]) -> None:
     folder = Path(written(tmp_path, "qwen3_moe")).parent
-    options = ("--model", str(folder), "--gpu", "sim:t4-16gb", "--batch-size", "4", "--python", Python.path)
+    options = (
+        "--model",
+        str(folder),
+        "--gpu",
+        "sim:t4-16gb",
+        "--batch-size",
+        "4",
+        "--python",
+        WarmPython.path(TRANSFORMERS),
+    )
     done = Project(tmp_path).run("predict", *options, "--json").json
     assert done["workload"]["model"] == "qwen3_moe"
     assert done["workload"]["architecture"] == "Qwen3MoeForCausalLM"
@@ -276,7 +288,16 @@ def test_the_command_line_takes_a_path_as_a_model(tmp_path: Path, counts: dict[s
 
 def test_a_plan_of_it_shows_what_was_traced_and_runs_what_ifs(tmp_path: Path) -> None:
     path = written(tmp_path, "olmo2")
-    options = ("--model", path, "--gpu", "sim:t4-16gb", "--what-if", "checkpointing", "--python", Python.path)
+    options = (
+        "--model",
+        path,
+        "--gpu",
+        "sim:t4-16gb",
+        "--what-if",
+        "checkpointing",
+        "--python",
+        WarmPython.path(TRANSFORMERS),
+    )
     done = Project(tmp_path).run("plan", *options, "--json").json
     assert done["formula"]["buckets"] is None
     assert done["traced"]["peak_allocated_bytes"] > 0
@@ -304,7 +325,15 @@ def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) 
 
 
 def test_the_plan_screen_shows_the_trace(tmp_path: Path) -> None:
-    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--no-what-if", "--python", Python.path)
+    options = (
+        "--model",
+        written(tmp_path, "olmo2"),
+        "--gpu",
+        "sim:t4-16gb",
+        "--no-what-if",
+        "--python",
+        WarmPython.path(TRANSFORMERS),
+    )
     with terminal("plan", *options, columns=120, lines=40) as screen:
         screen.wait_for("olmo2 · Olmo2ForCausalLM", "parameters · sequence length 64", deadline_s=TIMEOUT_S)
         screen.wait_for("✓ batch 1 fits", "activations", "= allocated", deadline_s=TIMEOUT_S)
@@ -319,7 +348,7 @@ def test_a_search_tries_sizes_of_it(tmp_path: Path) -> None:
         "--limit",
         "128MiB",
         "--python",
-        Python.path,
+        WarmPython.path(TRANSFORMERS),
     )
     *_, result = Project(tmp_path).run("search", *options, "--json").lines
     assert result["verified"]

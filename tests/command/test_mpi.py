@@ -5,9 +5,6 @@ from __future__ import annotations
 from tests.command.running import Project
 from tests.command.test_launchers import RANKS, STARTER
 
-IS_COLD = True
-"""Nothing is imported beforehand: see `warm`."""
-
 TRAIN = """
     import torch
 
@@ -24,7 +21,7 @@ def test_the_ranks_of_mpirun_are_told(project: Project) -> None:
     project.write("mpirun", "#!/bin/sh" + STARTER.replace("{variables}", RANKS["mpirun"])).chmod(0o755)
     project.write("train.py", TRAIN)
     words = ("predict", "--gpu", "sim:a100-80gb", "--steps", "2", "--")
-    direct = project.run(*words, "./mpirun", "-np", "2", "python", "train.py")
+    direct = project.run(*words, "./mpirun", "-np", "2", project.python, "train.py")
     assert direct.code == 0, direct.stderr
     assert direct.stdout.splitlines()[1].endswith(" · rank 0 of 2")
     assert direct.stderr.count("  | training") == 1, "rank 1 is not run"
@@ -33,6 +30,6 @@ def test_the_ranks_of_mpirun_are_told(project: Project) -> None:
 def test_a_launcher_within_a_script_is_noted(project: Project) -> None:
     project.write("mpirun", "#!/bin/sh" + STARTER.replace("{variables}", RANKS["mpirun"])).chmod(0o755)
     project.write("train.py", TRAIN)
-    project.write("train.sh", "exec ./mpirun -np 2 python train.py")
+    project.write("train.sh", f"exec ./mpirun -np 2 {project.python} train.py")
     done = project.predict("sh", "train.sh", options=("--steps", "2"))
     assert "rank 0 of 2: a launcher within the command starts the others" in done.json["traced"]["notes"]

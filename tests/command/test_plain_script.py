@@ -6,9 +6,6 @@ import pytest
 
 from tests.command.running import Project
 
-IS_COLD = True
-"""Nothing is imported beforehand: see `warm`."""
-
 SCRIPT = """
     import argparse
     import torch

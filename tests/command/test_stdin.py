@@ -8,9 +8,6 @@ import pytest
 
 from tests.command.running import Project
 
-IS_COLD = True
-"""Nothing is imported beforehand: see `warm`."""
-
 pytestmark = pytest.mark.scripts
 
 SCRIPT = """

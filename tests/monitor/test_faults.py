@@ -179,6 +179,10 @@ _CELLS = {
     "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_generation"},
     "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
     "nvmlDeviceGetPcieThroughput": {"pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"},
+    "nvmlDeviceGetFieldValues": {
+        "nvlink_rx_bytes", "nvlink_tx_bytes", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s",
+    },
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_j"},
     "nvmlDeviceGetTotalEccErrors": {"ecc_corrected", "ecc_uncorrected"},
     "nvmlDeviceGetPerformanceState": {"performance_state"},
     "nvmlDeviceGetCurrentClocksThrottleReasons": {"throttle"},
@@ -186,7 +190,7 @@ _CELLS = {
     "nvmlDeviceGetMigMode": set[str](),
     "nvmlDeviceGetGraphicsRunningProcesses_v3": set[str](),
     "nvmlDeviceGetVirtualizationMode": set[str](),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("function", "cells"), _CELLS.items())

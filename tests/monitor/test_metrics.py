@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from http.client import HTTPConnection
 from urllib.error import HTTPError
 
@@ -107,6 +108,22 @@ def _of(series: Series, name: str, **labels: str) -> list[float]:
     ]
 
 
+def test_a_process_says_in_which_container_pod_and_job_it_runs_and_users_have_totals(scrape: Scrape) -> None:
+    known = process(7, GIB).host
+    assert not isinstance(known, Unknown)
+    pod = replace(known, container_id="0123456789ab", pod_uid="2f1b0c11-22aa-33bb-44cc-0123456789ab")
+    job = replace(known, user="bob", slurm_job="4711")
+    listed = (process(7, GIB, host=pod), process(8, 2 * GIB, host=job), process(9, GIB, host=Unknown("hidden")))
+    series = scrape(machine([gpu(0, processes=listed), gpu(1, processes=(process(8, GIB, host=job),))]))
+    assert _of(series, "gpumem_process_memory_bytes", container_id="0123456789ab", pod_uid=pod.pod_uid) == [GIB]
+    assert _of(series, "gpumem_process_memory_bytes", slurm_job="4711", user="bob", gpu="0") == [2 * GIB]
+    assert _of(series, "gpumem_process_memory_bytes", user="", slurm_job="") == [GIB]
+    assert _of(series, "gpumem_user_memory_bytes", user="bob") == [3 * GIB]
+    assert _of(series, "gpumem_user_gpus", user="bob") == [2]
+    assert _of(series, "gpumem_user_processes", user="bob") == [1]
+    assert _of(series, "gpumem_user_memory_bytes", user="") == [GIB], "of whom is not known"
+
+
 def test_the_numbers_are_the_snapshots_in_base_units(scrape: Scrape) -> None:
     series = scrape(machine([gpu(0, used_bytes=10 * GIB), gpu(1)], calls={"nvmlInit": 3}))
     first = {"gpu": "0", "uuid": "GPU-00000000"}
@@ -118,6 +135,9 @@ def test_the_numbers_are_the_snapshots_in_base_units(scrape: Scrape) -> None:
     assert _of(series, "gpumem_gpu_sm_clock_hertz", **first) == [1.41e9]
     assert _of(series, "gpumem_gpu_power_watts") == [312.5, 312.5]
     assert _of(series, "gpumem_gpu_up") == [1, 1]
+    assert _of(series, "gpumem_host_cpu_ratio") == [0.125]
+    assert _of(series, "gpumem_host_memory_used_bytes") == [64 * GIB]
+    assert _of(series, "gpumem_host_memory_total_bytes") == [512 * GIB]
     assert _of(series, "gpumem_gpu_ecc_errors_total", **first, type="uncorrected") == [0]
     assert _of(series, "gpumem_process_memory_bytes", pid="4000", user="alice", process="python") == [9.75 * GIB]
     assert _of(series, "gpumem_process_sm_ratio", pid="4001") == [0.9]

@@ -77,6 +77,13 @@ def test_every_reading_of_the_table_is_fetched(fake_nvml: FakeMachine) -> None:
         (FakeGpu(pcie_width=8), "pcie_width", 8),
         (FakeGpu(pcie_rx_kib_per_s=3), "pcie_rx_bytes_per_s", 3072),
         (FakeGpu(pcie_tx_kib_per_s=4), "pcie_tx_bytes_per_s", 4096),
+        (FakeGpu(nvlink_rx_kib=5), "nvlink_rx_bytes", 5120),
+        (FakeGpu(nvlink_tx_kib=6), "nvlink_tx_bytes", 6144),
+        (FakeGpu(nvlinks=0), "nvlink_rx_bytes", Unknown("not supported")),
+        (FakeGpu(nvlinks=0), "nvlink_rx_bytes_per_s", Unknown("not supported")),
+        (FakeGpu(), "nvlink_tx_bytes_per_s", Unknown("needs a second look")),
+        (FakeGpu(energy_mj=7_250_500), "energy_j", 7250.5),
+        (FakeGpu(energy_mj=None), "energy_j", Unknown("not supported")),
         (FakeGpu(ecc_corrected=5), "ecc_corrected", 5),
         (FakeGpu(ecc_uncorrected=6), "ecc_uncorrected", 6),
         (FakeGpu(performance_state=2), "performance_state", 2),
@@ -86,6 +93,20 @@ def test_every_reading_of_the_table_is_fetched(fake_nvml: FakeMachine) -> None:
 )
 def test_a_reading_has_the_scenarios_value(fake_nvml: FakeMachine, gpu: FakeGpu, name: str, expected: Any) -> None:
     assert vars(_first(fake_nvml, gpu).read([name]))[name] == expected
+
+
+def test_nvlink_traffic_is_what_its_counters_grew_by_in_nvmls_own_time(fake_nvml: FakeMachine) -> None:
+    def counted(rx_kib: int, tx_kib: int, time_us: int) -> FakeGpu:
+        return FakeGpu(nvlink_rx_kib=rx_kib, nvlink_tx_kib=tx_kib, nvlink_time_us=time_us)
+
+    names = ["nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"]
+    gpu = _first(fake_nvml, counted(1000, 50, 1_000_000))
+    gpu.read(names)
+    fake_nvml.show(Scenario(gpus=[counted(1000 + 4096, 50, 3_000_000)]))
+    found = vars(gpu.read(names))
+    assert [found[name] for name in names] == [2 * MIB, 0]
+    fake_nvml.show(Scenario(gpus=[counted(10, 10, 4_000_000)]))
+    assert vars(gpu.read(names))[names[0]] == Unknown("the counter began anew")
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,42 @@ def test_the_container_by_the_control_group(start: Start, tmp_path: Path, cgroup
     assert _look(HostProcesses(tmp_path), child.pid).container == hint
 
 
+_ID = "0123456789ab" + "c" * 52
+_UID = "2f1b0c11-22aa-33bb-44cc-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "container_id", "pod_uid", "slurm_job"),
+    [
+        ("0::/user.slice/user-1000.slice/session-1.scope", "", "", ""),
+        (f"0::/system.slice/docker-{_ID}.scope", _ID[:12], "", ""),
+        (f"12:devices:/docker/{_ID}", _ID[:12], "", ""),
+        (f"11:memory:/kubepods/burstable/pod{_UID}/{_ID}", _ID[:12], _UID, ""),
+        (
+            f"0::/kubepods.slice/kubepods-pod{_UID.replace('-', '_')}.slice/cri-containerd-{_ID}.scope",
+            _ID[:12], _UID, "",
+        ),
+        (f"0::/kubepods.slice/kubepods-pod{'0f' * 16}.slice/crio-{_ID}.scope", _ID[:12], "0f" * 16, ""),
+        (f"0::/docker/{'9' * 64}/kubelet/kubepods/pod{_UID}/{_ID}", _ID[:12], _UID, ""),
+        ("9:freezer:/slurm/uid_1000/job_1234/step_0/task_1", "", "", "1234"),
+        ("9:freezer:/slurm_node7/uid_1000/job_1234/step_0", "", "", "1234"),
+        ("0::/system.slice/slurmstepd.scope/job_77/step_batch/user/task_0", "", "", "77"),
+        ("0::/system.slice/node7_slurmstepd.scope/job_78/step_0/user/task_0", "", "", "78"),
+        (f"0::/system.slice/slurmstepd.scope/job_79/step_0/user/task_0/docker/{_ID}", _ID[:12], "", "79"),
+        ("0::/user.slice/job_5/slurmfan", "", "", ""),
+    ],
+)  # fmt: skip
+def test_container_pod_and_job_by_the_control_group(
+    start: Start, tmp_path: Path, cgroup: str, container_id: str, pod_uid: str, slurm_job: str
+) -> None:
+    child = start()
+    folder = tmp_path / str(child.pid)
+    folder.mkdir()
+    (folder / "cgroup").write_text(f"1:name=systemd:/\n{cgroup}\n")
+    found = _look(HostProcesses(tmp_path), child.pid)
+    assert (found.container_id, found.pod_uid, found.slurm_job) == (container_id, pod_uid, slurm_job)
+
+
 class TestNamespaces:
     """Seen from a container, a pid that NVML reports may be another process here."""
 

@@ -39,6 +39,11 @@ _BUSY = FakeGpu(
     throttle=0x44,
     pcie_rx_kib_per_s=1000,
     pcie_tx_kib_per_s=2000,
+    energy_mj=123_456,
+    nvlinks=4,
+    nvlink_rx_kib=800,
+    nvlink_tx_kib=400,
+    nvlink_time_us=7,
 )
 
 
@@ -68,6 +73,12 @@ def _first(machine: FakeMachine, *gpus: FakeGpu, **scenario: Any) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(0)
 
 
+def _field(gpu: Any, field: int | tuple[int, int]) -> tuple[int, int, int]:
+    """A field's own code, its value and its time."""
+    (found,) = pynvml.nvmlDeviceGetFieldValues(gpu, [field])
+    return found.nvmlReturn, found.value.ullVal, found.timestamp
+
+
 @pytest.mark.parametrize(
     ("read", "expected"),
     [
@@ -93,6 +104,12 @@ def _first(machine: FakeMachine, *gpus: FakeGpu, **scenario: Any) -> Any:
         (lambda g: pynvml.nvmlDeviceGetPcieThroughput(g, pynvml.NVML_PCIE_UTIL_RX_BYTES), 1000),
         (lambda g: pynvml.nvmlDeviceGetPcieThroughput(g, pynvml.NVML_PCIE_UTIL_TX_BYTES), 2000),
         (lambda g: pynvml.nvmlDeviceGetTotalEccErrors(g, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0), 2),
+        (pynvml.nvmlDeviceGetTotalEnergyConsumption, 123_456),
+        (lambda g: _field(g, pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT), (0, 4, 7)),
+        (lambda g: _field(g, (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, 2**32 - 1)), (0, 800, 7)),
+        (lambda g: _field(g, (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 3)), (0, 100, 7)),
+        (lambda g: _field(g, (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 4)), (NOT_SUPPORTED, 0, 7)),
+        (lambda g: _field(g, pynvml.NVML_FI_DEV_ECC_CURRENT), (NOT_SUPPORTED, 0, 7)),
         (pynvml.nvmlDeviceGetMigMode, [0, 0]),
         (lambda g: [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(g)], [10, 12]),
         (lambda g: [p.usedGpuMemory for p in pynvml.nvmlDeviceGetGraphicsRunningProcesses(g)], [None]),

@@ -78,7 +78,7 @@ def test_what_a_probe_does_not_know_is_no_series() -> None:
 
 
 def test_a_process_that_trains_in_host_memory_is_on_no_gpu() -> None:
-    found = _samples(Machine("node-1", machine([gpu(0)]), ProbeReport(unlisted=(sample(device="cpu"),))))
+    found = _samples(Machine("node-1", machine([gpu(0)]), ProbeReport(said={("cpu", 4000): sample(device="cpu")})))
     assert _of(found, "gpumem_training_allocated_bytes", gpu="", uuid="", device="cpu") == [4 * GIB]
 
 

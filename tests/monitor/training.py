@@ -44,4 +44,4 @@ def machine_that_trains(host: str = "node-1", *samples: dict[str, Any]) -> Machi
         if samples
         else {(first.uuid, 4000): sample(), (second.uuid, 4001): sample(4001, 1, step=98)}
     )
-    return Machine(host, machine([first, second], calls={"nvmlInit": 1}), ProbeReport(listed=listed))
+    return Machine(host, machine([first, second], calls={"nvmlInit": 1}), ProbeReport(said=listed))

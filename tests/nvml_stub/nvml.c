@@ -327,6 +327,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *de
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, "power_mw")
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power_limit_mw")
 NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, "power_limit_mw")
+NUMBER(nvmlDeviceGetTotalEnergyConsumption, u64, "energy_mj")
 NUMBER(nvmlDeviceGetFanSpeed, unsigned, "fan")
 NUMBER(nvmlDeviceGetPerformanceState, unsigned, "performance_state")
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, "pcie_generation")
@@ -422,7 +423,23 @@ typedef struct {
 } nvmlFieldValue_t;
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
     BEGIN();
-    for (int i = 0; i < count; i++) values[i].nvmlReturn = NOT_SUPPORTED;
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    u64 links = has(&d, "nvlinks") ? get(&d, "nvlinks") : 0;
+    for (int i = 0; i < count; i++) {
+        nvmlFieldValue_t *field = &values[i];
+        int sent = field->fieldId == 138, received = field->fieldId == 139;
+        const char *key = sent ? "nvlink_tx_kib" : received ? "nvlink_rx_kib" : "nvlinks";
+        field->valueType = 3;                                            /* unsigned long long */
+        field->timestamp = has(&d, "nvlink_time_us") ? (long long)get(&d, "nvlink_time_us")
+                                                     : time.tv_sec * 1000000ll + time.tv_nsec / 1000;
+        field->nvmlReturn = NOT_SUPPORTED;
+        if (!links || !has(&d, key) || !(sent || received || field->fieldId == 91)) continue;
+        if ((sent || received) && field->scopeId != ~0u && field->scopeId >= links) continue;
+        int one = (sent || received) && field->scopeId != ~0u;           /* ~0: the sum over all links */
+        field->value = one ? get(&d, key) / links : get(&d, key);
+        field->nvmlReturn = SUCCESS;
+    }
     return SUCCESS;
 }
 /* Windows only; without the symbols nvitop complains. */

@@ -30,7 +30,7 @@ static const char *number_keys[] = {
     "pcie_generation", "pcie_width", "max_pcie_generation", "max_pcie_width", "pcie_tx_kib_per_s",
     "pcie_rx_kib_per_s", "ecc_corrected", "ecc_uncorrected", "performance_state", "throttle", "mig_mode",
     "persistence", "compute_mode", "display_active", "gi", "ci", "compute_units", "gfx", "partition", "runtime_index",
-    "node"};
+    "node", "energy_mj", "nvlinks", "nvlink_rx_kib", "nvlink_tx_kib", "nvlink_time_us"};
 enum { NUMBERS = sizeof number_keys / sizeof *number_keys };
 typedef struct { u64 value; int set; } number;
 

@@ -97,7 +97,8 @@ class FakeInstance:
 class FakeGpu:
     """One GPU, by default an idle A100 80 GB with everything supported. None: NVML says "not supported".
 
-    `uuid` and `bus_id` default to ones made from the GPU's place in the scenario.
+    `uuid` and `bus_id` default to ones made from the GPU's place in the scenario, and `nvlink_time_us`, when its links
+    were counted, to now.
     """
 
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -122,6 +123,11 @@ class FakeGpu:
     pcie_width: int | None = 16
     pcie_rx_kib_per_s: int | None = 0
     pcie_tx_kib_per_s: int | None = 0
+    energy_mj: int | None = 0
+    nvlinks: int | None = 12
+    nvlink_rx_kib: int | None = 0
+    nvlink_tx_kib: int | None = 0
+    nvlink_time_us: int | None = None
     ecc_corrected: int | None = 0
     ecc_uncorrected: int | None = 0
     performance_state: int | None = 0
@@ -173,6 +179,11 @@ _GPU_KEYS = {
         "pcie_width",
         "pcie_rx_kib_per_s",
         "pcie_tx_kib_per_s",
+        "energy_mj",
+        "nvlinks",
+        "nvlink_rx_kib",
+        "nvlink_tx_kib",
+        "nvlink_time_us",
         "ecc_corrected",
         "ecc_uncorrected",
         "performance_state",

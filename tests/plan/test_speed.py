@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_gpu, find_model, models
+from gpumem_tui.catalog.loader import GpuPrice, find_gpu, find_model, gpus, list_prices, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.roofline import training_flops
 from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import largest_by_gpu
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import busy, cost, scaling
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.speed import busy_share, rate, run, saturating_batch, throughput
+from gpumem_tui.plan.speed import Cost, busy_share, by_cost, cost_of, price_of, rate, run, saturating_batch, throughput
 from tests.plan.plans import GPT2
 
 A100, T4 = find_gpu("a100-80gb"), find_gpu("t4-16gb")
@@ -154,7 +155,8 @@ class TestCost:
 
     def test_says_what_is_missing(self) -> None:
         assert "--tokens" in cost(GPT2).text
-        assert "--price" in cost(replace(GPT2, goals=Goals(tokens=10**9))).text
+        unpriced = replace(GPT2, gpu=find_gpu("a40-48gb"), goals=Goals(tokens=10**9))
+        assert "--price" in cost(unpriced).text
 
 
 class TestCuts:
@@ -207,3 +209,34 @@ class TestScaling:
 
     def test_unknown_where_the_rate_is(self) -> None:
         assert scaling(replace(AMP, gpu=T4)).text.startswith("Not known: ")
+
+
+class TestPrices:
+    def test_a_million_tokens_by_hand(self) -> None:
+        found = cost_of(replace(AMP, goals=Goals(price=3.6)), AMP.gpu)
+        speed = rate(AMP)
+        assert isinstance(found, Cost)
+        assert not isinstance(speed, Unknown)
+        tokens_per_s = speed.most * AMP.shape.seq_len
+        assert found.per_million[0] == pytest.approx(1e6 / tokens_per_s / 3600 * 3.6)
+        assert found.price.words == "3.6"
+
+    def test_what_is_typed_comes_before_the_settings_and_those_before_the_list(self) -> None:
+        listed, paid = price_of(AMP), replace(AMP, goals=Goals(prices=((AMP.gpu.name, 1.0),)))
+        assert listed is not None
+        assert "list price of 20" in listed.source
+        assert listed.currency == "USD"
+        assert price_of(paid) == GpuPrice(1.0, "your price", "")
+        both = replace(paid, goals=replace(paid.goals, price=0.5))
+        assert price_of(both) == GpuPrice(0.5, "your price", "")
+        assert price_of(both, T4) == list_prices()[T4.name]
+
+    def test_the_cheapest_is_first_and_what_does_not_fit_is_left_out(self) -> None:
+        plan = replace(GPT2, batch_size=16)
+        costs = by_cost(plan, largest_by_gpu(plan, None))
+        assert {row.gpu.name for row, _ in costs} < set(list_prices())
+        assert all(row.largest >= 16 for row, _ in costs)
+        assert [sum(cost.per_million) for _, cost in costs] == sorted(sum(cost.per_million) for _, cost in costs)
+
+    def test_every_list_price_is_of_a_gpu_of_the_catalog(self) -> None:
+        assert set(list_prices()) <= set(gpus())

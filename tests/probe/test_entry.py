@@ -97,7 +97,7 @@ def test_a_torch_that_the_probe_cannot_watch_is_told_once_and_trains_on(tmp_path
     (tmp_path / "torch.py").write_text("print('trains')\n")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch\n"
     program += "from gpumem_tui.probe.entry import attach; print(attach('attach'))"
-    done = run(["-c", program], tmp_path / "published")
+    done = run(["-c", program], tmp_path / "published", python=sys.executable)
     assert done.code == 0
     assert done.output.startswith("trains\nModuleNotFoundError: ")
     assert done.errors.startswith("gpumem-tui cannot watch this process: ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from gpumem_tui.probe import wire
 from gpumem_tui.probe.files import SITE_DIRECTORY, Files, WireError
 from gpumem_tui.watch.documents import Header, decode_header, decode_record
+from tests.sharing import WarmPython
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -51,13 +51,25 @@ class Run:
 
 
 def run(
-    arguments: Iterable[str | Path], directory: Path, watched: bool = True, more: Mapping[str, str] | None = None
+    arguments: Iterable[str | Path],
+    directory: Path,
+    watched: bool = True,
+    more: Mapping[str, str] | None = None,
+    python: str = "",
 ) -> Run:
-    """Run ``python ARGUMENTS``; `directory` is where it publishes, `more` goes into its environment."""
+    """Run ``python ARGUMENTS``; `directory` is where it publishes, `more` goes into its environment.
+
+    Args:
+        python: the interpreter; else one that starts with torch imported.
+    """
     environment = {**os.environ, "GPUMEM_TUI_DIR": str(directory), "OMP_NUM_THREADS": "1", **(more or {})}
     environment["PYTHONPATH"] = str(SITE_DIRECTORY) if watched else ""
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=environment
+        [python or WarmPython.path(), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
     )
     return Run(done.returncode, done.stdout, done.stderr, published(directory))
 

@@ -12,15 +12,17 @@ import pytest
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.alerts import AlertMark, Alerts
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.snapshot import Snapshot, UnlistedProcess
 from gpumem_tui.recording.codec import to_plain
 from gpumem_tui.recording.player import Player, RecordingIndex
 from gpumem_tui.recording.recording import GpuRecorder, GpuRecording
-from tests.monitor.snapshots import START_S, gpu, machine
+from gpumem_tui.tui.monitor.entries import entries
+from gpumem_tui.tui.monitor.state import MonitorState
+from tests.monitor.snapshots import START_S, gpu, machine, process
 from tests.waiting import wait_until
 
 FULL_FROM, SECONDS = 150, 250
-RANKS = ProbeReport(listed={("GPU-00000000", 4000): {"rank": 3, "world_size": 8}})
+RANKS = ProbeReport(said={("GPU-00000000", 4000): {"rank": 3, "world_size": 8}})
 
 
 def second(number: int) -> Snapshot:
@@ -57,6 +59,17 @@ def index_of(path: Path) -> RecordingIndex:
 
 def shows(replay: Player, number: int) -> None:
     wait_until(lambda: replay.latest() == second(number), f"second {number}, not {replay.now_s - START_S}")
+
+
+def test_what_trains_on_the_cpu_is_recorded_with_the_machine(tmp_path: Path) -> None:
+    here = process(7, 0).host
+    recorder = GpuRecorder(tmp_path / "cpu")
+    recorder.add(machine([gpu(0)]), (), ProbeReport(said={("cpu", 7): {"device": "cpu"}}, hosts={7: here}))
+    recorder.close()
+    [played] = GpuRecording(tmp_path / "cpu").snapshots()
+    assert played.unlisted == (UnlistedProcess(7, "cpu", here),)
+    shown = [(entry.process.pid, entry.place, entry.host == here) for entry in entries(MonitorState(snapshot=played))]
+    assert shown == [(4000, "", False), (7, "cpu", True)]
 
 
 def test_its_alerts_have_times_and_the_ranks_that_they_concern(recorded: Path) -> None:

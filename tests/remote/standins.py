@@ -42,13 +42,14 @@ class Ssh:
 
     def prints(self, name: str, snapshots: Sequence[Snapshot], *, then: str = STAYS, before: str = "") -> None:
         """A host that prints these readings."""
-        self._writes(name, [line_of(each) for each in snapshots], then, before)
+        self.writes(name, [line_of(each) for each in snapshots], then, before)
 
     def says(self, name: str, body: dict[str, Any]) -> None:
         """A host that prints one reading, with what probes and alerts say in it."""
-        self._writes(parse_host(name).destination, [json.dumps(body).encode()], STAYS, "")
+        self.writes(parse_host(name).destination, [json.dumps(body).encode()], STAYS, "")
 
-    def _writes(self, name: str, printed: Sequence[bytes], then: str, before: str) -> None:
+    def writes(self, name: str, printed: Sequence[bytes], then: str = STAYS, before: str = "") -> None:
+        """A host that prints these lines."""
         lines = self.folder / f"{name}.lines"
         lines.write_bytes(b"".join(line + b"\n" for line in printed))
         self.host(name, before, f"cat {shlex.quote(str(lines))}", then)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +14,11 @@ import psutil
 import pytest
 
 from gpumem_tui.memory import MIB
+from gpumem_tui.monitor.report import changes_json, snapshot_json
 from gpumem_tui.remote import connection as module
 from gpumem_tui.remote import ssh as ssh_module
 from gpumem_tui.remote.connection import BackOff, Connection, Fleet
+from gpumem_tui.remote.decode import ReadingDecoder
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.ssh import ANYWHERE, installed_from
 from gpumem_tui.remote.status import HostPhase, HostStatus
@@ -70,6 +74,24 @@ def test_readings_arrive_as_they_are_printed(ssh: Ssh, connect: Connect) -> None
     assert a.status.phase is HostPhase.LIVE
     assert a.status.problem == ""
     assert a.notice == "a"
+
+
+def test_what_has_changed_makes_the_next_reading(ssh: Ssh, connect: Connect) -> None:
+    first, second = snapshot_json(reading(2)), snapshot_json(reading(2, after_s=1.0))
+    ssh.writes("a", [json.dumps(body).encode() for body in (first, changes_json(first, second))])
+    a = connect("a")
+    wait_until(lambda: a.latest() is not None and a.latest() == decoded_second())
+    assert "monitor --json --changes --interval" in ssh.called[0]
+
+
+def test_a_program_there_that_tells_no_changes_is_asked_for_whole_readings(ssh: Ssh, connect: Connect) -> None:
+    lines = ssh.folder / "lines"
+    lines.write_bytes(line_of(reading(2)) + b"\n")
+    refuses = "echo 'gpumem-tui: No such option: --changes Did you mean --hosts?' >&2; exit 2"
+    ssh.host("a", f'case "$1" in *--changes*) {refuses};; esac', f"cat {shlex.quote(str(lines))}", STAYS)
+    status = becomes(connect("a"), HostPhase.LIVE)
+    assert len(status.gpus) == 2
+    assert [("--changes" in call) for call in ssh.called] == [True, False]
 
 
 def decoded_second() -> object:
@@ -229,7 +251,7 @@ def test_an_error_of_ours_is_named_and_the_next_try_goes_well(
 ) -> None:
     ssh.prints("a", [reading()])
     with monkeypatch.context() as broken:
-        broken.setattr(module, "decoded", lambda _line: 1 // 0)
+        broken.setattr(ReadingDecoder, "decoded", lambda _self, _line: 1 // 0)
         a = connect("a")
         problem = becomes(a, HostPhase.AWAY).problem
     assert problem.startswith("an error of gpumem-tui itself: ZeroDivisionError")

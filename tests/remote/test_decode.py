@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.ledger import device_ledger
-from gpumem_tui.monitor.report import snapshot_json
+from gpumem_tui.monitor.report import changes_json, snapshot_json
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance, Snapshot
 from gpumem_tui.recording.codec import Plain, to_plain
-from gpumem_tui.remote.decode import NoReading, OtherSchema, decoded
+from gpumem_tui.remote.decode import NoReading, OtherSchema, ReadingDecoder, decoded
 from gpumem_tui.text import cleaned
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.snapshots import anything, gpu, machine, memory, process
@@ -36,6 +37,67 @@ def _compared(plain: Plain) -> Plain:
 def test_any_snapshot_comes_back(snapshot: Snapshot) -> None:
     back = decoded(line_of(snapshot)).snapshot
     assert _compared(to_plain(back)) == _compared(cleaned(to_plain(snapshot)))
+
+
+@settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow], deadline=None, max_examples=15)
+@given(snapshot=anything(Snapshot), other=anything(Snapshot), shared=st.booleans())
+def test_a_reading_and_what_has_changed_since_make_the_next_reading(
+    snapshot: Snapshot, other: Snapshot, shared: bool
+) -> None:
+    if shared:  # the same GPUs, of which some readings are others
+        gpus = tuple(replace(one, power_w=two.power_w, mig=two.mig) for one, two in zip(snapshot.gpus, other.gpus))  # noqa: B905
+        other = replace(other, gpus=(*gpus, *snapshot.gpus[len(gpus) :]))
+    decoder = ReadingDecoder()
+    decoder.decoded(line_of(snapshot))
+    changes = changes_json(snapshot_json(snapshot), snapshot_json(other))
+    back = decoder.decoded(json.dumps(changes).encode())
+    assert to_plain(back.snapshot) == to_plain(decoded(line_of(other)).snapshot)
+
+
+def test_what_changes_is_told_alone() -> None:
+    before, after = reading(2), reading(2, after_s=1.0)
+    busy = tuple(replace(each, power_w=77.0) if each.index else each for each in after.gpus)
+    changes = changes_json(snapshot_json(before), snapshot_json(replace(after, gpus=busy)))
+    expected = {"time_s": after.time_s, "gpus": {"1": {"power_w": 77.0}}}
+    assert changes == {"schema": 1, "since": before.time_s, "changes": expected}
+
+
+def test_what_a_probe_says_is_told_by_its_members() -> None:
+    said = [probe_report(published(watched(4000, (record(step=step), gpu(0).uuid)))) for step in (7, 8)]
+    before, after = (snapshot_json(reading(), (), each) for each in said)
+    changes = changes_json(before, after)
+    assert len(json.dumps(changes)) < 200
+    decoder = ReadingDecoder()
+    decoder.decoded(json.dumps(before).encode())
+    now = decoder.decoded(json.dumps({**changes, "changes": {**changes["changes"], "time_s": 9.0}}).encode())
+    assert now.probes == decoded(json.dumps(after).encode()).probes
+
+
+def _change(**changes: Any) -> bytes:
+    return json.dumps({"schema": 1, "since": reading().time_s, "changes": changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        _change(time_s=1e300),
+        _change(gpus={"7": {"power_w": 1.0}}),
+        _change(gpus={"-1": {"power_w": 1.0}}),
+        _change(gpus={"0": {"power_w": "much"}}),
+        _change(gpus={"0": {"power_w": None}}),
+        _change(gpus={"0": {"processes": {"0": {"user": None}}}}),
+        _change(host={"name": None}),
+        _change(gpus={"0": {"unavailable": {}, "power_w": None}}),
+        _change().replace(b"since", b"since_"),
+        _change().replace(b'"since": ', b'"since": 1'),
+    ],
+)
+def test_changes_that_make_no_reading_are_refused(line: bytes) -> None:
+    decoder = ReadingDecoder()
+    decoder.decoded(line_of(reading()))
+    with pytest.raises(NoReading):
+        decoder.decoded(line)
+    assert decoder.decoded(_change(time_s=5.0)).snapshot.time_s == 5.0
 
 
 def with_ledgers(one: GpuReading) -> GpuReading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,17 +13,20 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.snapshot import DeviceState, HostProcess
+from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
+from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, UnlistedProcess
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.remote.connection import Fleet
-from gpumem_tui.remote.decode import HostReport
+from gpumem_tui.remote.decode import HostReport, decoded
 from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.remote.report import status_json
 from gpumem_tui.remote.ssh import NotSignalled
 from gpumem_tui.remote.status import HostPhase, HostStatus, jobs
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import SCREENS, GpuMemApp
 from gpumem_tui.tui.hosts.one import HostMonitor
+from gpumem_tui.tui.hosts.order import HostOrder
 from gpumem_tui.tui.hosts.rows import (
     HostsSort,
     HostsState,
@@ -35,8 +39,9 @@ from gpumem_tui.tui.hosts.rows import (
     processes_rows,
 )
 from gpumem_tui.tui.hosts.screen import HostsScreen
-from gpumem_tui.tui.kit.dialogs import QuestionScreen
+from gpumem_tui.tui.kit.dialogs import PagesScreen, QuestionScreen
 from gpumem_tui.tui.kit.figures import said, span_width
+from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen, ScreenName
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -46,6 +51,7 @@ from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
 from tests.scenes import search as scene
 from tests.scenes.pictures import until
+from tests.scenes.reading import text_of
 
 # What is drawn
 
@@ -103,6 +109,26 @@ def test_a_host_that_has_never_answered_says_why_and_has_no_figures() -> None:
     assert "host key is not known" in "".join(text for text, _ in row[0])
 
 
+def on_cpu(name: str) -> HostStatus:
+    """A host on which a rank trains on the CPU, and one on a GPU that its container's driver does not show."""
+    known = process(7, 0).host
+    unlisted = (UnlistedProcess(7, "cpu", known), UnlistedProcess(8, "cuda:0", known, "GPU-00000000"))
+    snapshot = replace(machine([gpu(0, processes=())]), unlisted=unlisted)
+    said = {("cpu", 7): {"rank": 1, "world_size": 2, "step": 50}, ("GPU-00000000", 8): {"rank": 0, "world_size": 2}}
+    return HostStatus(parse_host(name), HostPhase.LIVE, HostReport(snapshot, (), said), received_s=100.0)
+
+
+def test_what_trains_on_no_gpus_list_has_a_row_and_a_place_in_its_job() -> None:
+    state = HostsState((on_cpu("a"),), 100.0, sort=HostsSort.RANK)
+    listed = listed_processes(state)
+    job, first, second = said(processes_rows(state, listed)(118, ""))
+    assert "2 of 2 ranks on 1 host" in job
+    assert first.split()[:4] == ["a", "0", "8", "alice"]
+    assert second.split()[:7] == ["a", "cpu", "7", "alice", "–", "1/2", "50"]
+    assert gpu_to_plan_for(state, "a", listed[1]) == Unknown("pid 7 trains on no GPU that can be told")
+    assert [each.process.pid for each in listed_processes(replace(state, filter="cpu"))] == [7]
+
+
 @pytest.mark.parametrize("width", [58, 78, 118, 200])
 def test_nothing_is_wider_than_the_list(width: int) -> None:
     state = replace(STATE, opened=frozenset({"a", "b", "c"}))
@@ -119,7 +145,7 @@ def test_processes_of_all_hosts_in_one_order() -> None:
     assert [each.host_name for each in listed_processes(replace(by_host, reverse=True))] == ["c", "b", "a", "a"]
     assert [each.host_name for each in listed_processes(replace(STATE, only="b"))] == ["b"]
     matching = listed_processes(replace(STATE, filter="gpu1 train.py"))
-    assert [(each.host_name, each.gpu.index) for each in matching] == [("a", 1)]
+    assert [(each.host_name, each.place) for each in matching] == [("a", "1")]
 
 
 def test_what_is_unknown_comes_last() -> None:
@@ -208,6 +234,99 @@ def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_
     assert ["slurm 2" in line for line in lines[::2]] == [False, True]
 
 
+# Sorted and filtered
+
+IDLE = replace(gpu(0, memory=memory(0), processes=()), utilization_percent=0, name="NVIDIA H100")
+
+
+def lab() -> HostsState:
+    """Three hosts: one of two GPUs of which one is free, a busy one with an alert, one that is away."""
+    owner = process(7, GIB).host
+    assert isinstance(owner, HostProcess)
+    of_bob = replace(process(7, 30 * GIB), host=replace(owner, user="bob", command="vllm serve"))
+    busy = replace(gpu(1, used_bytes=30 * GIB, processes=(of_bob,)), utilization_percent=40)
+    alert = Alert(Severity.WARNING, "GPU-0", AlertKind.NEAR_FULL, "GPU 0 is almost full", 0.0)
+    full = replace(gpu(0, used_bytes=79 * GIB), utilization_percent=100)
+    reports = {"a": HostReport(machine([IDLE, busy])), "b": HostReport(machine([full]), (alert,))}
+    hosts = [HostStatus(parse_host(name), HostPhase.LIVE, each, 100.0) for name, each in reports.items()]
+    return HostsState((*hosts, away(HostStatus(parse_host("c")), "silent")), now_s=100.0)
+
+
+def as_lines(state: HostsState) -> HostsState:
+    """The same as it comes over ssh."""
+    told = [
+        status if status.report is None
+        else replace(status, report=decoded(json.dumps(status_json(status)).encode()))
+        for status in state.statuses
+    ]  # fmt: skip
+    return replace(state, statuses=tuple(told))
+
+
+def names(state: HostsState) -> str:
+    return "".join(status.host.name for status in state.listed)
+
+
+@pytest.mark.parametrize("told", [lab(), as_lines(lab())], ids=["recorded", "live"])
+@pytest.mark.parametrize(
+    ("order", "expected", "reversed_"),
+    [
+        (HostOrder.NAMED, "abc", "cba"),
+        (HostOrder.FREE, "abc", "bac"),
+        (HostOrder.USE, "bac", "abc"),
+        (HostOrder.ALERT, "cba", "abc"),
+        (HostOrder.USER, "bac", "abc"),
+        (HostOrder.MODEL, "bac", "abc"),
+    ],
+)
+def test_hosts_are_sorted_by_each_column_and_what_is_unknown_is_last(
+    told: HostsState, order: HostOrder, expected: str, reversed_: str
+) -> None:
+    state = replace(told, order=order)
+    assert names(state) == expected
+    assert names(replace(state, order_reverse=True)) == reversed_
+    (heading, _), *_ = hosts_heading(state, 120)
+    assert (f"▾{order.value}" in heading or f"▴{order.value}" in heading) == (order is not HostOrder.NAMED)
+
+
+@pytest.mark.parametrize("told", [lab(), as_lines(lab())], ids=["recorded", "live"])
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("free", "a"), ("free>=2", ""), ("free<1", "b"), ("free>=60GiB", "a"), ("free>", "abc"), ("use<50", "a"),
+        ("use>=50%", "b"), ("alert", "bc"), ("user=bob", "a"), ("user:BOB use<90", "a"), ("user=nobody", ""),
+        ("model=h100", "a"), ("h100", "a"), ("vllm", "a"), ("b", "ab"), ("train.py model=h100", ""), ("free>=x", ""),
+    ],
+)  # fmt: skip
+def test_hosts_are_filtered_by_what_is_free_in_use_the_matter_by_user_and_model(
+    told: HostsState, typed: str, expected: str
+) -> None:
+    state = replace(told, filter=typed)
+    assert names(state) == expected
+    header = "".join(text for text, _ in hosts_header(state, 118, []))
+    assert f"3 hosts · {len(expected)} shown" in header
+    assert {each.host_name for each in listed_processes(state)} <= set(expected)
+
+
+def test_a_user_is_whose_processes_are_listed_and_a_condition_that_says_nothing_is_named() -> None:
+    state = replace(lab(), filter="user=bob")
+    assert [each.user for each in listed_processes(state)] == ["bob"]
+    (row,) = said(hosts_rows(replace(state, filter="free>=x"))(100, ""))
+    assert row.strip().startswith("free>=x: free GPUs are meant")
+    (row,) = said(hosts_rows(replace(state, filter="model=zz"))(100, ""))
+    assert "no host matches “model=zz”" in row
+
+
+def test_users_and_models_have_columns_where_there_is_room() -> None:
+    wide, narrow = (hosts_heading(lab(), width)[0][0] for width in (160, 100))
+    assert "MODEL" in wide
+    assert "USERS" in wide
+    assert "MODEL" not in narrow
+    assert "bob" in said(hosts_rows(lab())(160, ""))[0]
+    by_user = replace(lab(), order=HostOrder.USER)
+    assert "▴USERS" in hosts_heading(by_user, 78)[0][0]
+    assert "bob" in lines(by_user, 78)[1]
+
+
 # What is done
 
 
@@ -288,6 +407,16 @@ async def test_a_host_that_has_not_answered_has_no_monitor_but_a_reason(fleet: F
         await pilot.press("end", "enter")
         await until(pilot, lambda: any("host key" in note.message for note in pilot.app._notifications))
         assert pilot.app.screen is screen_of(pilot)
+
+
+async def test_totals_by_user_over_all_hosts(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        await pilot.press("u")
+        await until(pilot, lambda: isinstance(pilot.app.screen, PagesScreen))
+        page = pilot.app.screen.query_one("#rows", Lines)
+        await until(pilot, lambda: "a 0–1 · b 0" in text_of(page))
+        assert "alice" in text_of(page)
 
 
 async def test_gpus_filter_and_one_hosts_processes(fleet: Fleet) -> None:
@@ -390,7 +519,7 @@ def test_which_gpu_is_planned_for() -> None:
         found = gpu_to_plan_for(STATE, host, None)
         assert not isinstance(found, Unknown)
         assert found.name == f"{host}: GPU {index}"
-    full = next(each for each in listed_processes(STATE) if (each.host_name, each.gpu.index) == ("a", 1))
+    full = next(each for each in listed_processes(STATE) if (each.host_name, each.place) == ("a", "1"))
     of_process = gpu_to_plan_for(STATE, "a", full)
     assert not isinstance(of_process, Unknown)
     assert of_process.name == "a: GPU 1"

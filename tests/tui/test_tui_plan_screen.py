@@ -216,7 +216,7 @@ async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: P
         await until(pilot, lambda: plan_now(pilot).goals.tokens == 2_000_000_000)
         await pilot.press("j")
         await until(pilot, lambda: "is about 100 samples" in " ".join(text_of(pilot, "#pane").split()))
-        assert "At 1.5 for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
+        assert "At 1.5 (your price) for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
         await pilot.press("u")
         assert plan_now(pilot) == plan
         await plan_scene.settled(pilot)

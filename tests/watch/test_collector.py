@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.probes import ProbeFigures
+from gpumem_tui.monitor.probes import ProbeFigures, with_unlisted
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.expected import Expected
 from gpumem_tui.watch.live import LiveProbes
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.report import probe_report
-from tests.monitor.snapshots import gpu
+from tests.monitor.snapshots import gpu, machine
 from tests.waiting import wait_until
 from tests.watch.rings import GONE_PID, ON_CPU, RECORD, RingFile, gone, out_of_memory, this_process
 from tests.watch.test_postmortem import model_document
@@ -44,8 +44,11 @@ def test_training_in_host_memory_is_there_too(tmp_path: Path) -> None:
     [watched] = published.processes
     assert [placed.gpu_uuid for placed in watched.own] == [Unknown("host memory")]
     report = probe_report(published)
-    assert report.listed == {}
-    assert [body["pid"] for body in report.unlisted] == [os.getpid()]
+    assert [(place, body["pid"]) for place, body in report.said.items()] == [(("cpu", os.getpid()), os.getpid())]
+    [unlisted] = with_unlisted(machine(), report).unlisted
+    assert (unlisted.pid, unlisted.device, unlisted.gpu_uuid) == (os.getpid(), "cpu", "")
+    assert unlisted.host == watched.host
+    assert unlisted.process.used_bytes == Unknown("it trains on the CPU")
 
 
 def test_history_only_of_the_one_that_is_followed(tmp_path: Path) -> None:

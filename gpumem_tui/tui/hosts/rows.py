@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, overload
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import GIB, Unknown
@@ -25,7 +27,7 @@ from gpumem_tui.remote.status import (
     jobs,
     mean_utilization,
 )
-from gpumem_tui.report.objects import known as known_or_none
+from gpumem_tui.tui.hosts.order import Filter, HostOrder, ordered
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, header_line
 from gpumem_tui.tui.monitor.gpus import known
 from gpumem_tui.tui.monitor.processes import TableColumn
@@ -49,6 +51,7 @@ class HostsState(TableState):
     Attributes:
         now_s: `time.monotonic`, for ages.
         opened: the hosts whose GPUs are listed below them.
+        order, order_reverse: how the hosts are sorted; `sort` and `reverse` are of the processes.
         only: list only this host's processes; empty for all.
     """
 
@@ -56,12 +59,32 @@ class HostsState(TableState):
     now_s: float = 0.0
     opened: frozenset[str] = frozenset()
     sort: HostsSort = field(default=HostsSort.MEMORY, kw_only=True)
+    order: HostOrder = HostOrder.NAMED
+    order_reverse: bool = False
     only: str = ""
+
+    @cached_property
+    def wanted(self) -> Filter:
+        """Return the filter, taken apart."""
+        return Filter.of(self.filter)
+
+    @cached_property
+    def listed(self) -> tuple[HostStatus, ...]:
+        """Return the hosts that match the filter, in their order."""
+        found = [each for each in self.statuses if self.wanted.has_host(each)] if self.filter else self.statuses
+        return ordered(found, self.order, reverse=self.order_reverse)
+
+    @cached_property
+    def longest_name(self) -> int:
+        """Return how long the longest name of a host is."""
+        return max((len(status.host.name) for status in self.statuses), default=4)
 
 
 def gpu_to_plan_for(state: HostsState, host: str, process: RemoteProcess | None) -> Reading[Gpu]:
     """Return the GPU of the process, for None the host's GPU with most free memory; or why there is none."""
-    if process is not None:
+    if process is not None and process.gpu is None:
+        return Unknown(f"pid {process.process.pid} trains on no GPU that can be told")
+    if process is not None and process.gpu is not None:
         found = process.gpu
     else:
         gpus = next((status.gpus for status in state.statuses if status.host.name == host), ())
@@ -74,10 +97,10 @@ def gpu_to_plan_for(state: HostsState, host: str, process: RemoteProcess | None)
 
 def listed_processes(state: HostsState) -> list[RemoteProcess]:
     """Return the processes that match the filter, in their order; unknown values come after known ones."""
-    words = state.filter.lower().split()
-    shown = (status for status in state.statuses if not state.only or status.host.name == state.only)
+    listed_hosts = state.listed if state.filter else state.statuses
+    shown = (status for status in listed_hosts if not state.only or status.host.name == state.only)
     listed = [each for status in shown for each in status.processes]
-    listed = [each for each in listed if all(word in each.about for word in words)] if words else listed
+    listed = [each for each in listed if state.wanted.has_process(each)] if state.filter else listed
     value = _VALUES[state.sort]
     pairs = [(value(each), each) for each in listed]
     if state.sort is HostsSort.HOST:
@@ -96,10 +119,10 @@ def _job_and_rank(each: RemoteProcess) -> tuple[tuple[str, str, int], int] | Non
 
 
 _VALUES: Mapping[HostsSort, Callable[[RemoteProcess], Any]] = {
-    HostsSort.MEMORY: lambda each: known_or_none(each.process.used_bytes),
-    HostsSort.SM: lambda each: known_or_none(each.process.sm_percent),
+    HostsSort.MEMORY: lambda each: each.used_bytes,
+    HostsSort.SM: lambda each: each.sm_percent,
     HostsSort.HOST: lambda each: each.host_name,
-    HostsSort.USER: lambda each: None if each.known is None else each.known.user,
+    HostsSort.USER: lambda each: each.user,
     HostsSort.RANK: _job_and_rank,
 }
 """What each is sorted by; None where it is unknown."""
@@ -112,6 +135,10 @@ _BAR_FROM = 110
 """Cells of width from which a host's memory is drawn too."""
 _LONGEST_NAME = 28
 _CHOSEN_LINES = 2
+_FIGURES = 45
+"""Cells of the columns that are always there, without the host's name."""
+_MORE, _MORE_FROM = 20, 80
+"""Cells of each further column, and how many have to be left for them and the state."""
 
 
 def _held(memory: MemorySum) -> str:
@@ -124,17 +151,18 @@ def _held(memory: MemorySum) -> str:
 def _free(memory: MemorySum) -> str:
     if not memory.total_bytes:
         return ABSENT
-    return f"{'' if memory.is_whole else '≥'}{(memory.total_bytes - memory.used_bytes) / GIB:.1f}"
+    return f"{'' if memory.is_whole else '≥'}{memory.free_bytes / GIB:.1f}"
 
 
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     """How many there are, how many answer, and the sum of what they hold as far as it is known."""
     live = [status for status in state.statuses if status.phase is HostPhase.LIVE]
-    gpus = sum(len(status.gpus) for status in live)
-    memory = sum((status.memory for status in live), MemorySum())
+    gpus = sum(len(status.devices) for status in live)
+    memory = MemorySum.together(status.memory for status in live)
     subject = (_count(len(state.statuses), "host"), "bold")
     away = sum(status.phase is HostPhase.AWAY for status in state.statuses)
-    facts: list[Span] = [(f"{len(live)} live", MUTED)]
+    facts: list[Span] = [(f"{len(state.listed)} shown", "bold")] if state.filter else []
+    facts += [(f"{len(live)} live", MUTED)]
     facts += [(f"{away} away", "bold $warning")] if away else []
     facts += [(_count(gpus, "GPU"), MUTED)] if gpus else []
     facts += [(f"{_held(memory)} GiB used, {_free(memory)} free", MUTED)] if gpus else []
@@ -146,27 +174,42 @@ def _count(number: int, noun: str) -> str:
 
 
 def _name_width(state: HostsState, width: int) -> int:
-    longest = max((len(status.host.name) for status in state.statuses), default=4)
-    return max(6, min(longest, _LONGEST_NAME if width >= _BAR_FROM else 18))
+    return max(6, min(state.longest_name, _LONGEST_NAME if width >= _BAR_FROM else 18))
+
+
+def _more_columns(state: HostsState, width: int) -> list[tuple[HostOrder, int]]:
+    """Return the columns before the state and their widths: those for which there is room, and what is sorted by."""
+    room = width - _name_width(state, width) - _FIGURES - (_BAR + 1 if width >= _BAR_FROM else 0)
+    wanted = [HostOrder.MODEL, HostOrder.USER] if room >= _MORE_FROM else [state.order]
+    return [(each, max(5, min(_MORE, room // 2))) for each in wanted if each in (HostOrder.MODEL, HostOrder.USER)]
 
 
 def hosts_heading(state: HostsState, width: int) -> Row:
     """Return the column headings of the hosts."""
     name = _name_width(state, width)
     bar = f" {'':<{_BAR}}" if width >= _BAR_FROM else ""
-    text = f"  {fit('HOST', name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {'FREE':>7} {'UTIL':>5} {'AGE':>5}  STATE"
-    return [(fit(text, width), f"bold {MUTED}")]
+    mark = "▾" if state.order.descends != state.order_reverse else "▴"
+    titles = {each: f"{mark}{each.value}" if each is state.order else each.value for each in HostOrder}
+    titles[HostOrder.NAMED] = "HOST" if state.order is not HostOrder.NAMED else f"{'▾' * state.order_reverse}HOST"
+    free, use = titles[HostOrder.FREE], titles[HostOrder.USE]
+    more = "".join(f"{fit(titles[each], cells)} " for each, cells in _more_columns(state, width))
+    text = f"  {fit(titles[HostOrder.NAMED], name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {free:>7} {use:>5}"
+    return [(fit(f"{text} {'AGE':>5}  {more}{titles[HostOrder.ALERT]}", width), f"bold {MUTED}")]
 
 
 def hosts_rows(state: HostsState) -> Callable[[int, str], Sequence[ListRow]]:
     """Return a line a host, and below those that are opened a line a GPU. The key is the host's name."""
     listed: list[tuple[HostStatus, GpuReading | None]] = []
-    for status in state.statuses:
+    for status in state.listed:
         listed.append((status, None))
         listed += [(status, gpu) for gpu in status.gpus] if status.host.name in state.opened else []
     keys = [status.host.name if gpu is None else "" for status, gpu in listed]
 
     def rows(width: int, _selected: str) -> Sequence[ListRow]:
+        if not listed and state.filter:
+            said = state.wanted.problem or f"no host matches “{state.filter}” · esc for all"
+            return [ListRow(((fit(f"  {said}", width), MUTED),))]
+
         def make(place: int) -> ListRow:
             status, gpu = listed[place]
             if gpu is None:
@@ -182,17 +225,19 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     is_live = status.phase is HostPhase.LIVE
     style = "" if is_live else MUTED
     name = fit(status.host.name, _name_width(state, width))
-    mark = "▾" if is_open else "▸" if status.gpus else " "
+    mark = "▾" if is_open else "▸" if status.devices else " "
     if status.report is None:  # no figures: their place is for why
         text, said = host_state(state, status)
         room = max(0, width - len(name) - 3)
         return ListRow(((f"{mark} ", MUTED), (name, MUTED), (f" {fit(text, room)}", said)), status.host.name)
-    numbers = _numbers(status.memory, mean_utilization(status.gpus), width, is_live=is_live)
+    numbers = _numbers(status.memory, status.busy_percent, width, is_live=is_live)
     seen_s = status.age_s(state.now_s)
     seen = ABSENT if seen_s is None else age(seen_s) if not is_live or seen_s >= _STALE_S else ""
     spans: list[Span] = [(f"{mark} ", MUTED), (name, "bold" if is_live else MUTED)]
-    spans += [(f" {len(status.gpus):>4}", style), *numbers]
+    spans += [(f" {len(status.devices):>4}", style), *numbers]
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
+    told = {HostOrder.MODEL: status.models, HostOrder.USER: " ".join(status.users)} if status.devices else {}
+    spans += [(f"{fit(told.get(each, ''), cells)} ", style) for each, cells in _more_columns(state, width)]
     room = width - sum(len(text) for text, _ in spans)
     text, said = host_state(state, status)
     return ListRow((*spans, (fit(text, max(0, room)), said)), status.host.name)
@@ -297,25 +342,76 @@ def _job_text(job: JobRanks) -> str:
     return " · ".join([*facts, *([job.name] if job.name else []), job.command])
 
 
+def _is_probed(listed: list[RemoteProcess]) -> bool:
+    return next(filter(attrgetter("probe"), listed), None) is not None
+
+
 def processes_heading(state: HostsState, listed: list[RemoteProcess], width: int) -> Row:
     """Return the column headings of the processes; the one that they are sorted by has a mark."""
     mark = "▾" if (state.sort in (HostsSort.MEMORY, HostsSort.SM)) != state.reverse else "▴"
-    columns = _columns(state, width, probed=any(each.probe for each in listed))
+    columns = _columns(state, width, probed=_is_probed(listed))
     marked = state.sort.value
     text = "".join(column.cell(f"{mark if column.title == marked else ''}{column.title}") for column in columns)
     return [(text, f"bold {MUTED}")]
+
+
+class _Keys(Sequence[str]):
+    """The keys of lines, each made when it is asked for; of a job's line none."""
+
+    def __init__(self, lines: Sequence[RemoteProcess | JobRanks]) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return list(map(self._of, self._lines[index]))
+        return self._of(self._lines[index])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._of, self._lines)
+
+    def __contains__(self, key: object) -> bool:
+        return self._place(key) is not None
+
+    def index(self, key: str, *_: int) -> int:
+        place = self._place(key)
+        if place is None:
+            raise ValueError(key)
+        return place
+
+    def _place(self, key: object) -> int | None:
+        pid = str(key).rpartition("\t")[2]
+        number = int(pid) if pid else None
+        found = (
+            place
+            for place, each in enumerate(self._lines)
+            if isinstance(each, RemoteProcess) and each.listed.pid == number and each.key == key
+        )
+        return next(found, None)
+
+    @staticmethod
+    def _of(line: RemoteProcess | JobRanks) -> str:
+        return line.key if isinstance(line, RemoteProcess) else ""
 
 
 def processes_rows(state: HostsState, listed: list[RemoteProcess]) -> Callable[[int, str], Sequence[ListRow]]:
     """Return a line a process, and one over the ranks of each job where they stand together."""
     away = {status.host.name for status in state.statuses if status.phase is not HostPhase.LIVE}
     lines = _with_jobs(listed) if state.sort is HostsSort.RANK else listed
-    keys = [each.key if isinstance(each, RemoteProcess) else "" for each in lines]
+    keys = _Keys(lines)
 
     def rows(width: int, _selected: str) -> Sequence[ListRow]:
         if not listed:
             return [ListRow(((f"  {_why_none(state)}", MUTED),))]
-        columns = _columns(state, width, probed=any(each.probe for each in listed))
+        columns = _columns(state, width, probed=_is_probed(listed))
 
         def make(place: int) -> ListRow:
             each = lines[place]
@@ -341,6 +437,8 @@ def _with_jobs(listed: list[RemoteProcess]) -> list[RemoteProcess | JobRanks]:
 
 def _why_none(state: HostsState) -> str:
     if state.filter:
+        if state.wanted.problem:
+            return state.wanted.problem
         return f"no process matches “{state.filter}” · esc for all"
     if not any(status.report is not None for status in state.statuses):
         return "no host has answered yet"

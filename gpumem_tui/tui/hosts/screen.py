@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,9 +18,10 @@ from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.recording.file import when
 from gpumem_tui.recording.player import PlayedHost, Player
 from gpumem_tui.remote.connection import Connection, Fleet, WatchedHosts
-from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess
+from gpumem_tui.remote.status import HostPhase, RemoteProcess
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.hosts.one import HostMonitor, HostSource, end_there, host_parts
+from gpumem_tui.tui.hosts.order import HostOrder
 from gpumem_tui.tui.hosts.rows import (
     HostsState,
     chosen_rows,
@@ -38,7 +39,7 @@ from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.monitor.process_actions import END_BINDINGS
-from gpumem_tui.tui.monitor.table_screen import SORT, UNFILTER, Ending, TableScreen
+from gpumem_tui.tui.monitor.table_screen import UNFILTER, Ending, TableScreen
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 _TICK_S = 1.0
@@ -46,7 +47,11 @@ _TICK_S = 1.0
 _HOSTS_SHARE = 0.5
 _EXPAND = "The GPUs of the host below it, or not"
 _MONITOR = "The full Monitor of the host; esc there leads back"
-_FILTER = "Filter by host, gpu3, pid, user or command; esc clears"
+_FILTER = (
+    "Filter by host, gpu3, pid, user, command; hosts by free>=2 (GPUs), free>=20GiB (on one), use<50, user=ada, "
+    "model=h100, alert; esc clears"
+)
+_SORT = "Sort the list that has the cursor by the next column: hosts by free, use, alerts, users, models"
 
 
 class HostList(RowList):
@@ -71,13 +76,13 @@ class HostsScreen(TableScreen[HostsState]):
     CSS_PATH = "screen.tcss"
     SMALLEST = (60, 12)
     TOPIC = "hosts"
-    WORDS = "host, gpu3, pid, user, command"
+    WORDS = "host, gpu3, pid, user, command, free>=2, free>=20GiB, use<50, user=ada, model=h100, alert"
     SHORTEST_S = 0.25
     AUTO_FOCUS = "#hosts"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "expand", "GPUs", tooltip=_EXPAND),
         Binding("f", "only", "this host", tooltip="Only the processes of this host, or of all"),
-        Binding("s", "sort(1)", "sort", tooltip=SORT),
+        Binding("s", "sort(1)", "sort", tooltip=_SORT),
         Binding("slash", "filter", "filter", key_display="/", tooltip=_FILTER),
         Binding("e", "search", "search", tooltip="Search on this host: the form, with its name in it"),
         Binding("o", "plan", "plan", tooltip="Plan for the GPU of the process, or for the emptiest of this host"),
@@ -102,11 +107,19 @@ class HostsScreen(TableScreen[HostsState]):
         self._added: dict[str, Snapshot] = {}
         self._state = HostsState(fleet.statuses, time.monotonic())
         self._open = ""
+        self._listed: list[RemoteProcess] = []
+        self._listed_for: tuple[object, ...] = (None,) * 5
 
     @property
     def listed(self) -> HostList:
         """The processes."""
         return self._processes
+
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """Those of the hosts that answer."""
+        live = (status for status in self._state.statuses if status.phase is HostPhase.LIVE)
+        return {status.host.name: status.report.snapshot for status in live if status.report is not None}
 
     def compose_parts(self) -> ComposeResult:
         """Yield header, hosts and processes."""
@@ -121,7 +134,7 @@ class HostsScreen(TableScreen[HostsState]):
     def on_mount(self) -> None:
         """Show what there is, and look for more."""
         self._said = self.query_one("#hosts-chosen", Lines)
-        self.set_interval(_TICK_S, self.look)
+        self.set_interval(_TICK_S, self._tick)
         self.follow(self._fleet.subscribe)
 
     def laid_out(self, _size: Size) -> None:
@@ -135,25 +148,31 @@ class HostsScreen(TableScreen[HostsState]):
 
     # What comes in
 
+    def _tick(self) -> None:
+        """Let ages go on, unless it was looked just now."""
+        if time.monotonic() - self._looked_s > _TICK_S / 2:
+            self.look()
+
     def look(self) -> bool:
         """Take in all hosts' states, and the history of those whose Monitor has been opened."""
+        self._looked_s = time.monotonic()
         if self.has_jumped():
             self._histories.clear()  # of another time
         statuses = self._fleet.statuses
-        for status in statuses:
-            self._remember(status)
+        for name, history in self._histories.items():
+            self._remember(name, history)
         now_s = time.monotonic() if self.replay is None else self.replay.shown_s
         self._enter(replace(self._state, statuses=statuses, now_s=now_s))
+        self.draw_report()
         return True
 
-    def _remember(self, status: HostStatus) -> None:
-        name = status.host.name
-        history = self._histories.get(name)
-        if history is None or status.report is None or self._added.get(name) is status.report.snapshot:
+    def _remember(self, name: str, history: History) -> None:
+        report = self._fleet.connections[name].status.report
+        if report is None or self._added.get(name) is report.snapshot:
             return
-        self._added[name] = status.report.snapshot
+        self._added[name] = report.snapshot
         if name != self._open:  # its Monitor adds it itself
-            history.add(status.report.snapshot, {})
+            history.add(report.snapshot, {})
 
     @on(RowList.Moved)
     def _cursor_moved(self) -> None:
@@ -199,7 +218,8 @@ class HostsScreen(TableScreen[HostsState]):
         connection = self._fleet.connections[chosen.host_name]
         if isinstance(connection, Connection):  # what is past cannot be ended
             program = host.command or host.name
-            about = f"pid {host.pid} of {host.user} on {chosen.host_name}, GPU {chosen.place}: {program}"
+            where = chosen.place if chosen.gpu is None else f"GPU {chosen.place}"
+            about = f"pid {host.pid} of {host.user} on {chosen.host_name}, {where}: {program}"
             self.ask_to_end(ending, about, lambda: end_there(connection, host, ending))
 
     def _open_host(self, name: str) -> None:
@@ -260,6 +280,19 @@ class HostsScreen(TableScreen[HostsState]):
         self._state = replace(self._state, only="")
         super().action_unfilter()
 
+    def action_sort(self, step: int) -> None:
+        """Sort the list that has the cursor by the next column, or by the one before."""
+        if self._processes.has_focus:
+            super().action_sort(step)
+            return
+        orders = list(HostOrder)
+        order = orders[(orders.index(self._state.order) + step) % len(orders)]
+        self._enter(replace(self._state, order=order, order_reverse=False))
+
+    def action_reverse(self) -> None:
+        """Sort the list that has the cursor the other way round."""
+        self._flip("reverse" if self._processes.has_focus else "order_reverse")
+
     def has_key(self, action: str) -> bool:
         """Return whether an action can be done here: not to what is past, nor to processes unless that is allowed."""
         if action in ("connect", "search"):
@@ -289,8 +322,11 @@ class HostsScreen(TableScreen[HostsState]):
         if self.has_class("-tiny") or not self.is_mounted:
             return
         state, width = self._state, self.size.width or self.app.size.width
-        listed = listed_processes(state)
         inner = width - 2
+        of_processes = (state.statuses, state.sort, state.reverse, state.filter, state.only)
+        is_same = all(one is other for one, other in zip(of_processes, self._listed_for, strict=True))
+        listed = self._listed if is_same else listed_processes(state)
+        self._listed, self._listed_for = listed, of_processes
         at = clock(time.time()) if self.replay is None else f"{self.replay_words} · {when(self.replay.now_s)}"
         header = hosts_header(state, inner, [(at, MUTED)])
         lines: dict[str, Any] = {
@@ -306,7 +342,8 @@ class HostsScreen(TableScreen[HostsState]):
         most = max(3, int((self.size.height or self.app.size.height) * _HOSTS_SHARE) - 2)
         self._hosts.styles.height = min(count, most)
         self._hosts.show(rows)
-        self._processes.show(processes_rows(state, listed))
+        if not is_same or not listed:
+            self._processes.show(processes_rows(state, listed))
         self._draw_chosen()
 
     def _draw_chosen(self) -> None:

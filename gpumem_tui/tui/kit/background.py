@@ -22,6 +22,8 @@ def setter_for(event: asyncio.Event) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def tell() -> None:
+        if event.is_set():  # whoever waits will look at all there is
+            return
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(event.set)
 

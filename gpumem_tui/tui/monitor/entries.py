@@ -119,7 +119,7 @@ def _everywhere(state: MonitorState) -> Iterator[Entry]:
     yield from _ended(state)
     listed: set[tuple[str, int]] = set()
     for gpu in state.gpus:
-        for process in _on(gpu):
+        for process in gpu.all_processes:
             place = (process.instance or device_key(gpu), process.pid)
             listed.add(place)
             watched, sample = state.published.by_place.get(place, (None, None))
@@ -133,15 +133,9 @@ def _everywhere(state: MonitorState) -> Iterator[Entry]:
         for number, placed in enumerate(watched.own if watched.is_running else ()):
             if (placed.gpu_uuid, watched.pid) not in listed:
                 yield _unlisted(watched, placed, gpus.get(placed.gpu_uuid), placed.sample.device if number else "")
-
-
-def _on(gpu: GpuReading) -> Iterator[GpuProcess]:
-    lists = [gpu.processes, *(instance.processes for instance in gpu.instances)]
-    listed = {}
-    for processes in lists:
-        if not isinstance(processes, Unknown):
-            listed.update({(process.pid, process.instance): process for process in processes})
-    yield from listed.values()
+    for each in () if state.snapshot is None else state.snapshot.unlisted:  # of another host, or as it was recorded
+        gpu_of = gpus.get(each.gpu_uuid)
+        yield Entry(gpu_of, each.process, place="" if gpu_of is not None else each.device, slot=each.device)
 
 
 def _unlisted(watched: WatchedProcess, placed: Placed | None, gpu: GpuReading | None, slot: str) -> Entry:

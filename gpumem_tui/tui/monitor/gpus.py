@@ -448,10 +448,13 @@ def _readings(state: MonitorState, gpu: GpuReading) -> list[Row]:
     found.append([("mem ", MUTED), (fit_right(known(gpu.memory_clock_mhz, lambda m: f"{m}"), 5), ""), (" MHz", MUTED)])
     if isinstance(gpu.fan_percent, int):
         found.append([("fan ", MUTED), (f"{gpu.fan_percent:>3}%", "")])
-    received, sent = gpu.pcie_rx_bytes_per_s, gpu.pcie_tx_bytes_per_s
-    if isinstance(received, int) and isinstance(sent, int):
-        rates = f"{'↓' + format_bytes(received):>11}{'↑' + format_bytes(sent):>11}/s"
-        found.append([("PCIe", MUTED), (rates, "")])
+    for link, received, sent in (
+        ("PCIe", gpu.pcie_rx_bytes_per_s, gpu.pcie_tx_bytes_per_s),
+        ("NVLink", gpu.nvlink_rx_bytes_per_s, gpu.nvlink_tx_bytes_per_s),
+    ):
+        if isinstance(received, int) and isinstance(sent, int):
+            rates = f"{'↓' + format_bytes(received):>11}{'↑' + format_bytes(sent):>11}/s"
+            found.append([(link, MUTED), (rates, "")])
     if isinstance(gpu.ecc_uncorrected, int) and gpu.ecc_uncorrected:
         found.append([(f"ECC {gpu.ecc_uncorrected} uncorrected", "bold $error")])
     return found

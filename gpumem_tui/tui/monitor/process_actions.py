@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingType
@@ -19,7 +18,7 @@ from gpumem_tui.tui.monitor.table_screen import Ending, TableScreen
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
     from gpumem_tui.probe.wire import LookAnswer
-    from gpumem_tui.tui.kit.dialogs import DetailsScreen, PagesScreen, Report
+    from gpumem_tui.tui.kit.dialogs import DetailsScreen
     from gpumem_tui.watch.records import ProbedProcess
 
 _POLL_S = 0.1
@@ -62,7 +61,6 @@ class ProcessActions(TableScreen[MonitorState]):
         self._state = MonitorState()
         self._chosen: tuple[MonitorState, Entry | None] = self._state, None
         self._details: DetailsScreen | None = None
-        self._report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
     @property
     def chosen(self) -> Entry | None:
@@ -110,7 +108,7 @@ class ProcessActions(TableScreen[MonitorState]):
         if entry is None:
             return
         if entry.has_ended and (watched := entry.watched) is not None:
-            self._open(lambda: end_report(watched, self._state))
+            self.open_report(lambda: end_report(watched, self._state))
             return
 
         def closed(wanted: str | None) -> None:
@@ -130,7 +128,7 @@ class ProcessActions(TableScreen[MonitorState]):
         entry = self.chosen
         if entry is not None and entry.watched is not None:
             key = entry.watched.process.key
-            self._open(lambda: ranks_report(self._state, key))
+            self.open_report(lambda: ranks_report(self._state, key))
 
     def draw_dialogues(self) -> None:
         """Draw what stands over the Monitor too."""
@@ -139,20 +137,7 @@ class ProcessActions(TableScreen[MonitorState]):
 
             entry = self.chosen
             self._details.show(None if entry is None else details_rows(self._state, entry))
-        if self._report is not None:
-            screen, make = self._report
-            if (report := make()) is not None:
-                screen.show(report)
-
-    def _open(self, make: Callable[[], Report | None]) -> None:
-        from gpumem_tui.tui.kit.dialogs import PagesScreen
-
-        def closed(_: None) -> None:
-            self._report = None
-
-        if (report := make()) is not None:
-            self._report = PagesScreen(report), make
-            self.app.push_screen(self._report[0], closed)
+        self.draw_report()
 
     def action_plan(self) -> None:
         """Take it to the Plan screen."""
@@ -205,7 +190,7 @@ class ProcessActions(TableScreen[MonitorState]):
             return
         if not left_off.is_set():
             waiting.dismiss(None)
-            self._open(until_complete(process, look))
+            self.open_report(until_complete(process, look))
 
     # Attaching to it
 

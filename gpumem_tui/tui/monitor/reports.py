@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from gpumem_tui.memory import Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import Memory, ProcessKind
+from gpumem_tui.monitor.snapshot import Memory, ProcessKind, Snapshot
+from gpumem_tui.monitor.users import user_totals, users_lines
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import LookAnswer
 from gpumem_tui.tui.kit.dialogs import Page, Report
@@ -206,6 +207,20 @@ def _spread(columns: list[_Column], job: Job, *, share: bool) -> str:
 
 
 # Reports
+
+
+def users_report(snapshots: Mapping[str, Snapshot]) -> Report | None:
+    """Make the report of what each user holds; None before there is anything to see.
+
+    Args:
+        snapshots: by the host's name.
+    """
+    if not snapshots:
+        return None
+    heading, *lines = users_lines(user_totals(snapshots), several=len(snapshots) > 1)
+    return Report("By user", (Page("", lambda width: [
+        [(fit(heading, width), f"bold {MUTED}")], *([(fit(line, width), "")] for line in lines or ["no process at all"])
+    ]),))  # fmt: skip
 
 
 def end_report(watched: WatchedProcess, state: MonitorState) -> Report | None:

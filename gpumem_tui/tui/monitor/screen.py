@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +17,7 @@ from textual.geometry import Size
 from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
+from gpumem_tui.monitor.probes import with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.tui.kit.figures import Row, clock
 from gpumem_tui.tui.kit.lines import Lines
@@ -150,6 +151,15 @@ class MonitorScreen(ProcessActions):
         """Draw for another size of the terminal."""
         if size != self._drawn_size:
             self._draw()
+
+    @property
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """The newest one, by its host's name."""
+        from gpumem_tui.watch.report import probe_report
+
+        shown = self._state.snapshot
+        probes = probe_report(self._state.published)
+        return {} if shown is None else {shown.host.name: with_unlisted(shown, probes)}
 
     @property
     def listed(self) -> ProcessTable:
@@ -317,23 +327,24 @@ class MonitorScreen(ProcessActions):
         troubled = is_troubled(state.snapshot) and not count(state)
         self.set_class(troubled, "-troubled")
         alerts = self.feed.alerts if state.gpus else lasting_last(self.feed.alerts)
-        alone = alerts if not troubled else ()
-        own_line = bool(alone) and height >= _ALERTS_HEIGHT
+        shown = alerts if not troubled else ()
+        own_line = bool(shown) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
         header = header_row(state, inner, self._clock, (self.replay_words or self.feed.notice, self._notice))
         if own_line:
-            self._alert_line.show_rows([alert_row(alone, inner)])
-        self._header.show_rows([alert_row(alone, inner) if alone and not own_line else header])
+            self._alert_line.show_rows([alert_row(shown, inner)])
+        self._header.show_rows([alert_row(shown, inner) if shown and not own_line else header])
         if troubled:
             waited_s = time.monotonic() - self._began_s
             self._trouble.show_rows(trouble_rows(state.snapshot, inner, height - 2, waited_s))
             return
         rows = height - 2 - own_line - self.has_class("-filtering")
         gpus, listed = len(state.gpus), count(state)
-        history_alone = not gpus and state.charts_process
-        self._place(
-            layout(inner, rows, gpus, listed, prefer_history=self._prefers_history, history_alone=history_alone)
-        )
+        if not gpus and charted(state) is None:
+            self._place(Layout(columns=1, card=0, detail=0, gpus=0, history=0, table=rows))
+        else:
+            alone, prefer = not gpus and state.charts_process, self._prefers_history
+            self._place(layout(inner, rows, gpus, listed, prefer_history=prefer, history_alone=alone))
         assert self._plan is not None
         self._gpu_panel.show(state, self._plan, inner)
         self._table.show(state, inner, self._plan.table)

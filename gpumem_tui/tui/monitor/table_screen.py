@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -20,14 +21,21 @@ from gpumem_tui.tui.replay.keys import ReplayKeys
 if TYPE_CHECKING:
     from textual.widgets import Input
 
+    from gpumem_tui.monitor.snapshot import Snapshot
+    from gpumem_tui.tui.kit.dialogs import PagesScreen, Report
+
 State = TypeVar("State", bound=TableState)
 Ending = Literal["terminate", "kill"]
 _ENDINGS: dict[Ending, tuple[str, str]] = {
     "terminate": ("Terminate", "It is asked to end (SIGTERM) and may still save its state."),
     "kill": ("Kill", "It ends at once (SIGKILL). What it has not saved is lost."),
 }
+_SHARE = 0.15
+"""Of the screen's thread that looking at what comes in may take; then it is looked less often."""
+_LONGEST_S = 1.0
 SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other way round"
 UNFILTER = "List all processes again"
+USERS = "Totals by user: memory, GPUs, processes"
 
 
 class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
@@ -44,8 +52,10 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         Binding("greater_than_sign", "sort(1)", show=False, tooltip=SORT),
         Binding("less_than_sign", "sort(-1)", show=False, tooltip=SORT),
         Binding("r", "reverse", show=False, tooltip=REVERSE),
+        Binding("u", "users", show=False, tooltip=USERS),
     ]
     _state: State
+    _report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
     @property
     def state(self) -> State:
@@ -56,6 +66,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     @abstractmethod
     def listed(self) -> Widget:
         """The table that has the keys once a filter is typed."""
+
+    @property
+    @abstractmethod
+    def snapshots(self) -> Mapping[str, Snapshot]:
+        """What is shown, by the host's name."""
 
     @abstractmethod
     def look(self) -> bool:
@@ -76,9 +91,11 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         while True:
             await self._news.wait()
             self._news.clear()
+            began_s = time.thread_time()
             try:
                 if self.look():
-                    await asyncio.sleep(self.SHORTEST_S)
+                    looked_s = time.thread_time() - began_s
+                    await asyncio.sleep(min(max(self.SHORTEST_S, looked_s / _SHARE), _LONGEST_S))
             except Exception as error:  # noqa: BLE001  one picture is lost, not all that come
                 report_error(self.app, error)
                 await asyncio.sleep(self.SHORTEST_S)
@@ -133,6 +150,32 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         """Enter the state in which something is on that was off, or off that was on."""
         flipped: dict[str, Any] = {name: not getattr(self._state, name)}
         self._enter(replace(self._state, **flipped))
+
+    # What stands over it
+
+    def action_users(self) -> None:
+        """Show what each user holds, as it goes on."""
+        from gpumem_tui.tui.monitor.reports import users_report
+
+        self.open_report(lambda: users_report(self.snapshots))
+
+    def open_report(self, make: Callable[[], Report | None]) -> None:
+        """Show a report that is made anew for each picture; nothing where there is none."""
+        from gpumem_tui.tui.kit.dialogs import PagesScreen
+
+        def closed(_: None) -> None:
+            self._report = None
+
+        if (report := make()) is not None:
+            self._report = PagesScreen(report), make
+            self.app.push_screen(self._report[0], closed)
+
+    def draw_report(self) -> None:
+        """Draw the report anew, if one is shown."""
+        if self._report is not None:
+            screen, make = self._report
+            if (report := make()) is not None:
+                screen.show(report)
 
     # A process's end
 

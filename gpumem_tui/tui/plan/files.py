@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from gpumem_tui.options.typed import norm_from, tokens_from
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_json
-from gpumem_tui.plan.goals import USUAL_MULTIPLE, Goals
+from gpumem_tui.plan.goals import USUAL_MULTIPLE, USUAL_NODE, Goals
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, untraced
 from gpumem_tui.plan.report import plan_markdown
@@ -196,6 +197,7 @@ _FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
     "tokens": ("--tokens", "Tokens", tokens_from, "to train on, such as 2B; says hours and cost"),
     "price": ("--price", "Price", float, "of one GPU for an hour, in any currency"),
     "batch_multiple": ("--batch-multiple", "Multiple", int, f"of micro-batches; {USUAL_MULTIPLE}"),
+    "node_gpus": ("--node-gpus", "Machine", int, f"GPUs of one, when their number is solved for; {USUAL_NODE}"),
     "reference_batch": (
         "--reference-batch", "Known batch", int, "a global batch, in samples, whose learning rate you know"
     ),
@@ -236,7 +238,7 @@ class GoalsScreen(ModalScreen[Goals | None]):
         """Give back what was typed, or say what is wrong with it."""
         typed = {name: self.query_one(f"#{name}", Input).value.strip() for name in _FIELDS}
         try:
-            goals = goals_from_text(typed)
+            goals = replace(goals_from_text(typed), prices=self._goals.prices)
             goals.check(has_tokens=self._has_tokens)
         except OptionError as error:
             self.query_one("#wrong", Static).update(Content(str(error)))

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, samples
 from gpumem_tui.plan.controls import controls
+from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan, draft_of
 from gpumem_tui.plan.report import NAMES, capitalized, lift_words
+from gpumem_tui.plan.speed import Cost, cost_of
 from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.tui.kit.figures import (
@@ -37,19 +39,21 @@ _FITS = "$text-success"
 _GPU_NAME_WIDTH = 34
 _ROOMY_GPUS = 52
 """Cells from which the memory has a column."""
+_PRICED_GPUS = 64
+"""Cells from which the cost has one."""
 
 
 def gpu_rows(found: Sequence[LargestOnGpu], plan: Plan, width: int, selected: str) -> list[ListRow]:
     """Return a line a GPU; the one under the cursor also says what it lacks. The plan's own is marked."""
-    columns = 3 if width >= _ROOMY_GPUS else 2
-    name_width = max(8, min(_GPU_NAME_WIDTH, width - 2 - columns * _FIGURE_WIDTH))
-    heads = ("GiB", "traced", "formula")[-columns:]
+    heads = ("GiB", "traced", "formula")[0 if width >= _ROOMY_GPUS else 1 :]
+    heads += ("cost of 1M",) if width >= _PRICED_GPUS else ()
+    name_width = max(8, min(_GPU_NAME_WIDTH, width - 2 - len(heads) * _FIGURE_WIDTH))
     head = f"  {fit('largest batch of one GPU', name_width)}" + "".join(f"{one:>{_FIGURE_WIDTH}}" for one in heads)
     lines = [heading(f"Every GPU, {100 * plan.headroom:g} % left free"), row((head, f"bold {MUTED}"))]
     for one in found:
         lines.append(_gpu(one, plan, width, name_width))
         if one.gpu.name == selected:
-            lines += _indented(_gpu_notes(one), width)
+            lines += _indented(_gpu_notes(one, plan), width)
     return lines
 
 
@@ -62,11 +66,23 @@ def _gpu(one: LargestOnGpu, plan: Plan, width: int, name_width: int) -> ListRow:
         (f"{compact_bytes(one.gpu.total_bytes):>{_FIGURE_WIDTH}}" if width >= _ROOMY_GPUS else "", MUTED),
         (f"{traced:>{_FIGURE_WIDTH}}", "bold" if fits else ""),
         (f"{'≈' + format(one.formula, ','):>{_FIGURE_WIDTH}}", MUTED),
+        (_cost(one, plan) if width >= _PRICED_GPUS else "", ""),
         key=one.gpu.name,
     )
 
 
-def _gpu_notes(one: LargestOnGpu) -> Iterator[str]:
+def _cost(one: LargestOnGpu, plan: Plan) -> str:
+    cost = cost_of(plan, one.gpu)
+    if plan.batch_size > one.largest or isinstance(cost, Unknown):
+        return f"{ABSENT:>{_FIGURE_WIDTH}}"
+    return f"{f'≈{sum(cost.per_million) / 2:.2g}':>{_FIGURE_WIDTH}}"
+
+
+def _gpu_notes(one: LargestOnGpu, plan: Plan) -> Iterator[str]:
+    if isinstance(cost := cost_of(plan, one.gpu), Cost):
+        of = "tokens" if plan.shape.seq_len else "samples"
+        by = f"at {cost.price.words} an hour, {cost.price.source}"
+        yield f"a million {of} cost {span(*cost.per_million)} by the roofline, {by}"
     yield from one.lacks
     if isinstance(one.traced, Unknown):
         yield one.traced.reason

@@ -250,6 +250,41 @@ def _throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
     return tuple(words for bit, words in _THROTTLES.items() if bits & bit)
 
 
+@dataclass(frozen=True)
+class _Traffic:
+    """What went over all NVLinks of a GPU until a moment of NVML's clock: bytes to it and from it, microseconds."""
+
+    rx_bytes: int
+    tx_bytes: int
+    time_us: int
+
+    def rate(self, before: _Traffic, size: Callable[[_Traffic], int]) -> Reading[int]:
+        """Return bytes a second since an earlier reading."""
+        passed_us, moved = self.time_us - before.time_us, size(self) - size(before)
+        if passed_us <= 0 or moved < 0:
+            return Unknown("the counter began anew")
+        return round(moved * 1e6 / passed_us)
+
+
+_ALL_LINKS = 2**32 - 1
+"""As the scope of a throughput counter: the sum over all links (NVML's nvml.h, "NVLink throughput counters")."""
+_FIRST_TRAFFIC = Unknown("needs a second look")
+
+
+def _traffic(call: Caller, handle: Any) -> Reading[_Traffic]:
+    """Read the counters of NVLink, which NVML has in KiB, without the protocol's overhead."""
+
+    def read() -> _Traffic:
+        ids = [declared(f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}") for way in ("RX", "TX")]
+        values = call("nvmlDeviceGetFieldValues", handle, [(each, _ALL_LINKS) for each in ids])
+        for value in values:
+            call.check("nvmlDeviceGetFieldValues", value.nvmlReturn)
+        received, sent = (int(value.value.ullVal) * 1024 for value in values)
+        return _Traffic(received, sent, int(values[0].timestamp))
+
+    return reading(read)
+
+
 READS: Mapping[str, Read] = {
     "power_w": _watts("nvmlDeviceGetPowerUsage"),
     "power_limit_w": _watts("nvmlDeviceGetEnforcedPowerLimit"),
@@ -262,6 +297,7 @@ READS: Mapping[str, Read] = {
     "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
     "pcie_rx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES),
     "pcie_tx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES),
+    "energy_j": _scaled(lambda millijoules: millijoules / 1000, "nvmlDeviceGetTotalEnergyConsumption"),
     "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
     "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     "performance_state": _performance_state,
@@ -274,6 +310,13 @@ READS: Mapping[str, Read] = {
 
 
 _UTILIZATION = frozenset({"utilization_percent", "memory_utilization_percent"})
+_NVLINK: Mapping[str, tuple[Callable[[_Traffic], int], bool]] = {
+    "nvlink_rx_bytes": (lambda traffic: traffic.rx_bytes, False),
+    "nvlink_tx_bytes": (lambda traffic: traffic.tx_bytes, False),
+    "nvlink_rx_bytes_per_s": (lambda traffic: traffic.rx_bytes, True),
+    "nvlink_tx_bytes_per_s": (lambda traffic: traffic.tx_bytes, True),
+}
+"""Which of the two counters each is, and whether it is a rate."""
 
 
 class Nvml:
@@ -352,6 +395,7 @@ class NvmlGpu:
         self._call = call
         self._handle = handle
         self._sampled_us = 0
+        self._traffic: Reading[_Traffic] = _FIRST_TRAFFIC
 
     def memory(self) -> Reading[Memory]:
         """Read its memory; of a divided GPU few users may."""
@@ -372,9 +416,12 @@ class NvmlGpu:
         return found if isinstance(found, Unknown) else found[0]
 
     def read(self, names: Collection[str]) -> Telemetry:
-        """Read them as `GpuHandle.read`; both utilizations are one call."""
+        """Read them as `GpuHandle.read`; both utilizations are one call, and so is NVLink."""
         call, handle = self._call, self._handle
         found = {name: READS[name](call, handle) for name in names if name in READS}
+        if not _NVLINK.keys().isdisjoint(names):
+            before, self._traffic = self._traffic, _traffic(call, handle)
+            found |= {name: _link_reading(name, self._traffic, before) for name in _NVLINK if name in names}
         if not _UTILIZATION.isdisjoint(names):
             rates = utilization(call, handle)
             kernels, traffic = (rates, rates) if isinstance(rates, Unknown) else rates
@@ -405,6 +452,13 @@ class NvmlGpu:
         except Fault:
             return None
         return NvmlInstance(index, uuid, f"MIG instance {index}" if isinstance(name, Unknown) else name, call, handle)
+
+
+def _link_reading(name: str, now: Reading[_Traffic], before: Reading[_Traffic]) -> Reading[int]:
+    size, is_rate = _NVLINK[name]
+    if isinstance(now, Unknown) or not is_rate:
+        return now if isinstance(now, Unknown) else size(now)
+    return _FIRST_TRAFFIC if isinstance(before, Unknown) else now.rate(before, size)
 
 
 @dataclass(frozen=True)

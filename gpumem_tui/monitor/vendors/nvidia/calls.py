@@ -85,6 +85,22 @@ class Caller(Calls):
 
         return self._make(function, call)
 
+    def check(self, function: str, code: int) -> None:
+        """Judge a code that a function wrote beside each of several values, as if it had returned it.
+
+        Raises:
+            NvmlGone, NvmlFault: as above.
+        """
+        if code != pynvml.NVML_SUCCESS:
+            raise self._fault(function, pynvml.NVMLError(code))
+
+    def _fault(self, function: str, error: Any) -> NvmlFault:
+        self.codes.add(error.value)
+        if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            self.missing.add(function)
+        reason = _REASONS.get(error.value, f"NVML error: {error}")
+        return (NvmlGone if error.value in _GONE else NvmlFault)(error.value, reason)
+
     def _make(self, function: str, call: Callable[[], T]) -> T:
         try:
             with self.under_way(function):
@@ -92,11 +108,7 @@ class Caller(Calls):
             self.codes.add(pynvml.NVML_SUCCESS)
             return result
         except pynvml.NVMLError as error:
-            self.codes.add(error.value)
-            if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-                self.missing.add(function)
-            reason = _REASONS.get(error.value, f"NVML error: {error}")
-            raise (NvmlGone if error.value in _GONE else NvmlFault)(error.value, reason) from error
+            raise self._fault(function, error) from error
         except AttributeError as error:
             self.missing.add(function)
             raise not_declared() from error

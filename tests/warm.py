@@ -1,15 +1,20 @@
 """A Python that has torch imported: for each script that a test runs, a process is forked from it instead of started.
 
 Importing torch takes longer than all else that most scripts do. What is started in its stead is `_CLIENT`, an
-executable called ``python``: it hands its arguments, environment, directory and standard streams to the server, waits,
-and ends as the forked process does. That one goes through what an interpreter does as it starts: `sitecustomize` is
+executable called ``python``: it hands its arguments, environment, directory and open files to the server, waits, and
+ends as the forked process does. That one goes through what an interpreter does as it starts: `sitecustomize` is
 imported, torch seems not to be, and importing it is what is waited for. Libraries that look for a GPU as they are
 imported are not imported beforehand. What trains with transformers is forked from a second server, which has that too
 and is forked from the first one when it is first wanted.
+
+All workers that the tests are divided among share one server. It ends with the process that started them.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
+import gc
 import importlib
 import json
 import multiprocessing.process
@@ -21,34 +26,62 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import sysconfig
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 _CLIENT = """#!{python} -IS
-import json, os, signal, socket, sys
+import fcntl, json, os, signal, socket, sys
 
 arguments = sys.argv[1:]
-if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-u")):
+known = arguments and (arguments[0] in ("-m", "-c", "-u") or os.path.isfile(arguments[0]))
+if not known:
     os.execv({python!r}, [{python!r}, *arguments])
+opened = [0, 1, 2]
+for number in map(int, os.listdir("/proc/self/fd")):
+    try:
+        handed = number > 2 and not fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    except OSError:
+        continue  # that of the listing itself
+    opened += [number] if handed else []
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({server!r})
 task = {{
     "python": os.path.abspath(sys.argv[0]), "arguments": arguments, "directory": os.getcwd(),
-    "environment": dict(os.environ),
+    "environment": dict(os.environ), "descriptors": opened, "transformers": {transformers},
 }}
-socket.send_fds(server, [json.dumps(task).encode()], [0, 1, 2])
+socket.send_fds(server, [json.dumps(task).encode()], opened)
+for number in opened:
+    os.close(number)
 code = int(server.recv(64) or b"1")
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-_MAIN = "import sys; sys.path.insert(0, {root!r}); from tests.command import warm; exec(warm.serve({fd}))"
-"""The server's program: in a forked process the rest of it is the script."""
+TORCH, TRANSFORMERS = "torch/bin/python", "transformers/bin/python"
+"""What is imported as each starts; the first has transformers, too, if its program says so."""
+
+_MAIN = """
+import os, sys
+if os.fork():
+    os._exit(0)
+sys.path.insert(0, {root!r})
+from tests import warm
+_ends = warm.ends
+try:
+    exec(warm.serve({fd}, {pid}))
+    _ends(None)
+except BaseException as _error:
+    _ends(_error)
+    raise
+"""
+"""The server's program: in a forked process the rest of it is the script. It is no child of the tests' process."""
 
 _BEFOREHAND = (
     "numpy",
@@ -75,34 +108,55 @@ _USES_TRANSFORMERS = re.compile(rb"\b(transformers|hugging_face|trl|peft|acceler
 
 _HIDDEN = ("torch", "torch._compile", "transformers")
 _LARGEST_MESSAGE = 1 << 20
+_MOST_FILES = 64
 
 
-@contextmanager
-def warm_python(folder: Path) -> Iterator[str]:
-    """Make a Python in a folder, and serve whoever starts it."""
+def start(folder: Path, ends_with: int) -> None:
+    """Make `TORCH` and `TRANSFORMERS` in a folder, and serve whoever starts one. Each is as in a virtual environment.
+
+    A program whose first argument is this Python, run by the real one, takes it for its own (`sys.executable`): it
+    starts cold, and what it starts by that name is warm.
+
+    Args:
+        ends_with: the process whose end ends the server.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     address = str(folder / "server.sock")
     listener.bind(address)
     listener.listen(64)
-    client = folder / "python"
-    client.write_text(_CLIENT.format(python=sys.executable, server=address))
-    client.chmod(0o755)
-    root = str(Path(__file__).parents[2])
-    server = subprocess.Popen(
-        [sys.executable, "-c", _MAIN.format(root=root, fd=listener.fileno())],
+    for name, transformers in ((TORCH, False), (TRANSFORMERS, True)):
+        client = folder / name
+        client.parent.mkdir(parents=True)
+        client.write_text(_CLIENT.format(python=sys.executable, server=address, transformers=transformers))
+        client.chmod(0o755)
+        _make_environment(client.parents[1])
+    root = str(Path(__file__).parents[1])
+    subprocess.run(
+        [sys.executable, "-c", _MAIN.format(root=root, fd=listener.fileno(), pid=ends_with)],
         env={**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
         pass_fds=(listener.fileno(),),
+        start_new_session=True,
+        check=True,
     )
     listener.close()
-    try:
-        yield str(client)
-    finally:
-        server.kill()
-        server.wait()
 
 
-def serve(listener_fd: int) -> CodeType:
+def _make_environment(folder: Path) -> None:
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve().parent
+    (folder / "pyvenv.cfg").write_text(f"home = {base}\n")
+    packages = Path(sysconfig.get_path("purelib"))
+    (folder / "lib" / packages.parent.name).mkdir(parents=True)
+    (folder / "lib" / packages.parent.name / packages.name).symlink_to(packages)
+
+
+def serve(listener_fd: int, ends_with: int) -> CodeType:
     """Fork a process for each client. Returns in such a process only, with what is to run in it."""
+    atexit.register(_leave)  # the first is called last
+    try:
+        ended = os.pidfd_open(ends_with)
+    except ProcessLookupError:
+        os._exit(0)
     from gpumem_tui.importing import after_import
     from gpumem_tui.simulator.fast.uncompiled import exclude_nothing
 
@@ -111,28 +165,30 @@ def serve(listener_fd: int) -> CodeType:
     listener = socket.socket(fileno=listener_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     second: socket.socket | None = None
-    while True:
+    waits_for: list[int | socket.socket] = [listener, ended]
+    while ended not in select.select(waits_for, [], [])[0]:
         client, _ = listener.accept()
-        message, streams, _, _ = socket.recv_fds(client, _LARGEST_MESSAGE, 3)
+        message, streams, _, _ = socket.recv_fds(client, _LARGEST_MESSAGE, _MOST_FILES)
         if _uses_transformers(json.loads(message)):
             if second is None:
                 second, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 if os.fork() == 0:
-                    _close(listener, second, client, *streams)
+                    _close(listener, second, client, ended, *streams)
                     return _serve_second(requests)
                 requests.close()
             socket.send_fds(second, [message], [client.fileno(), *streams])
         elif os.fork() == 0:
-            _close(listener, *([second] if second is not None else []))
+            _close(listener, ended, *([second] if second is not None else []))
             return _watched(message, client, streams)
         _close(client, *streams)
+    os._exit(0)
 
 
 def _serve_second(requests: socket.socket) -> CodeType:
     """Do the same with transformers imported, for what the first server hands on, until that ends."""
     _import_all(_OF_TRANSFORMERS)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, 4)
+        message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, _MOST_FILES)
         if not message:
             os._exit(0)
         client, streams = socket.socket(fileno=descriptors[0]), descriptors[1:]
@@ -146,9 +202,13 @@ def _import_all(names: Sequence[str]) -> None:
     for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else the first collection of each process copies every page
 
 
 def _uses_transformers(task: dict[str, Any]) -> bool:
+    if task["transformers"]:
+        return True
     words = task["arguments"]
     script = Path(task["directory"], next((word for word in words if word.endswith(".py")), ""))
     text = script.read_bytes() if script.is_file() else b""
@@ -190,7 +250,8 @@ def _become(task: dict[str, Any], streams: Sequence[int]) -> CodeType:
     sys.executable = task["python"]  # what starts a script over several GPUs runs it by this
     os.environ.clear()
     os.environ.update(task["environment"])
-    for number, fd in enumerate(streams):
+    highest = max(*task["descriptors"], *streams) + 1
+    for number, fd in zip(task["descriptors"], [_moved(fd, highest) for fd in streams], strict=True):
         os.dup2(fd, number)
         os.close(fd)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  as long as the process
@@ -205,6 +266,12 @@ def _become(task: dict[str, Any], streams: Sequence[int]) -> CodeType:
         importlib.import_module("sitecustomize")
     arguments = task["arguments"][1:] if task["arguments"][0] == "-u" else task["arguments"]
     return _program(arguments)
+
+
+def _moved(fd: int, lowest: int) -> int:
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(fd)
+    return moved
 
 
 def _program(arguments: list[str]) -> CodeType:
@@ -223,10 +290,33 @@ def _program(arguments: list[str]) -> CodeType:
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     main: Any = sys.modules["__main__"]
     main.__file__ = script
-    for name in ("warm", "sys"):
+    for name in ("warm", "os", "sys"):
         vars(main).pop(name, None)
     with open(script, "rb") as file:
         return compile(file.read(), script, "exec")
+
+
+def ends(error: BaseException | None) -> None:
+    """Take note of how the program ends; what it has left to do at its end comes before `_leave`."""
+    if error is None:
+        _codes.append(0)
+    elif isinstance(error, SystemExit):
+        _codes.append(error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None))
+    elif not isinstance(error, KeyboardInterrupt):
+        _codes.append(1)
+
+
+_codes: list[int] = []
+
+
+def _leave() -> None:
+    """End without the interpreter's teardown: to take all these modules apart takes as long as many a script."""
+    if _codes:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+        os._exit(_codes[-1])
 
 
 class _Stash:

@@ -1,0 +1,65 @@
+"""Who holds how much, on one machine and on several, on the CPU too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpumem_tui.memory import GIB, Unknown
+from gpumem_tui.monitor.report import table
+from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Instance, UnlistedProcess
+from gpumem_tui.monitor.users import user_totals, users_lines
+from tests.monitor.snapshots import gpu, machine, memory, process
+
+
+def _host(pid: int, user: str, **changes: Any) -> HostProcess:
+    known = process(pid, 0).host
+    assert isinstance(known, HostProcess)
+    return replace(known, user=user, **changes)
+
+
+def _of(user: str, pid: int, used_bytes: int | Unknown, **changes: Any) -> GpuProcess:
+    return process(pid, used_bytes, host=_host(pid, user), **changes)
+
+
+BOTH = machine(
+    [
+        gpu(0, processes=(_of("ada", 1, 9 * GIB), _of("bob", 2, 3 * GIB))),
+        gpu(1, processes=(_of("ada", 1, 8 * GIB), _of("ada", 3, Unknown("not available")))),
+        gpu(2, processes=Unknown("no permission")),
+        gpu(3, processes=(process(9, GIB, host=Unknown("pid 9 is hidden from this user")),)),
+    ],
+    unlisted=(UnlistedProcess(5, "cpu", _host(5, "bob")),),
+)
+
+
+def test_each_user_has_what_his_processes_hold_and_who_holds_most_is_first() -> None:
+    ada, bob, hidden = user_totals({"box": BOTH})
+    assert (ada.user, ada.used_bytes, ada.unread, ada.gpus) == ("ada", 17 * GIB, 1, (("box", 0), ("box", 1)))
+    assert (ada.processes, ada.cpu_percent, ada.resident_bytes) == (2, 200.0, 8 * GIB), "one on two GPUs is one"
+    assert (bob.user, bob.used_bytes, bob.unread, bob.gpus) == ("bob", 3 * GIB, 0, (("box", 0),))
+    assert (bob.processes, bob.resident_bytes) == (2, 8 * GIB), "that on the CPU is one of them"
+    assert (hidden.user, hidden.used_bytes, hidden.processes) == (None, GIB, 1)
+
+
+def test_over_several_hosts_a_pid_is_another_process_on_each() -> None:
+    ada, bob, _ = user_totals({"a": BOTH, "b": BOTH})
+    assert (ada.used_bytes, ada.processes, len(ada.gpus)) == (34 * GIB, 4, 4)
+    heading, first, *_ = users_lines([ada, bob], several=True)
+    assert heading.split() == ["USER", "GPU", "MEM", "GPUS", "PROCESSES", "CPU%", "HOST", "MEM", "ON"]
+    assert "≥ 34.00 GiB" in first, "of one process it is not known"
+    assert first.endswith("a 0–1 · b 0–1")
+
+
+def test_processes_of_instances_count_once() -> None:
+    inside = _of("ada", 1, GIB, instance="MIG-1")
+    part = Instance(0, "MIG-1", "1g.10gb", memory(GIB, 10 * GIB), (inside,), Unknown("not of interest"))
+    [ada] = user_totals({"box": machine([gpu(0, mig=True, processes=(inside,), instances=(part,))])})
+    assert (ada.used_bytes, ada.processes) == (GIB, 1)
+
+
+def test_the_table_of_one_reading_ends_with_users_where_there_are_several() -> None:
+    lines = list(table(BOTH, ()))
+    assert [line.split()[0] for line in lines[-4:]] == ["USER", "ada", "bob", "not"]
+    alone = machine([gpu(0, processes=(_of("ada", 1, GIB),))])
+    assert not any(line.startswith("USER") for line in table(alone, ()))
