@@ -109,7 +109,8 @@ class Gpu:
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
-    `speed` is None where no rates are known; `no_speed` says why.
+    `speed` is None where no rates are known; `no_speed` says why. `arch`: what ROCm's compilers call a GPU that runs no
+    CUDA ("gfx942"); `compute_capability` is what HIP says of it then, and `multiprocessors` are its compute units.
     """
 
     name: str
@@ -123,6 +124,12 @@ class Gpu:
     reserves: tuple[tuple[int, int], ...] = ()
     speed: GpuSpeed | None = None
     no_speed: str = ""
+    arch: str = ""
+
+    @property
+    def runtime(self) -> str:
+        """What its programs are compiled for."""
+        return "ROCm" if self.arch else "CUDA"
 
     @property
     def reserve_bytes(self) -> int:
@@ -137,8 +144,8 @@ class Gpu:
 
     @property
     def sm(self) -> str:
-        """The architecture as CUDA's tools write it, e.g. ``sm_80``."""
-        return "sm_{}{}".format(*self.compute_capability)
+        """The architecture as CUDA's tools write it, e.g. ``sm_80``; as ROCm's do, ``gfx942``."""
+        return self.arch or "sm_{}{}".format(*self.compute_capability)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
     USUAL_RUNTIME,
+    WHOSE,
     DeviceState,
     DriverReading,
     GpuProcess,
@@ -298,14 +299,10 @@ def _user_json(each: UserTotal) -> dict[str, Any]:
             **picked(each, "processes", "cpu_percent", "resident_bytes")}  # fmt: skip
 
 
-_WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
-"""Of a GPU: what is left out where there is nothing to be said."""
-
-
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     body = Body(
         **picked(gpu, "index", "uuid", "name", "bus_id"),
-        **{name: value for name, value in picked(gpu, *_WHOSE).items() if value not in (None, "")},
+        **{name: value for name, value in picked(gpu, *WHOSE).items() if value not in (None, "")},
         state=gpu.state.value,
         state_reason=gpu.state_reason,
         age_s=round(gpu.age_s, 3),

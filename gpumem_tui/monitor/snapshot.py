@@ -23,6 +23,10 @@ USUAL_RUNTIME = "CUDA"
 """What a snapshot's `cuda_version` is of where nothing else is said."""
 
 
+WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
+"""Of a GPU: what its JSON leaves out where there is nothing to be said, and that of an older version always."""
+
+
 class DeviceState(Enum):
     """Whether a device answers. The value is the key used in JSON."""
 

@@ -295,7 +295,7 @@ def _ledger(found: CommandAnswer) -> str:
         *_bucket_rows(found.breakdown),
         ("= allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", format_bytes(found.peak_reserved_bytes)),
-        ("CUDA context", format_bytes(found.traced.ready.context_bytes)),
+        (f"{found.traced.gpu.runtime} context", format_bytes(found.traced.ready.context_bytes)),
         ("device used", format_bytes(found.device_used_bytes)),
         ("– at least and at most", format_range(found.device_used_range)),
     ]

@@ -26,6 +26,7 @@ from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import (
     USUAL_RUNTIME,
+    WHOSE,
     DriverReading,
     GpuProcess,
     GpuReading,
@@ -125,9 +126,7 @@ def _whole(hint: Any) -> Any:
 _OWN_PLACE = ("memory", "processes", "ledger")
 """Of a device: what is made of several values of the line."""
 MEMORY = LineParts(Memory)
-_WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
-"""Of a GPU: what a line leaves out where there is nothing to be said, and one of an older version always."""
-GPU = LineParts(GpuReading, *_OWN_PLACE, "instances", *_WHOSE)
+GPU = LineParts(GpuReading, *_OWN_PLACE, "instances", *WHOSE)
 INSTANCE = LineParts(Instance, *_OWN_PLACE)
 PROCESS = LineParts(GpuProcess, "host")
 SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "drivers", "unlisted")
@@ -204,13 +203,7 @@ class HostLine(_Host):  # type: ignore[misc]
     unavailable: dict[str, str]
 
 
-_Driver: Any = msgspec.defstruct("_Driver", DRIVER.types)
-
-
-class DriverLine(_Driver):  # type: ignore[misc]
-    """A vendor's driver."""
-
-    unavailable: dict[str, str]
+DriverLine: Any = msgspec.defstruct("DriverLine", [*DRIVER.types, ("unavailable", dict[str, str])])
 
 
 class ReadingLine(_Snapshot):  # type: ignore[misc]
@@ -533,7 +526,7 @@ def _gpu(body: GpuLine) -> GpuReading:
         ledger=_ledger(body, memory, processes),
         processes=processes,
         instances=tuple(map(_instance, body.instances)),
-        **picked(body, *_WHOSE),
+        **picked(body, *WHOSE),
         **GPU.named(body),
     )
 
