@@ -147,6 +147,7 @@ def fake_amd(amd_machine: AmdMachine, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name, value in amd_machine.environment.items():
         if name != "PATH":
             monkeypatch.setenv(name, value)
+    monkeypatch.setattr(calls, "_LIBRARY", calls._Library())  # other tests are on a machine without it
     yield amd_machine
     amd_machine.show(machine_of([]))  # whatever hangs in the library returns
     while calls._LIBRARY.starts > 0:  # a sampler that ends leaves it started
