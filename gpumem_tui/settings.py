@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,28 @@ def _key(default: Any, doc: str, *, low: float | None = None, high: float | None
 
 
 @dataclass(frozen=True)
+class Notify:
+    """Who is told when an alert begins: the table ``[notify]``."""
+
+    command: tuple[str, ...] = _key(
+        (),
+        "Run for each alert that begins, which it gets as JSON on its standard input: a program and its arguments, "
+        'without a shell, such as "/home/me/tell.sh gpus" or a list of these. Empty: none.',
+    )  # fmt: skip
+    severity: str = _key("warning", "The least that is told: note, warning or critical.")
+    desktop: str = _key(
+        "off",
+        "A desktop notification by the terminal, through ssh too: off, osc9, osc777, or auto, which is off where the "
+        "terminal is not known to have one. tmux needs `set -g allow-passthrough on`.",
+    )  # fmt: skip
+    timeout_s: float = _key(10.0, "Seconds after which a command that does not end is killed.", low=0.5, high=600)
+    most_a_minute: int = _key(10, "Alerts told in a minute; what is beyond is counted with the next.", low=1, high=600)
+
+
+_CHOICES = {"severity": ("note", "warning", "critical"), "desktop": ("off", "auto", "osc9", "osc777")}
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a user may settle once for all."""
 
@@ -31,6 +54,7 @@ class Settings:
     ascii: bool = _key(False, "Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
     bell: bool = _key(False, "Ring the terminal's bell when an alert begins.")
     read_only: bool = _key(False, "Only watch: end no process, attach to none, search nothing, write no file.")
+    mine: bool = _key(False, "List only your own processes and jobs; the key m lists everybody's.")
     near_full_percent: float = _key(95.0, "Memory in use from which a GPU counts as nearly full.", low=1, high=100)
     temperature_margin_c: int = _key(5, "Degrees below the driver's own limit from which a GPU is hot.", low=0, high=50)
     temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)
@@ -46,6 +70,7 @@ class Settings:
     prices: tuple[tuple[str, float], ...] = _key(
         (), "What an hour of one GPU costs you. As a table: [prices], then h100-80gb = 2.10, by names of the catalog."
     )
+    notify: Notify = Notify()
 
 
 def default_path() -> Path:
@@ -92,7 +117,12 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
         raise SettingsError(f"{name}:{line}: {str(error).partition(' (at ')[0]}") from error
     except RecursionError as error:
         raise SettingsError(f"{name}: brackets within brackets, deeper than can be read") from error
-    faults = [(_line_of(key, text), fault) for key, value in values.items() if (fault := _fault(key, value))]
+    faults = [
+        (_line_of(key, text), fault)
+        for whole, value in values.items()
+        for key, fault in (_faults_of_notify(value) if whole == "notify" else [(whole, _fault(whole, value))])
+        if fault
+    ]
     if faults:
         raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))
     numbers = {spec.name for spec in fields(Settings) if isinstance(spec.default, float)}
@@ -101,25 +131,69 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
         given["hosts"] = tuple((name, tuple(listed)) for name, listed in given["hosts"].items())
     if "prices" in given:
         given["prices"] = tuple((name, float(price)) for name, price in given["prices"].items())
+    if "notify" in given:
+        table: dict[str, Any] = given["notify"]
+        given["notify"] = Notify(**{**table, **({"command": argv(table["command"])} if "command" in table else {})})
     return Settings(**given)
 
 
 def default_file() -> str:
     """Return a settings file with every key at its default, each explained and commented out."""
     blocks = ["# Settings of gpumem-tui. Remove the # before a key to change it.\n"]
-    for spec in fields(Settings):
-        bounds = "" if spec.metadata["low"] is None else f" {spec.metadata['low']:g} to {spec.metadata['high']:g}."
-        blocks.append(f"# {spec.metadata['doc']}{bounds}\n# {spec.name} = {_toml(spec.default)}\n")
+    blocks += [_explained(spec) for spec in fields(Settings) if spec.name != "notify"]
+    blocks.append("# Who is told when an alert begins. Remove the # of this line too.\n# [notify]\n")
+    blocks += [_explained(spec) for spec in fields(Notify)]
     return "\n".join(blocks)
 
 
-def _fault(key: str, value: object) -> str:
-    """Return what is wrong with one entry; empty if nothing is."""
-    spec = next((spec for spec in fields(Settings) if spec.name == key), None)
+def _explained(spec: Field[Any]) -> str:
+    bounds = "" if spec.metadata["low"] is None else f" {spec.metadata['low']:g} to {spec.metadata['high']:g}."
+    default = '""' if spec.name == "command" else _toml(spec.default)
+    return f"# {spec.metadata['doc']}{bounds}\n# {spec.name} = {default}\n"
+
+
+def argv(command: str | list[str]) -> tuple[str, ...]:
+    """Return a command's program and arguments; a text is taken apart as a shell would, which runs nothing.
+
+    Raises:
+        ValueError: a quotation that does not end.
+    """
+    import shlex
+
+    return tuple(shlex.split(command) if isinstance(command, str) else command)
+
+
+def _faults_of_notify(value: object) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong in ``[notify]``, each with the key that it is about."""
+    if not isinstance(value, dict):
+        yield "notify", f"notify must be a table, not {_toml(value)}"
+        return
+    for key, given in value.items():
+        if key == "command":
+            yield key, _fault_of_command(given)
+        elif key in _CHOICES and given not in _CHOICES[key]:
+            yield key, f"notify.{key} must be one of {', '.join(_CHOICES[key])}, not {_toml(given)}"
+        else:
+            yield key, _fault(key, given, Notify)
+
+
+def _fault_of_command(value: object) -> str:
+    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
+        return f"notify.command must be a text in quotes or a list of them, not {_toml(value)}"
+    try:
+        argv(value)
+    except ValueError as error:
+        return f"notify.command: {error}"
+    return ""
+
+
+def _fault(key: str, value: object, table: type = Settings) -> str:
+    """Return what is wrong with one entry of the file or of a table in it; empty if nothing is."""
+    spec = next((spec for spec in fields(table) if spec.name == key), None)
     if spec is None:
         import difflib
 
-        near = difflib.get_close_matches(key, [spec.name for spec in fields(Settings)], n=1)
+        near = difflib.get_close_matches(key, [spec.name for spec in fields(table)], n=1)
         remedy = f"did you mean {near[0]}?" if near else "`gpumem-tui settings` lists the keys"
         return f"unknown key {key!r}; {remedy}"
     if spec.name == "hosts":

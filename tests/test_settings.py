@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.settings import Settings, SettingsError, default_file, default_path, load, parse
+from gpumem_tui.settings import Notify, Settings, SettingsError, default_file, default_path, load, parse
 
 
 def test_brackets_that_go_too_deep_are_one_line() -> None:
@@ -19,9 +19,10 @@ def test_brackets_that_go_too_deep_are_one_line() -> None:
 def test_the_printed_file_has_every_key_at_its_default() -> None:
     text = default_file()
     assert parse(text) == Settings()
-    live = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    live = re.sub(r"^# (\w+ = |\[\w+\]$)", r"\1", text, flags=re.MULTILINE)
     assert parse(live) == Settings()
-    assert re.findall(r"^(\w+) = ", live, flags=re.MULTILINE) == [spec.name for spec in fields(Settings)]
+    names = [spec.name for table in (Settings, Notify) for spec in fields(table) if spec.name != "notify"]
+    assert re.findall(r"^(\w+) = ", live, flags=re.MULTILINE) == names
 
 
 def test_values_are_read() -> None:
@@ -66,6 +67,41 @@ def test_prices_are_a_table_of_numbers() -> None:
     for wrong in ("prices = 3", "[prices]\nt4-16gb = -1", '[prices]\nt4-16gb = "cheap"', "[prices]\nt4-16gb = nan"):
         with pytest.raises(SettingsError, match=r"settings.toml:1: prices"):
             parse(wrong)
+
+
+def test_who_is_told_is_a_table() -> None:
+    text = '[notify]\ncommand = "sh -c \'cat > x\'"\ndesktop = "auto"\ntimeout_s = 3\n'
+    assert parse(text).notify == Notify(("sh", "-c", "cat > x"), desktop="auto", timeout_s=3)
+    assert parse('[notify]\ncommand = ["a b", "c"]').notify.command == ("a b", "c")
+    assert parse('[notify]\ncommand = ""').notify == Notify()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("notify = 3", "settings.toml:1: notify must be a table, not 3"),
+        ("[notify]\ncommand = 3", "settings.toml:2: notify.command must be a text in quotes or a list of them, not 3"),
+        (
+            "[notify]\ncommand = [1]",
+            "settings.toml:2: notify.command must be a text in quotes or a list of them, not a",
+        ),
+        ('[notify]\ncommand = "a \'b"', "settings.toml:2: notify.command: No closing quotation"),
+        (
+            '[notify]\nseverity = "bad"',
+            'settings.toml:2: notify.severity must be one of note, warning, critical, not "b',
+        ),
+        (
+            "[notify]\ndesktop = true",
+            "settings.toml:2: notify.desktop must be one of off, auto, osc9, osc777",
+        ),
+        ("[notify]\n\ntimeout_s = 0", "settings.toml:3: timeout_s must be 0.5 to 600, not 0"),
+        ("[notify]\ncomand = 1", "settings.toml:2: unknown key 'comand'; did you mean command?"),
+    ],
+)
+def test_a_mistake_in_who_is_told_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(said)
 
 
 def test_a_key_in_a_comment_or_another_keys_name_does_not_mislead() -> None:

@@ -1,22 +1,24 @@
-"""`models`, `gpus`, `doctor`, `settings` and `grafana`: what can be looked up before anything is run."""
+"""`models`, `gpus`, `doctor`, `settings`, `grafana`, `alerts`: what can be looked up before anything is run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.errors import EXIT_FAILED
+from gpumem_tui.errors import EXIT_FAILED, OptionError
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.report.objects import SCHEMA, picked
-from gpumem_tui.report.output import Printer
+from gpumem_tui.report.output import Printer, complain
 
 if TYPE_CHECKING:
     from gpumem_tui.catalog.shapes import ModelShape
     from gpumem_tui.doctor.checks import Check
+    from gpumem_tui.settings import Notify
 
 
 @click.command()
@@ -109,7 +111,58 @@ def settings_file() -> int:
 def grafana() -> int:
     """Print a Grafana dashboard for the metrics of `gpumem-tui monitor --metrics`: save it, and import it in Grafana
     (Dashboards, New, Import)."""  # noqa: D205, D209 - as --help prints it
-    from gpumem_tui.monitor.grafana import dashboard
+    from gpumem_tui.monitor.for_prometheus import dashboard
 
     click.echo(json.dumps(dashboard(), indent=2))
     return 0
+
+
+@click.command(short_help="The alerts that there can be: as Prometheus' rules, or one sent to try who is told.")
+@click.option("--prometheus", is_flag=True, help="Print alerting rules for Prometheus, with the settings' thresholds.")
+@click.option("--try", "is_tried", is_flag=True, help="Tell of a made-up alert now, as the settings' [notify] has it.")
+@click.option("--settings", "settings_path", type=click.Path(path_type=Path), metavar="FILE",
+              help="Instead of the user's settings file.")  # fmt: skip
+def alerts(prometheus: bool, is_tried: bool, settings_path: Path | None) -> int:
+    """The alerts that there can be. With --prometheus as rules for the metrics of `gpumem-tui monitor --metrics`; with
+    --try a made-up one goes to the command, and to the terminal, that the settings file names under [notify]."""  # noqa: D205, D209 - as --help prints it
+    from gpumem_tui.settings import load
+
+    if prometheus and is_tried:
+        raise click.UsageError("--prometheus and --try: give only one of them")
+    settings = load(settings_path)
+    if is_tried:
+        return _try_notify(settings.notify)
+    if prometheus:
+        from gpumem_tui.monitor.for_prometheus import alerting_rules
+
+        click.echo(alerting_rules(settings), nl=False)
+        return 0
+    from gpumem_tui.monitor.alerts import AlertKind
+
+    for kind in AlertKind:
+        click.echo(f"{kind.value:<10} {kind.meaning}")
+    return 0
+
+
+def _try_notify(wanted: Notify) -> int:
+    """Tell of a made-up alert and say what became of it."""
+    import os
+    import sys
+    import time
+
+    from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
+    from gpumem_tui.monitor.notify import Told, notification, outer_terminal, run_command
+
+    told = Told("this host", Alert(Severity.NOTE, "", AlertKind.NEAR_FULL, "a try of [notify]", time.time()))
+    if not wanted.command and wanted.desktop == "off":
+        raise OptionError("the settings file has no [notify] with a command or desktop; `gpumem-tui settings` shows it")
+    sequence = notification(told.text, wanted.desktop, os.environ, outer_terminal(os.environ))
+    if wanted.desktop != "off":
+        has = sequence and sys.stdout.isatty()
+        click.echo(f"desktop: {'sent to the terminal' if has else 'this terminal is not known to have any'}")
+        if has:
+            sys.stdout.write(sequence)
+    problem = run_command(wanted, told.body(0)) if wanted.command else ""
+    if wanted.command and not problem:
+        click.echo(f"command: {wanted.command[0]} was run and ended well")
+    return complain(problem, EXIT_FAILED) if problem else 0

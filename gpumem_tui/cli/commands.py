@@ -28,6 +28,7 @@ _COMMANDS = {
     "doctor": "gpumem_tui.cli.catalog:doctor",
     "settings": "gpumem_tui.cli.catalog:settings_file",
     "grafana": "gpumem_tui.cli.catalog:grafana",
+    "alerts": "gpumem_tui.cli.catalog:alerts",
     "run": "gpumem_tui.cli.watch:run",
     "attach": "gpumem_tui.cli.watch:attach",
     "watch": "gpumem_tui.cli.watch:watch",

@@ -18,17 +18,19 @@ import click
 
 from gpumem_tui.cli.types import Typed
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
-from gpumem_tui.report.output import complain, is_terminal, sleep_until, written
+from gpumem_tui.report.output import Complaints, complain, is_terminal, sleep_until, written
 from gpumem_tui.report.tables import counted
 from gpumem_tui.text import shortened
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import AlertMark
     from gpumem_tui.monitor.metrics import Machine, Machines
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.options.configuration import Options
     from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.remote.hosts import RemoteHost
     from gpumem_tui.remote.ssh import SshOptions
+    from gpumem_tui.remote.status import HostStatus
     from gpumem_tui.settings import Settings
 
 _METRICS = "127.0.0.1:9820"
@@ -98,6 +100,7 @@ class AskedHosts:
         interval_s: seconds between two readings; None for as the settings have it.
         address: where metrics of all of them are served; then no terminal is needed.
         allow_signals: offer to end processes there.
+        mine: list only the processes of the user who watches.
         record: also keep how they stand in this new file; without a terminal nothing else is done.
     """
 
@@ -109,6 +112,7 @@ class AskedHosts:
     address: tuple[str, int] | None
     allow_signals: bool = False
     record: Path | None = None
+    mine: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> AskedHosts:
@@ -137,6 +141,7 @@ def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
         settings,
         interval_s=asked.interval_s or settings.interval_s,
         remote_command=asked.remote_command or settings.remote_command,
+        mine=asked.mine or settings.mine,
     )
     hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
     return Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings
@@ -162,8 +167,9 @@ def print_hosts(asked: AskedHosts, *, once: bool, as_json: bool, as_csv: bool) -
     from gpumem_tui.remote.report import HostPrinter
     from gpumem_tui.remote.status import AwayMarks
 
-    marks, printer = AwayMarks(), HostPrinter(as_json=as_json, as_csv=as_csv)
+    marks = AwayMarks()
     with started_fleet(asked) as (fleet, settings):
+        printer = HostPrinter(as_json=as_json, as_csv=as_csv, mine=settings.mine)
 
         def write() -> None:
             printer.show(fleet.settled(), once=once)
@@ -200,19 +206,32 @@ def watch_hosts(asked: AskedHosts) -> int:
             return open_hosts(fleet, settings, allow_signals=asked.allow_signals)
         stack.callback(fleet.stop)
         fleet.start()
-        _say_who_is_away(fleet, settings.interval_s)
+        _say_who_is_away(fleet, settings)
     return 0
 
 
-def _say_who_is_away(fleet: Fleet, interval_s: float) -> None:
-    """Print which hosts do not answer any more, until a signal ends it."""
+def _say_who_is_away(fleet: Fleet, settings: Settings) -> None:
+    """Print which hosts do not answer any more, and tell of alerts, until a signal ends it."""
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.remote.status import AwayMarks
 
-    stopped, away = threading.Event(), AwayMarks()
+    stopped, away, notifier = threading.Event(), AwayMarks(), Notifier(settings.notify)
+    complaints = Complaints()
     for number in (signal.SIGTERM, signal.SIGHUP):  # ctrl+c ends it anyway
         signal.signal(number, lambda *_: stopped.set())
-    while not stopped.wait(interval_s):
-        _complain_of(away.new(time.time(), fleet.statuses))
+    while not stopped.wait(settings.interval_s):
+        statuses = fleet.statuses
+        _complain_of(away.new(time.time(), statuses))
+        _tell(notifier, statuses)
+        complaints.say(notifier.problem)
+    notifier.close()
+
+
+def _tell(notifier: Notifier, statuses: Sequence[HostStatus]) -> None:
+    from gpumem_tui.remote.status import alerts_of
+
+    for status in statuses if notifier.is_wanted else ():
+        notifier.update(status.host.name, alerts_of(status, time.time()))
 
 
 def _complain_of(marks: Sequence[AlertMark]) -> None:
@@ -236,8 +255,10 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
 
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
     """Record hosts, on the screen if there is one; else print the alerts that begin and who is away, a line each."""
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.recording.file import RecordingError
     from gpumem_tui.recording.recording import GpuRecorder, record_hosts
+    from gpumem_tui.settings import Notify
     from gpumem_tui.tui.start import open_hosts
 
     try:
@@ -253,7 +274,16 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals
     def tell_away(marks: Sequence[AlertMark]) -> None:
         _complain_of(() if on_screen else marks)
 
-    recorded = record_hosts(lambda: fleet.statuses, recorder, settings.interval_s, tell, tell_away)
+    notifier = Notifier(Notify() if on_screen else settings.notify)  # the screen tells by itself
+
+    def statuses() -> Sequence[HostStatus]:
+        found = fleet.statuses
+        _tell(notifier, found)
+        complaints.say(notifier.problem)
+        return found
+
+    complaints = Complaints()
+    recorded = record_hosts(statuses, recorder, settings.interval_s, tell, tell_away)
     recorded.start()
     try:
         if on_screen:
@@ -268,6 +298,7 @@ def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals
     finally:
         fleet.stop()
         recorded.stop()
+        notifier.close()
     return complain(recorded.notice, EXIT_FAILED) if recorded.notice else code
 
 

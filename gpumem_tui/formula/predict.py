@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -31,6 +31,7 @@ class FormulaPrediction:
         moment: that moment.
         cache_bytes: what the allocator must be able to hold beside them, for pieces that nothing fits into.
         assumptions: what the whole answer takes for granted, one sentence each.
+        terms: those of every moment.
     """
 
     batch_size: int
@@ -38,14 +39,18 @@ class FormulaPrediction:
     moment: Moment
     cache_bytes: int
     assumptions: tuple[str, ...]
+    terms: tuple[FormulaRow, ...] = field(repr=False)
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """The rows summed by bucket."""
-        buckets: defaultdict[Bucket, int] = defaultdict(int)
-        for row in self.rows:
-            buckets[row.bucket] += row.size_bytes
-        return Breakdown(buckets)
+        return _by_bucket(self.rows)
+
+    @cached_property
+    def highest(self) -> Breakdown:
+        """The most of each bucket, whichever moment that is at."""
+        moments = [_by_bucket(at_moment(self.terms, moment)) for moment in Moment]
+        return Breakdown({term.bucket: max(one[term.bucket] for one in moments) for term in self.terms})
 
     @property
     def peak_bytes(self) -> int:
@@ -84,7 +89,14 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     moment = max(Moment, key=lambda one: sums[one])
     needed = max(_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras))
     assumed = tuple(_assumptions(shape, recipe, extras))
-    return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumed)
+    return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumed, rows)
+
+
+def _by_bucket(rows: Iterable[FormulaRow]) -> Breakdown:
+    buckets: defaultdict[Bucket, int] = defaultdict(int)
+    for row in rows:
+        buckets[row.bucket] += row.size_bytes
+    return Breakdown(buckets)
 
 
 def at_moment(rows: Iterable[FormulaRow], moment: Moment) -> tuple[FormulaRow, ...]:

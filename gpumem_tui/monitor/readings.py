@@ -92,7 +92,9 @@ class Telemetry:
     power_w: Reading[float] = _entry("Power drawn by the board", Pace.EACH_TIME, ReadingMetric("power_watts"))
     power_limit_w: Reading[float] = _entry("Power it may draw at most", Pace.RARE, ReadingMetric("power_limit_watts"))
     temperature_c: Reading[int] = _entry("Temperature of the chip", Pace.SLOW, ReadingMetric("temperature_celsius"))
-    temperature_limit_c: Reading[int] = _entry("Temperature at which the clocks are lowered", Pace.RARE)
+    temperature_limit_c: Reading[int] = _entry(
+        "Temperature at which the clocks are lowered", Pace.RARE, ReadingMetric("temperature_limit_celsius")
+    )
     fan_percent: Reading[int] = _entry("Fan speed", Pace.SLOWER, ReadingMetric("fan_ratio", 0.01))
     sm_clock_mhz: Reading[int] = _entry(
         "Clock of the streaming multiprocessors", Pace.SLOW, ReadingMetric("sm_clock_hertz", 1e6)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
+from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
@@ -28,10 +29,10 @@ from gpumem_tui.monitor.snapshot import (
     Source,
     UnlistedProcess,
 )
-from gpumem_tui.monitor.users import UserTotal, user_totals, users_lines
+from gpumem_tui.monitor.users import UserTotal, only_of, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.report.objects import SCHEMA, Body, picked
-from gpumem_tui.report.output import Printer, columns, sleep_until
+from gpumem_tui.report.output import Complaints, Printer, columns, sleep_until
 from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
 
 _MEMORY = tuple(field.name for field in fields(Memory))
@@ -145,35 +146,43 @@ def _is_unread(gpu: GpuReading) -> bool:
 # Printing
 
 
-def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = no_probes) -> None:
-    """Print one reading: a JSON object, or a table, cut where a terminal ends."""
+def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, only: str = "", ask: Ask = no_probes) -> None:
+    """Print one reading: a JSON object, or a table, cut where a terminal ends.
+
+    Args:
+        only: the user whose processes are printed; empty for everybody's.
+    """
     probes = ask(snapshot)
-    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+    snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
     Printer(as_json=as_json).show(
         body=lambda: snapshot_json(snapshot, current, probes), lines=lambda: table(snapshot, current, columns())
     )
 
 
-def stream(
+def stream(  # noqa: PLR0913 - named only, each with its default
     snapshots: Iterable[Snapshot],
     alerts: Alerts,
     *,
     as_json: bool,
     changes_only: bool = False,
+    only: str = "",
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
+    notifier: Notifier | None = None,
 ) -> None:
     """Print every reading as it comes, and put it into the recording.
 
     As JSON it is an object a line, otherwise a line a GPU and one for each alert that begins.
 
     Args:
+        only: the user whose processes are printed; empty for everybody's. All are recorded.
         changes_only: after the first object print what has changed (`changes_json`).
 
     Raises:
         RecordingError: the recording cannot go on.
     """
-    output = Printer(as_json=as_json)
+    output, say_once = Printer(as_json=as_json), Complaints().say
     known: set[tuple[str, str, AlertKind]] = set()
     last: dict[str, Any] | None = None
 
@@ -184,9 +193,13 @@ def stream(
 
     for snapshot in snapshots:
         probes = ask(snapshot)
-        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+        if notifier is not None:
+            notifier.update(snapshot.host.name, current)
+            say_once(notifier.problem)
         if recorder is not None:
             recorder.add(snapshot, current, probes)
+        snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
         begun = [alert for alert in current if alert.key not in known]
         output.show(body=partial(body, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
         known = {alert.key for alert in current}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from gpumem_tui.formula.predict import (
 from gpumem_tui.formula.recipe import Setup
 from gpumem_tui.formula.records import BF16_SINCE, as_run_on
 from gpumem_tui.formula.rows import FormulaRow, Moment
-from gpumem_tui.memory import Breakdown, Ledger, Range, Unknown
+from gpumem_tui.memory import Breakdown, Bucket, Ledger, Range, Unknown
 from gpumem_tui.plan.plan import Plan, Subject
 from gpumem_tui.run.events import Ready
 from gpumem_tui.search.prediction import Fit, KnownUnknown, Traced
@@ -188,6 +188,12 @@ class TracedAnswer:
         return self.traced.at(self.plan.batch_size).breakdown
 
     @cached_property
+    def highest(self) -> Mapping[Bucket, int]:
+        """The most that each bucket holds at any moment of a step; their moments differ."""
+        peaks = self.traced.at(self.plan.batch_size).bucket_peaks
+        return {bucket: one.size_bytes for bucket, one in peaks.items()}
+
+    @cached_property
     def peak_allocated_bytes(self) -> int:
         """The highest allocated bytes."""
         return self.traced.at(self.plan.batch_size).peak_allocated_bytes
@@ -294,7 +300,7 @@ class TracedAnswer:
             NotAffine: the trace cannot be carried over to the plan's batch size.
         """
         return (
-            self.breakdown, self.peak_allocated_bytes, self.peak_reserved_bytes, self.peak_phase,
+            self.breakdown, self.highest, self.peak_allocated_bytes, self.peak_reserved_bytes, self.peak_phase,
             self.device_used_bytes, self.device_used_range, self.free_range, self.unknowns, self.fit,
             self.max_batch_size, self.full_batch_size, self.may_fit_batch_size,
         )  # fmt: skip
@@ -390,24 +396,62 @@ class LargestOnGpu:
         return self.traced if isinstance(self.traced, int) else self.formula
 
 
-def largest_by_gpu(plan: Plan, traced: Traced | None) -> tuple[LargestOnGpu, ...]:
+TraceOf = Callable[[Plan], "Traced | Unknown | None"]
+"""The trace of a plan's step; why there can be none; None where it was not traced so far."""
+
+
+def largest_by_gpu(plan: Plan, traced: Traced | None, trace_of: TraceOf = lambda _: None) -> tuple[LargestOnGpu, ...]:
     """Return every GPU of the catalog, the one with the least memory first. With a trace this takes seconds.
 
     Args:
         traced: of the plan, whatever GPU it was made on; None for the formula alone.
+        trace_of: asked for the plan on the first GPU of each class whose attention takes another kernel, which
+            `kernel_plans` returns too.
     """
-    finder = None if traced is None or traced.done.only_at else BatchFinder(traced.trace, traced.settings)
-    found = []
-    for gpu in sorted(gpus().values(), key=lambda one: (one.total_bytes, one.name)):
-        there = replace(plan, gpu=gpu)
-        by_trace: int | Unknown | None = None
-        if traced is not None and as_run_on(plan.recipe, gpu) != as_run_on(plan.recipe, plan.gpu):
-            by_trace = Unknown(f"attention takes another kernel on {gpu.sm}: choose this GPU to trace it")
-        elif traced is not None:
-            by_trace = on_gpu(there, traced, finder).max_batch_size_leaving(headroom_of(there))
-        same = traced is not None and traced.ready.profile.endswith(f" {gpu.sm}")
-        found.append(LargestOnGpu(gpu, largest_batch(there), by_trace, same, lacking(there)))
-    return tuple(found)
+    answering: dict[object, tuple[Traced, BatchFinder | None]] = {}
+    why: dict[object, Unknown] = {}
+    if traced is not None:
+        answering[_kernels(plan, plan.gpu)] = traced, _finder(traced)
+        for there in kernel_plans(plan):
+            found = trace_of(there)
+            if isinstance(found, Traced):
+                answering[_kernels(plan, there.gpu)] = found, _finder(found)
+            else:
+                reason = found.reason if isinstance(found, Unknown) else "not traced so far"
+                why[_kernels(plan, there.gpu)] = Unknown(f"attention takes another kernel on {there.gpu.sm}: {reason}")
+    rows = []
+    for gpu in _by_memory():
+        there, kernels = replace(plan, gpu=gpu), _kernels(plan, gpu)
+        by_trace: int | Unknown | None = why.get(kernels)
+        same = False
+        if kernels in answering:
+            found, finder = answering[kernels]
+            by_trace = on_gpu(there, found, finder).max_batch_size_leaving(headroom_of(there))
+            same = found.ready.profile.endswith(f" {gpu.sm}")
+        rows.append(LargestOnGpu(gpu, largest_batch(there), by_trace, same, lacking(there)))
+    return tuple(rows)
+
+
+def kernel_plans(plan: Plan) -> tuple[Plan, ...]:
+    """Return the plan on a GPU of each class whose attention takes another kernel than the plan's own takes."""
+    firsts = {_kernels(plan, gpu): replace(plan, gpu=gpu) for gpu in reversed(_by_memory())}
+    firsts.pop(_kernels(plan, plan.gpu), None)
+    return tuple(firsts.values())
+
+
+def _by_memory() -> list[Gpu]:
+    return sorted(gpus().values(), key=lambda one: (one.total_bytes, one.name))
+
+
+def _finder(traced: Traced) -> BatchFinder | None:
+    return None if traced.done.only_at else BatchFinder(traced.trace, traced.settings)
+
+
+def _kernels(plan: Plan, gpu: Gpu) -> object:
+    """Return what is the same for GPUs on which the plan's attention runs the same kernels."""
+    chosen = as_run_on(plan.recipe, gpu)
+    fused = plan.shape.record.has_attention and chosen.attention == "auto"
+    return chosen, fused and gpu.compute_capability >= _FLASH_SINCE
 
 
 _FLASH_SINCE = (8, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -28,7 +30,7 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
-from gpumem_tui.plan.recommended import Known, plan_answer, recommended, untraced
+from gpumem_tui.plan.recommended import Known, plan_answer, recommended, trace_by, untraced
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -118,7 +120,7 @@ def plan_json(
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     command = command_line(plan)
     return {
         **body,
@@ -141,6 +143,24 @@ def plan_json(
         "judgements": [asdict(judgement) for judgement in judgements(plan, (), largest)],
         "command": command if isinstance(command, str) else None,
     }
+
+
+def plan_csv(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
+    """Return every point of the plan's curves as CSV, a line a point; the largest batches of every GPU are one of them.
+
+    Args:
+        traced, known: as of `plan_json`.
+    """
+    by_trace = traced if isinstance(traced, Traced) else None
+    text = io.StringIO()
+    sheet = csv.writer(text, lineterminator="\n")
+    sheet.writerow(("curve", "line", "x", "x_is", "name", "y", "y_is"))
+    for curve in all_curves(plan, traced, largest_by_gpu(plan, by_trace, trace_by(known))):
+        for series in curve.series:
+            names = series.names or ("",) * len(series.points)
+            for (x, y), name in zip(series.points, names, strict=True):
+                sheet.writerow((curve.key, series.name, f"{x:g}", curve.x_label, name, f"{y:g}", curve.y_label))
+    return text.getvalue()
 
 
 _TECHNIQUE_KEYS = (

@@ -85,5 +85,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 AT_ONE_SIZE: frozenset[Quantity] = frozenset({"seq-len", "gpus"})
 """Those that traces of the plan's own batch size alone answer."""
 
-TRACE_LIMIT_S = 45.0
-"""So long are traces waited for without a screen, unless told otherwise: the formula answers at once."""
+MOST_TRACES = 12
+"""So many are made without a screen, the likeliest first: what is answered must not depend on how fast a machine is."""
+TRACE_LIMIT_S = 600.0
+"""So long are they waited for at most, unless told otherwise: then the formula answers."""

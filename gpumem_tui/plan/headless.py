@@ -16,7 +16,7 @@ from gpumem_tui.plan.answers import TracedAnswer, traced_answer
 from gpumem_tui.plan.combining import confirmed
 from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
-from gpumem_tui.plan.goals import AT_ONE_SIZE, TRACE_LIMIT_S, Quantity
+from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
@@ -68,6 +68,8 @@ def too_long(limit_s: float) -> Unknown:
 @dataclass
 class Solver:
     """Traces plans for the numbers that they are solved for, and plans that are recommended.
+
+    `MOST_TRACES` are made; the closed form answers what is left.
 
     Attributes:
         limit_s: seconds for all traces together; the closed form answers where they are over.
@@ -124,6 +126,8 @@ class Solver:
 
     def _traced(self, plan: Plan, *, every_batch: bool) -> Traced | Unknown:
         assert self.ends is not None
+        if len(self._found) >= MOST_TRACES:
+            return Unknown(f"not traced: {MOST_TRACES} traces were made for this plan")
         left_s = self.ends - time.monotonic()
         if left_s <= 0:
             return too_long(self.limit_s)

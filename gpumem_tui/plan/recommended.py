@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer
+from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
@@ -18,6 +18,7 @@ from gpumem_tui.plan.techniques import (
     room_as_traced,
     unchanged,
 )
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import largest_words, room_words
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
@@ -48,6 +49,16 @@ class Recommended:
 def untraced(_plan: Plan) -> Unknown:
     """Return what is known where nothing but the plan itself is traced."""
     return Unknown("not traced")
+
+
+def trace_by(known: Known) -> TraceOf:
+    """Return the trace itself of what `known` answers of a plan."""
+
+    def trace_of(plan: Plan) -> Traced | Unknown:
+        found = known(plan)
+        return found if isinstance(found, Unknown) else found.traced
+
+    return trace_of
 
 
 def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced) -> Recommended:

@@ -5,10 +5,10 @@ A model's plan and a command's have the same parts; a command has no closed form
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpumem_tui.formula.techniques import COST_ORDER
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Unknown, format_bytes, format_range
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
     Answer,
     LargestOnGpu,
@@ -36,13 +36,13 @@ from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.judgement import Judgement, judgements, span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, untraced
+from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, trace_by, untraced
 from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import FIT_ANSWERS, largest_words, range_line, room_words, up_to
+from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words, up_to
 from gpumem_tui.workload.spec import WorkloadSpec
 
 _CURVE_POINTS = 12
@@ -181,8 +181,8 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     """
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None)
     best = recommended(plan, by_trace, known)
+    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
     layers = report.layers_line(traced) if isinstance(traced, Traced) else ""
     command = command_line(plan)
@@ -266,9 +266,13 @@ def _workload(plan: Plan) -> str:
 # The ledger and the verdict
 
 
-def _bucket_rows(*breakdowns: Breakdown | None) -> list[tuple[str, ...]]:
+def _bucket_rows(*breakdowns: Breakdown | None, highest: Mapping[Bucket, int]) -> list[tuple[str, ...]]:
     return [
-        (bucket.title, *(format_bytes(one[bucket] if one else None) for one in breakdowns))
+        (
+            bucket.title,
+            *(format_bytes(one[bucket] if one else None) for one in breakdowns),
+            format_bytes(highest.get(bucket, 0)),
+        )
         for bucket in ALLOCATED_BUCKETS
     ]
 
@@ -277,29 +281,35 @@ def _compared_ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
     known = traced if isinstance(traced, TracedAnswer) else None
     unknown = format_bytes(None)
     rows = [
-        *_bucket_rows(now.breakdown, known.breakdown if known else None),
-        ("= allocated", format_bytes(now.peak_bytes), format_bytes(known.peak_allocated_bytes if known else None)),
-        ("reserved", unknown, format_bytes(known.peak_reserved_bytes if known else None)),
-        ("device used", unknown, format_bytes(known.device_used_bytes if known else None)),
+        *_bucket_rows(
+            now.breakdown,
+            known.breakdown if known else None,
+            highest=known.highest if known else now.prediction.highest.buckets,
+        ),
+        ("= allocated", format_bytes(now.peak_bytes), format_bytes(known.peak_allocated_bytes if known else None), ""),
+        ("reserved", unknown, format_bytes(known.peak_reserved_bytes if known else None), ""),
+        ("device used", unknown, format_bytes(known.device_used_bytes if known else None), ""),
         (
             f"largest batch, {100 * now.plan.headroom:g} % left free",
             f"{now.max_batch_size:,}",
             _largest(known) if known else unknown,
+            "",
         ),
     ]
-    return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced"), rows)
+    most = "most in the step" if known else "most in the step, by formula"
+    return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced", most), rows)
 
 
 def _ledger(found: CommandAnswer) -> str:
     rows = [
-        *_bucket_rows(found.breakdown),
-        ("= allocated", format_bytes(found.peak_allocated_bytes)),
-        ("reserved", format_bytes(found.peak_reserved_bytes)),
-        (f"{found.traced.gpu.runtime} context", format_bytes(found.traced.ready.context_bytes)),
-        ("device used", format_bytes(found.device_used_bytes)),
-        ("– at least and at most", format_range(found.device_used_range)),
+        *_bucket_rows(found.breakdown, highest=found.highest),
+        ("= allocated", format_bytes(found.peak_allocated_bytes), ""),
+        ("reserved", format_bytes(found.peak_reserved_bytes), ""),
+        (f"{found.traced.gpu.runtime} context", format_bytes(found.traced.ready.context_bytes), ""),
+        ("device used", format_bytes(found.device_used_bytes), ""),
+        ("– at least and at most", format_range(found.device_used_range), ""),
     ]
-    return table(("bucket", "traced"), rows)
+    return table(("bucket", "traced at the peak", "most in the step"), rows)
 
 
 def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
@@ -332,7 +342,7 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
         yield f"{cache_words(traced)}."
     if (phase := differing_phase(now, traced)) is not None:
         yield (
-            f"The columns are of two moments: the traced peak is {report.PHASE_WORDS[phase]}, the formula's "
+            f"The columns are of two moments: the traced peak is {PHASE_WORDS[phase]}, the formula's "
             f"{now.prediction.moment.value}."
         )
 

@@ -95,6 +95,19 @@ def complain(message: str, code: int) -> int:
     return code
 
 
+class Complaints:
+    """What is wrong for a while, said once on stderr: again only after it was another thing, or none."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def say(self, problem: str) -> None:
+        """Say it if it is new; empty for nothing."""
+        if problem and problem != self._last:
+            complain(problem, 0)
+        self._last = problem
+
+
 def is_terminal() -> bool:
     """Return whether there is a terminal to draw on.
 

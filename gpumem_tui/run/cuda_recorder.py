@@ -102,10 +102,10 @@ class CudaRecorder:
         """Note that the run is in `phase` of `step` from here on."""
         self._history.add(phase=phase, step=step)
 
-    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
-        """State which bucket these tensors are; tensors elsewhere are ignored."""
-        held = [part for tensor in tensors for part in holding_memory(tensor) if part.is_cuda]
-        self._history.add(bucket=bucket, addresses=(part.untyped_storage().data_ptr() for part in held))
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:  # noqa: ARG002
+        """State which bucket these tensors are; tensors elsewhere are ignored, and so are parts."""
+        held = [one for tensor in tensors for one in holding_memory(tensor) if one.is_cuda]
+        self._history.add(bucket=bucket, addresses=(one.untyped_storage().data_ptr() for one in held))
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """Do nothing: the allocator's history knows frames, not modules."""

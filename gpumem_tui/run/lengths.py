@@ -94,14 +94,21 @@ class InputLengths:
         """Sizes of what is copied that were no lengths in the first step; None before the first call."""
 
         self._main: _Input | None = None
+        self._is_on_gpu = False
+        """Whether a model was called with what is on the GPU: what others are tried out with on the host counts not."""
+
         self._now: dict[int, int] = {}
         self._is_on = False
 
     def trained_on(self, module: nn.Module, values: Any, step: int) -> None:
         """Note what a model was called with, to be trained in this step."""
         found = _Input.among(values)
-        if found is None:
+        is_on_gpu = any(tensor.is_cuda for tensor in tensors_in(values))
+        if found is None or (self._is_on_gpu and not is_on_gpu):
             return
+        if is_on_gpu and not self._is_on_gpu:
+            self._is_on_gpu, self._main = True, None
+            self._seen.clear()
         if self._main is None:
             self._main = found
             self._others = frozenset(self._copied - set(found.lengths))
@@ -176,7 +183,8 @@ class InputLengths:
             return f"{said}; {self._lengthened()}"
         if not self._can_lengthen:
             return f"{said}; longer ones take more" if seen else said
-        known = _longest_known(max(seen[-1].lengths if seen else main.lengths)) if main.kind is _TOKENS else None
+        reached = max(seen[-1].lengths if seen else main.lengths)
+        known = _longest_known(reached, at_most=True) if main.kind is _TOKENS else None
         if known is not None:
             return f"{said}; {known[1]} is {known[0]:,}: --longest {known[0]} tries it"
         more = "longer ones take more, and the program names no limit: " if seen else ""
@@ -184,7 +192,7 @@ class InputLengths:
 
     def _lengthened(self) -> str:
         at = [(step, one) for steps in self._seen.values() for step, one in steps.items() if step > self._begins_after]
-        if not any(max(one.lengths) == self.longest for _, one in at):
+        if not any(max(one.lengths) >= (self.longest or 0) for _, one in at):
             return f"{self._source} of {self.longest:,} was not reached: no input is copied to the GPU at its length"
         longest = max((one for _, one in at), key=lambda one: one.lengths)
         why = "--longest" if self._source == "--longest" else f"the longest by {self._source}"
@@ -194,13 +202,14 @@ class InputLengths:
 # What the program itself names
 
 
-def _longest_known(seen: int) -> tuple[int, str] | None:
+def _longest_known(seen: int, *, at_most: bool = False) -> tuple[int, str] | None:
     """Return a sequence length above what was seen that the program itself names, and where; None if it names none.
 
-    The longest sample of its data counts, no more than a limit; without data to look at, the lowest limit.
+    The longest sample of its data counts, no more than a limit; without data to look at, the lowest limit. With
+    `at_most` also what a tokenizer could take, had the program asked it to cut what is longer.
     """
     things = gc.get_objects()
-    limits = sorted({(length, name) for name, length in _limits(things) if seen < length < _NO_LIMIT})
+    limits = sorted({(length, name) for name, length in _limits(things, at_most) if seen < length < _NO_LIMIT})
     samples = max((longest_sample(loader.dataset) for loader in instances_of(DataLoader, things)), default=0)
     if samples:
         found = (samples, "the data set's longest sample")
@@ -212,8 +221,11 @@ def _longest_known(seen: int) -> tuple[int, str] | None:
     return known if known[0] > seen else None
 
 
-def _limits(things: Iterable[Any]) -> Iterator[tuple[str, int]]:
-    """Yield limits by name: of the script's variables, of its options, of tokenizers and of what collates batches."""
+def _limits(things: Iterable[Any], at_most: bool) -> Iterator[tuple[str, int]]:
+    """Yield limits by name: of the script's variables, of its options, of tokenizers and of what collates batches.
+
+    Of a fast tokenizer that is the length to which it was last asked to cut.
+    """
     yield from _named(vars(sys.modules["__main__"]), "")
     for thing in things:
         kind = type(thing)
@@ -221,7 +233,11 @@ def _limits(things: Iterable[Any]) -> Iterator[tuple[str, int]]:
             kind.__module__ not in ("builtins", "torch") and (is_dataclass(kind) or hasattr(kind, "from_pretrained"))
         ):
             values = getattr(thing, "__dict__", None)
-            if isinstance(values, dict):
+            if isinstance(values, dict) and "_tokenizer" in values and not at_most:
+                cut = getattr(values["_tokenizer"], "truncation", None) or {}
+                if "max_length" in cut:
+                    yield f"what {kind.__name__} cuts to", cut["max_length"]
+            elif isinstance(values, dict):
                 yield from _named(values, " of its options" if kind is argparse.Namespace else f" of {kind.__name__}")
 
 

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
+from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.step.walking import tensors_in
 from gpumem_tui.workload.errors import is_users
@@ -49,6 +50,7 @@ def follow_libraries(program: Program) -> None:
     if hasattr(torch.cuda, "_compile_kernel"):
         replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
     _iterate_in_full(program)
+    follow_deepspeed(program.note, program.name)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -322,7 +324,7 @@ def _is_in_memory(f: Any) -> bool:
 
 
 def _is_without_data(model: nn.Module) -> bool:
-    return any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers()))
+    return any(is_without_data(tensor) for tensor in (*model.parameters(), *model.buffers()))
 
 
 class _Found(Exception):
@@ -333,7 +335,7 @@ class _Search(pickle.Pickler):
     """Goes through an object as pickling does, which is how it would be saved."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FakeTensor):
+        if is_without_data(obj):
             raise _Found
         return (int, ()) if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage)) else NotImplemented
 

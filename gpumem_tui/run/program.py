@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.lengths import InputLengths
+from gpumem_tui.run.parts import copies, parts_of_model, scales
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -26,7 +27,6 @@ from gpumem_tui.step.walking import (
     outermost,
     parameters_of,
     state_of,
-    tensors_in,
 )
 
 _BETWEEN_SAMPLES_S = 0.05
@@ -147,15 +147,15 @@ class Program:
             self._tag_module(module)
         parameters = parameters_of(optimizer)
         self._trained.update(map(id, parameters))
-        self._tag(Bucket.PARAMETERS, parameters)
-        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
+        self.name(Bucket.PARAMETERS, parameters)
+        self.name(Bucket.GRADIENTS, gradients_of(parameters))
         if not in_backward():
             self._enter(Phase.OPTIMIZER)
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
             return
-        self._tag(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
+        self.name(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
         if self._first is None:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
@@ -183,12 +183,18 @@ class Program:
             self._enter(Phase.BACKWARD)
 
     def _leave_backward(self) -> None:
-        """Note the end of a backward while no optimizer of torch's has stepped so far."""
-        if not self._is_followed or self._first is not None:
+        """Note the end of a backward: whose gradients no optimizer of torch's has is seen here alone.
+
+        Engines keep other tensors for their optimizers, as partitions and copies on the host; programs may have none.
+        """
+        if not self._is_followed:
             return
         parameters = [parameter for module in self._roots for parameter in module.parameters()]
+        if self._first is not None:
+            self.name(Bucket.GRADIENTS, gradients_of(one for one in parameters if id(one) not in self._trained))
+            return
         self._by_hand.after_backward(parameters)
-        self._tag(Bucket.GRADIENTS, gradients_of(parameters))
+        self.name(Bucket.GRADIENTS, gradients_of(parameters))
         if self._by_hand.is_certain:
             self._enter(Phase.OPTIMIZER)
 
@@ -224,9 +230,12 @@ class Program:
     def name_what_lives(self) -> None:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
         things = gc.get_objects()
+        named = [one for model in self._roots for one in parts_of_model(model)]
+        for bucket, part, tensors in (*named, *copies(things, self._roots, self._trained)):
+            self.name(bucket, tensors, part)
         for module in outermost(instances_of(nn.Module, things)):
             self._tag_module(module)
-            self._tag(Bucket.GRADIENTS, gradients_of(module.parameters()))
+            self.name(Bucket.GRADIENTS, gradients_of(module.parameters()))
         for optimizer in instances_of(torch.optim.Optimizer, things):
             parameters = parameters_of(optimizer)
             if parameters and self._trained.isdisjoint(map(id, parameters)):
@@ -258,11 +267,12 @@ class Program:
 
     def _tag_module(self, module: nn.Module) -> None:
         parameters = list(module.parameters())
-        self._tag(Bucket.PARAMETERS, [*parameters, *module.buffers(), *_scales(parameters)])
+        self.name(Bucket.PARAMETERS, [*parameters, *module.buffers(), *scales(parameters)])
 
-    def _tag(self, bucket: Bucket, tensors: Iterable[Any]) -> None:
-        found = [part for tensor in tensors if isinstance(tensor, torch.Tensor) for part in holding_memory(tensor)]
-        self._recorder.tag(bucket, found)
+    def name(self, bucket: Bucket, tensors: Iterable[Any], part: str = "") -> None:
+        """State which bucket these tensors are, and which part of it."""
+        found = [held for tensor in tensors if isinstance(tensor, torch.Tensor) for held in holding_memory(tensor)]
+        self._recorder.tag(bucket, found, part)
         storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
 
@@ -279,16 +289,6 @@ class Program:
         allocated, reserved = self.memory.memory_allocated(), self.memory.memory_reserved()
         known = {bucket: sum(storages.values()) for bucket, storages in self._storages.items()}
         self._report(MemorySample.of(self.steps, phase, allocated, reserved, known))
-
-
-def _scales(parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
-    """Yield what quantized parameters keep beside their data, as bitsandbytes' ``quant_state``: scales and tables."""
-    for parameter in parameters:
-        if hasattr(parameter, "quant_state"):
-            state = parameter.quant_state
-            while state is not None:
-                yield from tensors_in(vars(state))
-                state = getattr(state, "state2", None)
 
 
 # Steps without an optimizer of torch's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
-from gpumem_tui.memory import Range, Unknown
+from gpumem_tui.memory import Bucket, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.finder import BatchFinder, Level
@@ -17,6 +18,7 @@ from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, 
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Held
 from gpumem_tui.snapshots.recording import RecordedRun, record
+from gpumem_tui.step import FROZEN_32
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -173,9 +175,25 @@ class Traced:
         if self.done.only_at not in (0, batch_size):
             raise ValueError(f"traced at batch size {self.done.only_at} only, not at {batch_size}")
 
+    def parts(self, batch_size: int) -> list[tuple[Bucket, str, int]]:
+        """Return the bytes at the peak of each named part, and of the rest of its bucket, the largest first."""
+        if not any(site.part for site in self.trace.site_table):
+            return []
+        sizes: Counter[tuple[Bucket, str]] = Counter()
+        for held in self.held_at_peak(batch_size):
+            sizes[held.bucket, held.site.part] += held.size_bytes
+        with_parts = {bucket for bucket, part in sizes if part}
+        named = ((bucket, part or "the rest", size) for (bucket, part), size in sizes.most_common())
+        return [one for one in named if one[0] in with_parts]
+
+    def frozen_saving_bytes(self, batch_size: int) -> int:
+        """Return what frozen parameters of 32 bits would take less in 16 bits."""
+        return sum(size for _, part, size in self.parts(batch_size) if part == FROZEN_32) // 2
+
     def held_at_peak(self, batch_size: int) -> list[Held]:
         """Return what is live at the peak, by bucket and place in the program, the largest first."""
-        return self.trace.at(batch_size).held_after(self.at(batch_size).peak_event)
+        run = self.at(batch_size)
+        return run.timeline.held_after(run.peak_event)
 
     def device_used_bytes(self, batch_size: int) -> int:
         """Return what the device holds for this process at the peak, as expected: reserved and context."""

@@ -22,9 +22,11 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
+    PHASE_WORDS,
     caveat,
     compared,
     found_line,
+    highest_line,
     ledger_lines,
     peak_error,
     range_json,
@@ -33,11 +35,11 @@ from gpumem_tui.search.words import (
     room_words,
     shortfall,
     signed,
+    temporaries_line,
     up_to,
 )
 from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED
-from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
@@ -48,13 +50,6 @@ _SHARDING_NOTES: dict[Sharding, str] = {
     "zero1": "ZeRO-1: ZeroRedundancyOptimizer hands out whole parameters, so rank 0 can hold more than its share",
     "zero2": "ZeRO-2: FSDP2 without resharding after forward, so between steps parameters are sharded too",
     "fsdp2": "FSDP2 with its own mixed precision: MixedPrecisionPolicy(param_dtype=16 bits, reduce_dtype=float32)",
-}
-PHASE_WORDS = {
-    Phase.BUILD: "while the model is built",
-    Phase.BATCH: "before forward",
-    Phase.FORWARD: "in forward",
-    Phase.BACKWARD: "in backward",
-    Phase.OPTIMIZER: "in the optimizer step",
 }
 
 
@@ -263,6 +258,17 @@ def layers_line(traced: Traced) -> str:
     return f"traced with {counts} such layers: each adds the same to the step, and the last count confirms it"
 
 
+def parts_lines(traced: Traced, batch_size: int) -> Iterator[str]:
+    """Yield what a bucket consists of at the peak, where it has named parts, and what frozen weights could save."""
+    found = traced.parts(batch_size)
+    for bucket in ALLOCATED_BUCKETS:
+        parts = [f"{format_bytes(size_bytes)} {part}" for of, part, size_bytes in found if of is bucket]
+        if parts:
+            yield f"{bucket.title}: {', '.join(parts)}"
+    if saving_bytes := traced.frozen_saving_bytes(batch_size):
+        yield f"frozen weights of 32 bits would take {format_bytes(saving_bytes)} less in 16 bits (.to(torch.bfloat16))"
+
+
 def assumed_lines(traced: Traced) -> list[str]:
     """Return the operators whose scratch is counted as none: a line for each that takes some, one for all others."""
     examined = [entry for entry in traced.done.assumed if entry[2] != NOT_EXAMINED]
@@ -332,6 +338,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
     gpu = config.device.gpu
     lines = (
         peak_line(traced, batch_size),
+        temporaries_line(traced.held_at_peak(batch_size)),
         range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
         sharding_line(config.workload.recipe),
         f"{traced.gpu.runtime} context {context_words(traced)}",
@@ -339,6 +346,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
         layers_line(traced),
     )
     yield from filter(None, lines)
+    yield from parts_lines(traced, batch_size)
     yield from assumed_lines(traced)
     yield from traced.done.notes
 
@@ -379,6 +387,7 @@ def result_lines(
             yield line
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
+            yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
         yield ""
     yield f"result: {verdict.message}"
     verified = "verified on the simulated GPU" if config.device.simulated else "verified"
@@ -441,7 +450,7 @@ def _moment_json(replay: Replay) -> dict[str, Any] | None:
     if replay.peak_moment is None:
         return None
     mark, site = replay.peak_moment
-    return {"step": mark.step, "phase": mark.phase.value, **asdict(site)}
+    return {"step": mark.step, "phase": mark.phase.value, **picked(site, "operator", "module", "source", "function")}
 
 
 def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
@@ -453,6 +462,7 @@ def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
     return {
         "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
         "peak_bytes": prediction.peak_bytes,
+        "highest": prediction.highest.as_json(_FORMULA_BUCKETS),
         "moment": prediction.moment.value,
         "cache_bytes": prediction.cache_bytes,
         "max_batch_size": formula.max_batch_size,
@@ -476,6 +486,10 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
     replay = traced.at(batch_size)
     body: dict[str, Any] = {
         "buckets": replay.breakdown.as_json(),
+        "highest": {
+            bucket.value: {"bytes": one.size_bytes, "step": one.mark.step, "phase": one.mark.phase.value}
+            for bucket, one in replay.bucket_peaks.items()
+        },
         **picked(replay, "peak_allocated_bytes", "peak_reserved_bytes"),
         "device_used_bytes": traced.device_used_bytes(batch_size),
         "max_batch_size": known(traced.max_batch_size),
@@ -497,9 +511,14 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
              "buckets": p.breakdown.as_json()}
             for p in replay.phases
         ],
+        "frozen_saving_bytes": traced.frozen_saving_bytes(batch_size),
+        "parts": [
+            {"bucket": bucket.value, "part": part, "bytes": size_bytes}
+            for bucket, part, size_bytes in traced.parts(batch_size)
+        ],
         "composition": [
             {"bucket": held.bucket.value, **picked(held.site, "module", "operator", "source"),
-             "bytes": held.size_bytes, "allocations": held.allocations}
+             "bytes": held.size_bytes, "allocations": held.allocations, "part": held.site.part or None}
             for held in traced.held_at_peak(batch_size)
         ],
     }  # fmt: skip

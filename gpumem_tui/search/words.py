@@ -12,6 +12,17 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, 
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
+from gpumem_tui.simulator.allocator.replay import Replay
+from gpumem_tui.simulator.allocator.timeline import Held
+from gpumem_tui.step import Phase
+
+PHASE_WORDS = {
+    Phase.BUILD: "while the model is built",
+    Phase.BATCH: "before forward",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer step",
+}
 
 # Ranges
 
@@ -157,17 +168,71 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
         ("device used", [None, used_by_trace, result.device_used_bytes if result else None]),
     ]
     against = compared(config, prediction.traced)
+    most = _most_words(counted, replay) if result is None else {}
     lines = [f"{f'at {config.workload.batch_words(batch_size)}':<20} {'Formula':>11}{'Traced':>12}"]
     if result is not None:
         lines[0] += f"{config.device.measured_title:>12}{f'{against} error':>16}"
+    else:
+        lines[0] += f"   Most in the step{'' if replay else ' (formula)'}"
     for title, values in rows:
         shown = [None if title == Bucket.OTHER.title else values[0], *values[1 : 2 if result is None else 3]]
         line = f"{title:<20}" + "".join(f" {format_bytes(value):>11}" for value in shown)
         if result is not None:
             predicted, ran = shown[against == "traced"], shown[2]
             line += f"{'–' if predicted is None or ran is None else signed(predicted - ran):>16}"
+        elif title in most:
+            line += f"   {most[title]}"
         lines.append(line)
     return lines
+
+
+def _most_words(counted: FormulaPrediction | Unknown, replay: Replay | None) -> dict[str, str]:
+    """Return by a bucket's title the most that it holds in a step: traced, with the phase where that is not the peak.
+
+    Without a trace by formula.
+    """
+    if replay is not None:
+        return {
+            bucket.title: f"{format_bytes(one.size_bytes):>9}"
+            + (f", {PHASE_WORDS[one.mark.phase]}" if one.size_bytes > replay.breakdown[bucket] else "")
+            for bucket, one in replay.bucket_peaks.items()
+        }
+    if isinstance(counted, Unknown):
+        return {}
+    return {bucket.title: f"{format_bytes(size_bytes):>9}" for bucket, size_bytes in counted.highest.buckets.items()}
+
+
+def highest_line(replay: Replay) -> str:
+    """Name the buckets that hold more at another moment than at the peak, with the most that they do; or nothing."""
+    more = [
+        f"{bucket.title} {format_bytes(one.size_bytes)} ({PHASE_WORDS[one.mark.phase]})"
+        for bucket, one in replay.bucket_peaks.items()
+        if one.size_bytes > replay.breakdown[bucket]
+    ]
+    return f"more at other moments of the step: {', '.join(more)}" if more else ""
+
+
+_GRADIENTS_OF = {
+    "log_softmax_backward": "the logits' gradient by ",
+    "cross_entropy_loss_backward": "the logits' gradient by ",
+    "nll_loss_backward": "the log-probabilities' gradient by ",
+}
+"""What a loss's backward operators make, in words."""
+_LARGEST_TEMPORARIES = 3
+
+
+def temporaries_line(held: Sequence[Held]) -> str:
+    """Name what makes the largest temporary tensors at a moment, by operator and line; empty where there are none.
+
+    Args:
+        held: what is live then, the largest first.
+    """
+    words = []
+    for one in [one for one in held if one.bucket is Bucket.TEMPORARY][:_LARGEST_TEMPORARIES]:
+        what = next((words for name, words in _GRADIENTS_OF.items() if name in one.site.operator), "")
+        place = one.site.source or "unknown line"
+        words.append(f"{format_bytes(one.size_bytes)} {what}{one.site.operator or 'an unknown operator'} ({place})")
+    return f"temporary at the peak, the largest: {'; '.join(words)}" if words else ""
 
 
 def signed(size_bytes: int) -> str:

@@ -12,6 +12,10 @@ CPU = -1
 """The device number of host memory; CUDA devices have the number by which their process knows them."""
 
 
+FROZEN_32 = "frozen float32"
+"""The part of the parameters that nothing trains and that could be in 16 bits."""
+
+
 class Phase(str, Enum):
     """Phase of a training run. `BATCH` is everything from the start of a step to the model's first forward."""
 
@@ -31,9 +35,11 @@ class Site:
         module: qualified name of the module that ran, e.g. ``blocks.3.mlp.0``; in backward, of the forward it undoes.
         source: ``file:line`` that called.
         function: the name of the function that this line is in.
+        part: which part of its bucket it is, where there are several, as "fp32 master weights" or "frozen float32".
     """
 
     operator: str = ""
     module: str = ""
     source: str = ""
     function: str = ""
+    part: str = ""

@@ -58,8 +58,8 @@ class Recorder(Protocol):
     def mark(self, step: int, phase: Phase) -> None:
         """State that the run is in `phase` of `step` from here on."""
 
-    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
-        """State which bucket these tensors are."""
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
+        """State which bucket these tensors are, and which part of it."""
 
     def name_modules(self, model: torch.nn.Module) -> None:
         """Call the modules of `model` by their qualified names from now on."""

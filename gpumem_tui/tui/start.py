@@ -92,6 +92,23 @@ def open_hosts(fleet: Fleet | Player, settings: Settings, *, allow_signals: bool
     return _watch(partial(HostsScreen, fleet, settings, allow_signals=allow_signals), settings)
 
 
+def open_named_hosts(names: Sequence[str], settings: Settings, *, allow_signals: bool) -> int:
+    """Open on the hosts of these names, over the user's ssh, and return the exit code.
+
+    Args:
+        allow_signals: as for `open_hosts`.
+
+    Raises:
+        OptionError: one is no host's name.
+    """
+    from gpumem_tui.remote.connection import Fleet
+    from gpumem_tui.remote.hosts import parse_host
+    from gpumem_tui.remote.ssh import SshOptions
+
+    fleet = Fleet(map(parse_host, names), SshOptions(settings.remote_command, settings.interval_s))
+    return open_hosts(fleet, settings, allow_signals=allow_signals)
+
+
 def open_search(
     options: WorkloadOptions, config: SearchConfig, *, autostart: bool, settings: Settings | None = None
 ) -> int:
@@ -272,6 +289,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
     """Return what a Monitor is made of besides its source."""
     from gpumem_tui.monitor.alerts import Alerts
     from gpumem_tui.monitor.history import History
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.watch.live import LiveProbes
 
     probes = LiveProbes() if is_here else None
@@ -283,7 +301,9 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "chart_s": settings.chart_minutes * 60,
         "read_only": not is_here,
         "bell": settings.bell,
+        "mine": settings.mine,
         "probes": probes,
+        "notifier": Notifier(settings.notify) if is_here else None,
     }
 
 

@@ -102,7 +102,8 @@ def test_once_json_has_the_machines_numbers(program: Program, environment: dict[
     }
     figures = ("utilization_percent", "memory_utilization_percent", "temperature_c", "power_w", "power_limit_w")
     assert [busy[key] for key in figures] == [97, 41, 65, 312.5, 400.0]
-    assert busy["unavailable"] == {"fan_percent": "not supported"}
+    rates = dict.fromkeys(("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"), "needs a second look")
+    assert busy["unavailable"] == {"fan_percent": "not supported", **rates}
     ours, foreign = sorted(busy["processes"], key=lambda process: int(process["pid"]))
     assert (ours["pid"], ours["used_bytes"], ours["sm_percent"]) == (os.getpid(), 20 * GIB, 60)
     assert "python" in ours["command"]
@@ -112,6 +113,27 @@ def test_once_json_has_the_machines_numbers(program: Program, environment: dict[
     assert forbidden["ledger"]["process"] is None
     assert forbidden["unavailable"]["processes"] == "no permission"
     assert forbidden["unavailable"]["power_w"] == "not supported"
+
+
+def test_only_mine_leaves_the_memory_whole(program: Program, environment: dict[str, str]) -> None:
+    for printed in (("--once", "--json"), ("--json", "--interval", "0.2")):
+        with _running(environment, "monitor", *printed, "--mine") as process:
+            assert process.stdout is not None
+            body = json.loads(process.stdout.readline())
+        assert [process["pid"] for process in body["gpus"][0]["processes"]] == [os.getpid()]
+        assert body["gpus"][0]["ledger"]["process"] == 29 * GIB
+    done = program("monitor", "--once", "--mine", env=environment)
+    assert "(no such process here)" not in done.out
+
+
+def test_changes_follow_a_whole_reading(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--changes", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        whole, changes = (json.loads(process.stdout.readline()) for _ in range(2))
+    _SCHEMA.validate(whole)
+    assert changes["since"] == whole["time_s"]
+    assert changes["changes"]["time_s"] > whole["time_s"]
+    assert len(json.dumps(changes)) < len(json.dumps(whole))
 
 
 def test_once_is_a_table_of_80_columns(program: Program, environment: dict[str, str]) -> None:
@@ -189,6 +211,38 @@ def test_without_a_terminal_a_line_a_gpu_and_each_new_alert(
         while "warning" not in (line := process.stdout.readline()):  # one comes each interval, until it ends
             assert " GPU " in line
         assert line.rstrip().endswith("warning: GPU 0: 99 % of memory in use, 0.41 GiB free")
+
+
+def test_an_alert_is_told_by_the_command_of_the_settings_but_not_where_the_json_has_it(
+    environment: dict[str, str], fake_machine: FakeMachine, tmp_path: Path
+) -> None:
+    (tmp_path / "gpumem-tui").mkdir()
+    told = tmp_path / "told"
+    (tmp_path / "gpumem-tui/settings.toml").write_text(
+        f"near_full_percent = 20\n[notify]\ncommand = \"sh -c 'cat >> {told}; echo no network >&2; exit 5'\"\n"
+    )
+    with _running(environment, "monitor", "--json", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["alerts"]
+    assert not told.exists()
+    with _running(environment, "monitor", "--interval", "0.2") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "gpumem-tui: notify: sh ended with exit code 5: no network\n"
+    [alert] = map(json.loads, told.read_text().splitlines())
+    assert (alert["kind"], alert["severity"]) == ("near_full", "warning")
+
+
+def test_one_alert_can_be_sent_to_try_who_is_told(program: Program, tmp_path: Path) -> None:
+    def tried(text: str) -> Finished:
+        (tmp_path / "s.toml").write_text(text)
+        return program("alerts", "--try", "--settings", str(tmp_path / "s.toml"), env={"TERM": "foot"})
+
+    assert tried("").code == 2
+    done = tried(f'[notify]\ndesktop = "auto"\ncommand = "tee {tmp_path}/told"')
+    assert (done.code, done.out.splitlines()[-1]) == (0, "command: tee was run and ended well")
+    assert json.loads((tmp_path / "told").read_text())["message"] == "a try of [notify]"
+    done = tried('[notify]\ncommand = "false"')
+    assert (done.code, done.err) == (4, "gpumem-tui: notify: false ended with exit code 1\n")
 
 
 def test_a_recording_plays_back_what_was_seen(program: Program, environment: dict[str, str], tmp_path: Path) -> None:

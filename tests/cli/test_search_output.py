@@ -216,6 +216,19 @@ def test_predict_prints_the_contract(predicted: Finished) -> None:
     assert body["accumulation"] == {"steps": 32, "global_batch_size": 256, "target_batch": 256}
 
 
+def test_predict_has_the_most_of_each_bucket_beside_what_it_holds_at_the_peak(predicted: Finished) -> None:
+    (body,) = _lines(predicted)
+    parameters, highest = body["workload"]["parameters"], body["traced"]["highest"]
+    assert body["formula"]["highest"]["gradients"] == 4 * parameters
+    assert highest["gradients"]["phase"] == "backward"
+    assert 4 * parameters <= highest["gradients"]["bytes"] < 4.01 * parameters
+    assert all(
+        highest[bucket]["bytes"] >= held
+        for bucket, held in body["traced"]["buckets"].items()
+        if held and bucket != "other"
+    )
+
+
 def test_predict_has_the_ends_of_what_is_not_known_beside_what_is_expected(predicted: Finished) -> None:
     (body,) = _lines(predicted)
     traced = body["traced"]

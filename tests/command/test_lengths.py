@@ -103,3 +103,55 @@ def test_where_lengths_differ_a_step_on_the_longest_follows(project: Project) ->
     assert traced["peak_allocated_bytes"] > 2 * 4 * 1000 * 100 * 4
     named = project.predict("python", "train.py", options=("--longest", "2000")).json["traced"]
     assert named["peak_allocated_bytes"] > 2 * 4 * 2000 * 100 * 4
+
+
+@pytest.mark.scripts
+@needs("transformers")
+def test_a_tokenizer_that_was_not_asked_to_cut_names_no_limit(project: Project) -> None:
+    """As trl's GRPO tokenizes prompts: 32,768 tokens that the model could take are no length of its data."""
+    project.write(
+        "train.py",
+        """
+        import sys, torch
+        from torch import nn
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", model_max_length=512)
+        net = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100)).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for length in (20, 30, 40, 50, 50):
+            ids = tokenizer(["a " * length] * 2, truncation=len(sys.argv) > 1, return_tensors="pt")["input_ids"].cuda()
+            nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    seen = "inputs differ: sequence length 20 to 40 in 3 steps; "
+    known = "model_max_length of TokenizersBackend is 512: --longest 512 tries it"
+    assert project.predict("python", "train.py").json["traced"]["notes"][-1] == seen + known
+    cut = "then sequence length 512 (the longest by what TokenizersBackend cuts to)"
+    assert project.predict("python", "train.py", "cut").json["traced"]["notes"][-1] == seen + cut
+
+
+@pytest.mark.scripts
+def test_what_a_model_is_tried_out_with_on_the_host_is_no_input(project: Project) -> None:
+    """As ultralytics finds its strides, on an image of zeros, before the model goes to the GPU."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Conv2d(3, 4, 3)
+        net(torch.zeros(1, 3, 256, 256))
+        net.cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            net(torch.zeros(2, 3, 64, 64).cuda()).sum().backward()
+            optimizer.step()
+        """,
+    )
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert notes[-1].startswith("inputs: image size 64 × 64 in 3 steps"), notes

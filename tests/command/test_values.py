@@ -138,3 +138,72 @@ def test_a_mask_as_index_is_allocated_as_its_values_say(project: Project) -> Non
 """,
     )
     assert f"taken {(1 << 16) * 16 * 4}" in project.predict("python", "train.py").stderr
+
+
+def test_masks_too_large_to_keep_are_worked_out_where_a_shape_depends_on_them(project: Project) -> None:
+    """As ultralytics' assigner asks which of 8,400 anchors lie in which of the known boxes of a batch."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        def corners(boxes):
+            made = torch.empty_like(boxes)
+            made[..., :2] = boxes[..., :2] - boxes[..., 2:] / 2
+            made[..., 2:] = boxes[..., :2] + boxes[..., 2:] / 2
+            return made
+
+        def candidates(boxes, valid, like):
+            side = torch.arange(80).type_as(like) * 8 + 4
+            points = torch.stack(torch.meshgrid(side, side, indexing="ij"), -1).view(-1, 2)
+            step = like.new_full((6400, 1), 1.0)
+            low, high = corners(boxes).unsqueeze(2).chunk(2, 3)
+            mask = (points * step)[:, 0] - low[..., 0] > 1e-9
+            mask &= points[:, 1] - low[..., 1] > 1e-9
+            mask &= high[..., 0] - points[:, 0] > 1e-9
+            mask &= high[..., 1] - points[:, 1] > 1e-9
+            return (mask * valid).bool()
+
+        layer = torch.nn.Linear(16, 4).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        boxes, valid = torch.rand(16, 30, 4) * 400 + 80, torch.rand(16, 30, 1) < 0.5
+        wanted = candidates(boxes, valid, boxes)
+        for _ in range(3):
+            hidden = torch.randn(16, 6400, 16, device="cuda")
+            mask = candidates(boxes.cuda(), valid.cuda(), hidden)
+            image, box, anchor = mask.nonzero(as_tuple=True)
+            assert mask.numel() == 3072000 and len(anchor) == int(wanted.sum()) == int(mask.sum())
+            assert mask.any() and not mask.all() and torch.equal(mask.cpu(), wanted)
+            boxes[0, 0] = 80.0
+            mask &= False
+            assert not mask.any()
+            layer(hidden[image, anchor]).square().mean().backward()
+            optimizer.step()
+            wanted = candidates(boxes, valid, boxes)
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+
+
+def test_weights_that_are_looked_through_in_inference_mode_are_followed(project: Project) -> None:
+    """As unsloth looks for tokens that were never trained; operators made of others arrive there as they are."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        layer = torch.nn.Linear(64, 1000).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        with torch.inference_mode():
+            untrained = torch.where(layer.weight.amax(1) <= 1e-16)[0]
+            assert untrained.shape == (0,) and layer.weight[untrained].shape == (0, 64)
+            torch.nn.functional.cross_entropy(layer(torch.randn(8, 64).cuda()), torch.zeros(8).long().cuda()).item()
+        for _ in range(3):
+            layer(torch.randn(8, 64).cuda()).square().mean().backward()
+            optimizer.step()
+        """,
+    )
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert "train.py:7: values compared on the GPU in inference mode are taken as false" in notes
+    assert not [note for note in notes if "not examined" in note], notes

@@ -50,7 +50,7 @@ class _Meter:
         self._phase = (step, phase)
         self.recorder.mark(step, phase)
 
-    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         self.recorder.tag(bucket, tensors)
 
     def name_modules(self, model: torch.nn.Module) -> None:

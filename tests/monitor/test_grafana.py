@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import Metric
 
-from gpumem_tui.monitor.grafana import dashboard
+from gpumem_tui.monitor.for_prometheus import dashboard
 from gpumem_tui.monitor.metrics import metrics
 from tests.monitor.training import machine_that_trains
 
@@ -24,7 +24,7 @@ _GROUPED = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 _LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
 
-def _exported() -> dict[str, set[str]]:
+def exported() -> dict[str, set[str]]:
     """Every series' name, with the labels that it has."""
     found: dict[str, set[str]] = {}
     families: Iterator[Metric] = metrics([machine_that_trains()])
@@ -44,13 +44,13 @@ CHOICES = [each for each in dashboard()["templating"]["list"] if each["type"] ==
 
 @pytest.mark.parametrize("target", [target for _, target in QUERIES], ids=[title for title, _ in QUERIES])
 def test_a_panel_asks_for_metrics_and_labels_that_are_exported(target: dict[str, Any]) -> None:
-    exported, query = _exported(), target["expr"]
+    known, query = exported(), target["expr"]
     names = set(_METRIC.findall(query))
     assert names, query
-    assert names <= exported.keys()
+    assert names <= known.keys()
     for name, selector in _SELECTOR.findall(query):
-        assert set(re.findall(r'(\w+)=~?"', selector)) <= exported[name]
-    labels = set.intersection(*(exported[name] for name in names))
+        assert set(re.findall(r'(\w+)=~?"', selector)) <= known[name]
+    labels = set.intersection(*(known[name] for name in names))
     for words in (*_GROUPED.findall(query), *(",".join(_LEGEND.findall(target["legendFormat"])),)):
         assert {word.strip() for word in words.split(",") if word.strip()} <= labels
     assert [query.count(opening) for opening in "({["] == [query.count(closing) for closing in ")}]"]
@@ -58,9 +58,9 @@ def test_a_panel_asks_for_metrics_and_labels_that_are_exported(target: dict[str,
 
 @pytest.mark.parametrize("choice", CHOICES, ids=[each["name"] for each in CHOICES])
 def test_what_can_be_chosen_is_a_label_that_is_exported(choice: dict[str, Any]) -> None:
-    exported = _exported()
+    known = exported()
     name, label = re.fullmatch(r"label_values\((gpumem_\w+).*, (\w+)\)", choice["query"]["query"]).groups()  # type: ignore[union-attr]
-    assert label in exported[name]
+    assert label in known[name]
 
 
 def test_every_variable_that_is_used_can_be_chosen() -> None:

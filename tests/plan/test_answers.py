@@ -10,8 +10,9 @@ from hypothesis import given
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
-from gpumem_tui.plan.answers import answer, traced_answer
+from gpumem_tui.plan.answers import answer, kernel_plans, largest_by_gpu, traced_answer
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 from tests.plan.plans import GPT2, TRACED, plans
@@ -128,3 +129,29 @@ class TestTraced:
         found = traced_answer(GPT2, TRACED.with_trace(constant), BatchFinder(constant))
         assert isinstance(found.max_batch_size, Unknown)
         assert "grows" in found.max_batch_size.reason
+
+
+def test_gpus_whose_attention_takes_another_kernel_are_answered_by_a_trace_of_one_of_them() -> None:
+    plan = replace(GPT2, recipe=Recipe("amp-bf16"))
+    traced, asked = TRACED, list[Plan]()
+
+    def trace_of(there: Plan) -> Traced:
+        asked.append(there)
+        return replace(traced, ready=replace(traced.ready, profile=f"torch 2.13 {there.gpu.sm}"))
+
+    rows = largest_by_gpu(plan, traced, trace_of)
+    assert asked == list(kernel_plans(plan))
+    assert 1 <= len(asked) <= 3
+    assert all(isinstance(row.traced, int) for row in rows)
+    without = {row.gpu.name: row.traced for row in largest_by_gpu(plan, traced)}
+    assert {one.gpu.name for one in asked} <= {name for name, found in without.items() if isinstance(found, Unknown)}
+    why = without[asked[0].gpu.name]
+    assert isinstance(why, Unknown)
+    assert "another kernel" in why.reason
+
+
+def test_every_gpu_is_of_the_class_of_the_plan_or_of_one_that_is_asked_for() -> None:
+    for precision in ("fp32", "bf16", "amp-fp16"):
+        plan = replace(GPT2, recipe=Recipe(precision))
+        assert len(kernel_plans(plan)) == 1, "before compute capability 8.0, and from it on"
+    assert not kernel_plans(replace(GPT2, recipe=Recipe(attention="math")))

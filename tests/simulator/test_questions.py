@@ -46,9 +46,8 @@ def test_no_tensor_is_a_fake_one_to_a_program(layer: nn.Linear, place: str) -> N
 def test_a_parameter_is_of_the_class_of_parameters(layer: nn.Linear, place: str) -> None:
     layer.to(place)
     for parameter in (layer.weight, layer.bias, copy.deepcopy(layer).weight, nn.Parameter(layer.weight)):
-        assert type(parameter) == nn.Parameter  # noqa: E721 - as libraries ask
-        assert type(parameter) in (torch.Tensor, nn.Parameter)
-        assert type(parameter).__name__ == "Parameter"
+        assert type(parameter) is nn.Parameter
+        assert parameter.__class__ is nn.Parameter
         assert isinstance(parameter, nn.Parameter)
         assert parameter.is_leaf
         assert parameter.requires_grad

@@ -53,6 +53,21 @@ def fitted(shape: ModelShape, recipe: Recipe) -> AffineTrace:
 
 
 @every_run
+def test_the_most_of_each_bucket_is_the_highest_of_every_moment(shape: ModelShape, recipe: Recipe) -> None:
+    timeline = run(shape, recipe, 3).finish()
+    replayed = replay(timeline)
+    first = next(mark.event for mark in timeline.marks if mark.step)
+    moments = timeline.breakdowns_after(dict.fromkeys(range(first, len(timeline.events)), 0)).values()
+    for bucket, peak in replayed.bucket_peaks.items():
+        assert peak.size_bytes == max(moment[bucket] for moment in moments)
+        assert peak.mark.step
+    assert replayed.bucket_peaks[Bucket.GRADIENTS].mark.phase is Phase.BACKWARD
+    assert (
+        replayed.bucket_peaks[Bucket.GRADIENTS].size_bytes >= replayed.bucket_peaks[Bucket.PARAMETERS].size_bytes // 2
+    )
+
+
+@every_run
 def test_a_replay_is_what_the_allocator_did(shape: ModelShape, recipe: Recipe) -> None:
     gpu = run(shape, recipe, 3)
     replayed = replay(gpu.finish())

@@ -25,7 +25,9 @@ from textual.widgets import Input
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
+from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
+from gpumem_tui.settings import Notify
 from gpumem_tui.tui.app import GpuMemApp, Unavailable
 from gpumem_tui.tui.kit.dialogs import DetailsScreen, Page, PagesScreen, QuestionScreen, Report
 from gpumem_tui.tui.kit.help import HelpScreen
@@ -223,6 +225,16 @@ async def test_focus_by_key_and_mouse_and_only_that_gpu() -> None:
         assert screen.state.focused.index == 4
 
 
+async def test_only_mine_and_everybodys_again() -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("m")
+        assert "0 of 6 processes: of yours · m for all" in shown(pilot, ProcessTable)
+        assert "MINE ONLY" in text_of(scene.screen_of(app).query_one("#header", Lines))
+        await pilot.press("m")
+        assert "MINE ONLY" not in text_of(scene.screen_of(app).query_one("#header", Lines))
+
+
 async def test_pause_holds_the_picture_and_catches_up() -> None:
     app = scene.app(scene.machine(2))
     async with app.run_test(size=SIZE) as pilot:
@@ -302,6 +314,21 @@ async def test_alerts_stand_in_the_header_and_ring_once(monkeypatch: pytest.Monk
         assert len(rung) == 1
         await pilot.resize_terminal(60, 12)
         await until(pilot, lambda: "▲ GPU 1" in text_of(screen.query_one("#header", Lines)))
+
+
+async def test_a_command_that_cannot_tell_of_an_alert_is_a_line_and_the_screen_goes_on(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    hangs = ("sh", "-c", f"echo $$ > {pid}; exec sleep 1000")
+    app = scene.app(scene.machine(2), notifier=Notifier(Notify(command=hangs, timeout_s=0.5)))
+    async with app.run_test(size=SIZE) as pilot:
+        screen, quiet = scene.screen_of(app), scene.machine(2)
+        gone = scene.of([quiet.gpus[0], scene.lost(quiet.gpus[1])], time_s=scene.NOON_S + 1)
+        await seen(pilot, gone)
+        await until(pilot, pid.exists)
+        assert "▲ GPU 1" in text_of(screen.query_one("#alerts", Lines)), "while the command hangs"
+        await until(pilot, lambda: "sh was killed after 0.5 s" in screen.telling)
+        await seen(pilot, replace(gone, time_s=scene.NOON_S + 2))
+        assert "notify: sh was killed after 0.5 s" in text_of(screen.query_one("#header", Lines))
 
 
 async def test_stale_and_lost_gpus_stay_where_they_are() -> None:

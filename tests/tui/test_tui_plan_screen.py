@@ -116,6 +116,18 @@ async def test_what_cannot_be_is_explained_and_the_last_good_numbers_stay(tmp_pa
         assert "last plan" not in text_of(pilot, "#plan-header")
 
 
+async def test_undo_takes_the_typed_number_out_of_its_control(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "batch_size")
+        await pilot.press("3", "2")
+        assert plan_now(pilot).batch_size == 32
+        await pilot.press("u")
+        await until(pilot, lambda: plan_now(pilot) == GPT2)
+        line = next(row.text for row in controls(pilot).rows if row.key == "batch_size")
+        assert line.split()[1:] == ["←", "8", "→"]
+
+
 @pytest.mark.parametrize(
     ("key", "digits", "said"),
     [

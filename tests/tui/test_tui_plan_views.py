@@ -21,7 +21,7 @@ from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.state import entered, opened
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.report import PHASE_WORDS
+from gpumem_tui.search.words import PHASE_WORDS
 from gpumem_tui.step import Phase
 from gpumem_tui.tui.kit.chart import nice_ceiling
 from gpumem_tui.tui.kit.figures import compact_bytes, said, signed, span_width
@@ -75,6 +75,13 @@ def test_the_verdict_says_by_how_much() -> None:
     assert "tracing one step" in lines[2]
     assert "– no torch" in said(verdict_rows(now, TraceFailed(LLAMA, "no torch"), ROOMY))[2]
     assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
+
+
+def test_the_formula_has_no_verdict_beside_a_trace() -> None:
+    for plan in (GPT2, LLAMA):
+        formula = said(verdict_rows(answer(plan), traced(plan), ROOMY))[0]
+        assert formula.startswith(f"formula  ≈ {answer(plan).prediction.needed_bytes / GIB:.2f} GiB needed of ")
+        assert not re.search("[✓✗]|fits|too large", formula)
 
 
 def test_what_may_fit_is_neither_green_nor_red() -> None:

@@ -13,13 +13,13 @@ from itertools import pairwise, repeat
 from math import prod
 from operator import itemgetter
 
-from gpumem_tui.memory import Breakdown
+from gpumem_tui.memory import Breakdown, Bucket
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.rules import Computed
 from gpumem_tui.simulator.allocator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
-from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
+from gpumem_tui.simulator.allocator.timeline import BucketPeak, Mark, Timeline
 from gpumem_tui.step import Phase, Site
 
 UNLIMITED_BYTES = 1 << 70
@@ -49,7 +49,7 @@ class NotAffine(ValueError):
 def _program(run: Timeline | AffineTrace) -> tuple[object, ...]:
     """Return all of a run but its sizes and its places."""
     rules = [(number, computed.rule, computed.position) for number, computed, *_ in run.computed]
-    return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, rules
+    return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, run.folds, rules
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,20 @@ class Replay:
         return self.timeline.breakdown_after(self.peak_event, self.peak_allocated_bytes)
 
     @cached_property
+    def bucket_peaks(self) -> Mapping[Bucket, BucketPeak]:
+        """The most that each bucket holds at any moment of the steps, see `Timeline.bucket_peaks`."""
+        return self.timeline.bucket_peaks()
+
+    @cached_property
     def phases(self) -> tuple[PhasePeak, ...]:
-        """Every phase of every step, in order."""
+        """Every phase of every step, in order; those that were left out, too, as they are like what stays."""
         at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
-        return tuple(
+        found = [
             PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in self._spans
-        )
+        ]
+        for first, behind, times in reversed(self.timeline.folds):
+            found[behind:behind] = found[first:behind] * times
+        return tuple(found)
 
     @property
     def peak_moment(self) -> tuple[Mark, Site] | None:
@@ -109,7 +117,7 @@ class AffineTrace:
     """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
 
     Attributes:
-        emptied, streams, completions: as in `Timeline`.
+        emptied, streams, completions, folds: as in `Timeline`.
         computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
             what each of them grows by a sample.
         apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
@@ -128,6 +136,7 @@ class AffineTrace:
     apart: tuple[tuple[int, Timeline], ...] = ()
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
+    folds: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
@@ -161,7 +170,7 @@ class AffineTrace:
             computed.append((number, replace(at1, arguments=start), steps))
         return cls(
             t1.events, tuple(constants), tuple(slopes), t1.buckets, t1.marks, t2.sites, t2.site_table, tuple(computed),
-            t1.emptied, streams=t1.streams, completions=t1.completions,
+            t1.emptied, streams=t1.streams, completions=t1.completions, folds=t1.folds,
         )  # fmt: skip
 
     @classmethod
@@ -172,7 +181,7 @@ class AffineTrace:
         return cls(
             timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
             timeline.site_table, computed, timeline.emptied,
-            streams=timeline.streams, completions=timeline.completions,
+            streams=timeline.streams, completions=timeline.completions, folds=timeline.folds,
         )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
@@ -198,7 +207,7 @@ class AffineTrace:
                 computed.append((index + 1, Computed(rule, position, arguments)))
         return Timeline(
             self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
-            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions,
+            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions, self.folds,
         )  # fmt: skip
 
     @cached_property

@@ -46,6 +46,14 @@ class Held:
     allocations: int
 
 
+@dataclass(frozen=True, slots=True)
+class BucketPeak:
+    """The most that one bucket holds at any moment of the steps; `mark`: the phase and step in which that is first."""
+
+    size_bytes: int
+    mark: Mark
+
+
 @dataclass(frozen=True)
 class Timeline:
     """A recorded run.
@@ -62,6 +70,8 @@ class Timeline:
         streams: the stream in whose pool allocation i is, 0 for the default one; empty if all are there.
         completions: (event, allocation) in order, for allocations that other streams use when they are released
             (`Tensor.record_stream`): before which event these are done with it. Until then its memory serves nobody.
+        folds: of marks, from one to before another, how often more they followed each other alike before what follows;
+            these rounds are left out (see `folding`).
     """
 
     events: tuple[int, ...]
@@ -74,6 +84,7 @@ class Timeline:
     emptied: tuple[int, ...] = ()
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
+    folds: tuple[tuple[int, int, int], ...] = ()
 
     def stream_of(self, number: int) -> int:
         """Return the stream in whose pool an allocation is."""
@@ -149,6 +160,28 @@ class Timeline:
             found[event] = Breakdown(dict(zip(ALLOCATED_BUCKETS, with_slack, strict=True)))
         return found
 
+    def bucket_peaks(self) -> dict[Bucket, BucketPeak]:
+        """Return the most that each bucket holds at any moment from the first step on; empty for a run without steps.
+
+        The moments differ, so they sum to more than the allocated peak. A bucket that never holds anything is left out.
+        """
+        steps = [mark for mark in self.marks if mark.step]
+        if not steps:
+            return {}
+        totals = [0] * len(ALLOCATED_BUCKETS)
+        for number in self.events[: steps[0].event]:
+            index = abs(number) - 1
+            totals[self.buckets[index]] += rounded(self.sizes[index]) if number > 0 else -rounded(self.sizes[index])
+        highest = [BucketPeak(total, steps[0]) for total in totals]
+        for mark, end in zip(steps, [*(mark.event for mark in steps[1:]), len(self.events)], strict=True):
+            for number in self.events[mark.event : end]:
+                index = abs(number) - 1
+                bucket = self.buckets[index]
+                totals[bucket] += rounded(self.sizes[index]) if number > 0 else -rounded(self.sizes[index])
+                if totals[bucket] > highest[bucket].size_bytes:
+                    highest[bucket] = BucketPeak(totals[bucket], mark)
+        return {bucket: one for bucket, one in zip(ALLOCATED_BUCKETS, highest, strict=True) if one.size_bytes}
+
 
 class TimelineRecorder:
     """Collects a run while it happens; `finish` decides the buckets that only the whole run can tell."""
@@ -159,6 +192,7 @@ class TimelineRecorder:
         self._born_in: list[int] = []
         self._recomputed: list[bool] = []
         self._tags: dict[int, Bucket] = {}
+        self._parts: dict[int, str] = {}
         self._marks: list[Mark] = []
         self._end: int | None = None
         self._sites: list[int] = []
@@ -183,6 +217,15 @@ class TimelineRecorder:
     def between(self, start: int, end: int) -> list[int]:
         """Return the events from one position to another, as in `Timeline.events`."""
         return self._events[start:end]
+
+    def releases_around(self, position: int, least: int) -> list[int]:
+        """Return what is released right before and after a position, from `least` on, with nothing made between."""
+        start = end = position
+        while start > least and self._events[start - 1] < 0:
+            start -= 1
+        while end < len(self._events) and self._events[end] < 0:
+            end += 1
+        return [-event for event in self._events[start:end]]
 
     def size_bytes(self, number: int) -> int:
         """Return what an allocation asked for."""
@@ -232,6 +275,8 @@ class TimelineRecorder:
             self._computed_sizes[number] = self._computed_sizes[source]
         if source in self._tags:
             self._tags[number] = self._tags[source]
+        if source in self._parts:
+            self._parts[number] = self._parts[source]
         if source in self._streams:
             self._streams[number] = self._streams[source]
         return number
@@ -262,9 +307,10 @@ class TimelineRecorder:
         """State that the run is in `phase` of `step` from here on."""
         self._marks.append(Mark(len(self._events), step, phase))
 
-    def tag(self, number: int, bucket: Bucket) -> None:
-        """Say what an allocation is. Later calls for the same one change nothing."""
-        self._tags.setdefault(number, bucket)
+    def tag(self, number: int, bucket: Bucket, part: str = "") -> None:
+        """Say what an allocation is, and which part of that. Later calls for the same one change nothing."""
+        if self._tags.setdefault(number, bucket) is bucket and part:
+            self._parts.setdefault(number, part)
 
     def came_from_host(self, number: int) -> None:
         """State that an allocation holds what the program copied to the device: data, unless it is tagged."""
@@ -304,13 +350,21 @@ class TimelineRecorder:
             sizes=tuple(self._sizes),
             buckets=tuple(buckets),
             marks=tuple(self._marks),
-            sites=tuple(self._sites),
+            sites=self._sites_with_parts(),
             site_table=tuple(self._site_numbers),
             computed=tuple(self._computed_sizes.items()),
             emptied=tuple(self._emptied),
             streams=tuple(self.stream_of(number) for number in range(1, len(self._sizes) + 1)) if self._streams else (),
             completions=(*self._completions, *((len(self._events), number) for number in sorted(self._pending))),
         )
+
+    def _sites_with_parts(self) -> tuple[int, ...]:
+        """Return by allocation the number of its place, which names its part as well."""
+        sites, table = list(self._sites), tuple(self._site_numbers)
+        for number, part in self._parts.items():
+            site = replace(table[sites[number - 1]], part=part)
+            sites[number - 1] = self._site_numbers.setdefault(site, len(self._site_numbers))
+        return tuple(sites)
 
     def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:
         """Return by allocation the number of the mark in whose phase it was released."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
+
+from gpumem_tui.simulator.device.kinds import is_without_data
 
 _MOST_ELEMENTS = 1 << 16
 """Counts and lengths are small: what is larger, as gradients, has no values on the device that anybody reads."""
@@ -119,13 +120,13 @@ def among_equals(collective: Callable[..., Any], follow: _Follow) -> Callable[..
 
 def _copy(output: torch.Tensor, given: torch.Tensor) -> None:
     """Copy on the device; on the host the `fake` process group has done it."""
-    if isinstance(output, FakeTensor) and _is_followed(output) and output.numel() == given.numel():
+    if is_without_data(output) and _is_followed(output) and output.numel() == given.numel():
         output.copy_(given)
 
 
 def _summed(tensor: torch.Tensor, given: _Arguments, ranks: int) -> torch.Tensor:
     operation = given.get("op", dist.ReduceOp.SUM)
-    if _is_followed(tensor) or not isinstance(tensor, FakeTensor):
+    if _is_followed(tensor) or not is_without_data(tensor):
         if operation == dist.ReduceOp.SUM:
             tensor.mul_(ranks)
         elif operation == dist.ReduceOp.PRODUCT:

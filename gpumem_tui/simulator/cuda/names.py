@@ -8,16 +8,18 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
-from gpumem_tui.simulator.device.kinds import become
+from gpumem_tui.simulator.device.kinds import become, fake_device_of
 
 CUDA = torch.device("cuda", 0)
 _BASE: Any = torch._C.TensorBase
@@ -66,9 +68,15 @@ def presented(device: torch.device) -> torch.device:
     return CUDA if device.type == DEVICE_TYPE else device
 
 
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """Return a tensor's device, by what C++ knows of it."""
+    found: torch.device = _BASE.device.__get__(tensor)
+    return found
+
+
 def is_here(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies on the simulated device, by what C++ knows of it."""
-    device = tensor.fake_device if isinstance(tensor, FakeTensor) else _BASE.device.__get__(tensor)
+    device = fake_device_of(tensor) or device_of(tensor)
     return bool(device.type == DEVICE_TYPE)
 
 
@@ -108,9 +116,8 @@ def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """Do ``tensor.data = data``, also from the host to the device."""
 
     def place(one: torch.Tensor) -> tuple[bool, torch.device]:
-        if isinstance(one, FakeTensor):
-            return True, one.fake_device
-        return False, _BASE.device.__get__(one)
+        found = fake_device_of(one)
+        return found is not None, found or _BASE.device.__get__(one)
 
     if place(tensor) == place(data):
         tensor.data = data
@@ -159,20 +166,25 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.cuda: _cuda,
     torch.Tensor.type: _type,
     _BASE.is_cuda.__get__: is_here,
-    torch.Tensor.device.__get__: lambda tensor: presented(_BASE.device.__get__(tensor)),
+    torch.Tensor.device.__get__: lambda tensor: presented(fake_device_of(tensor) or _BASE.device.__get__(tensor)),
     _BASE.data.__set__: _set_data,
     torch.Tensor.is_pinned: _is_pinned,
     torch.Tensor.__deepcopy__: _deepcopied,
     torch.Tensor.__repr__: lambda tensor, **_: text_of(tensor),
 }
-_READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
-_STEPS_OF_LOADERS = {
-    getattr(torch.Tensor, name)
-    for name in ("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__getitem__", "unbind")
+_READS = ("item", "__index__", "__int__", "__float__", "__bool__")
+_STEPS_OF_LOADERS = ("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__getitem__", "unbind")
+_TENSORS_OF = {
+    **{getattr(torch.Tensor, name): 1 for name in _READS},
+    **{getattr(torch.Tensor, name): None for name in _STEPS_OF_LOADERS},
 }
-"""What data loaders do with many small tensors of the host, and what makes nothing on the device of such tensors."""
+"""What data loaders do with many small tensors of the host, and what makes nothing on the device of such tensors: by
+function how many of its arguments are to be looked at, None for all."""
 
-_NUMBERS_OF_HOST = (torch.Tensor, int, float, bool)
+_OF_HOST = frozenset((torch.Tensor, int, float, bool))
+_WithoutDispatch: Any = torch._C._DisableTorchDispatch
+_is_transforming: Any = torch._C._are_functorch_transforms_active
+"""Whether tensors are wrapped, perhaps one of the device among them."""
 
 
 class CudaNames(TorchFunctionMode):
@@ -184,12 +196,14 @@ class CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        if (
-            (func in _READS and type(args[0]) is torch.Tensor)  # one of the host: data loaders read many numbers
-            or (func in _STEPS_OF_LOADERS and not kwargs and all(type(value) in _NUMBERS_OF_HOST for value in args))
-        ) and not torch._C._are_functorch_transforms_active():  # whose tensors are wrapped, perhaps one of the device
-            with torch._C._DisableTorchDispatch():
-                return func(*args, **(kwargs or {}))
+        if func in _TENSORS_OF and not kwargs:
+            for value in args[: _TENSORS_OF[func]]:
+                if type(value) not in _OF_HOST:
+                    break
+            else:
+                if not _is_transforming():
+                    with _WithoutDispatch():
+                        return func(*args)
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:
@@ -248,6 +262,7 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     set_type = torch.set_default_tensor_type
     convert: Any = FakeTensor.numpy
     reduce: Any = FakeTensor.__reduce_ex__
+    reduce_parameter: Any = nn.Parameter.__reduce_ex__
     torch.serialization.add_safe_globals([_rebuilt])
 
     def device(storage: torch.UntypedStorage) -> torch.device:
@@ -274,7 +289,18 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
         return _rebuilt, (known.clone() if known is not None else None, *layout)
 
+    def reduce_parameter_ex(parameter: nn.Parameter, protocol: Any) -> Any:
+        if fake_device_of(parameter) is None:
+            return reduce_parameter(parameter, protocol)
+        return torch._utils._rebuild_parameter, (parameter.data, parameter.requires_grad, OrderedDict())
+
+    def address_in(parameter: nn.Parameter) -> int:
+        read: Any = _BASE.data_ptr
+        return read(parameter) if fake_device_of(parameter) is None else _tensor_address(parameter)
+
     return {
+        (nn.Parameter, "__reduce_ex__"): reduce_parameter_ex,
+        (nn.Parameter, "data_ptr"): address_in,
         (FakeTensor, "numpy"): array,
         (torch.Tensor, "pin_memory"): _pin,
         (torch.Tensor, "is_pinned"): _is_pinned,
@@ -287,7 +313,7 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     }
 
 
-def _tensor_address(tensor: FakeTensor) -> int:
+def _tensor_address(tensor: torch.Tensor) -> int:
     if getattr(_thread, "is_copying", False):
         return 0
     storage = tensor.untyped_storage()

@@ -29,7 +29,7 @@ from gpumem_tui.simulator.cuda.names import CUDA, CudaGenerator, CudaNames, by_n
 from gpumem_tui.simulator.device import host, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
-from gpumem_tui.simulator.device.kinds import become, known_length, make_parameter, make_subclass
+from gpumem_tui.simulator.device.kinds import become, fake_device_of, known_length, make_parameter, make_subclass
 from gpumem_tui.simulator.device.mode import DeviceMode
 from gpumem_tui.simulator.device.streams import SimulatedEvent, SimulatedStream, StreamContext
 from gpumem_tui.simulator.torch_internals import Replacements, original
@@ -252,8 +252,16 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
     def device(tensor: FakeTensor) -> torch.device:
         return read(tensor) if gpu.mode.is_dispatching else presented(tensor.fake_device)
 
+    def device_of_parameter(parameter: nn.Parameter) -> torch.device:
+        found = fake_device_of(parameter)
+        if found is None:
+            return presented(cuda_names.device_of(parameter))
+        return found if gpu.mode.is_dispatching else presented(found)
+
     replacements.set(FakeTensor, "device", property(device, real.fset))
-    replacements.set(FakeTensor, "is_cuda", property(is_here))
+    replacements.set(nn.Parameter, "device", property(device_of_parameter))
+    for kind in (FakeTensor, nn.Parameter):
+        replacements.set(kind, "is_cuda", property(is_here))
     plain_repr: Any = FakeTensor.__repr__
 
     def shown(tensor: FakeTensor, **_: Any) -> str:

@@ -32,8 +32,8 @@ class DeviceParts(Protocol):
     dropout_state: torch.Tensor | None
     on_backward_error: Callable[[Exception], None]
 
-    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> None:
-        """State which bucket these tensors are."""
+    def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
+        """State which bucket these tensors are, and which part of it."""
 
     def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
         """Make the exception that PyTorch would raise."""

@@ -36,26 +36,43 @@ _FACTORIES = frozenset(
 """What makes a tensor of the size given by its first argument."""
 
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default, _aten.cat.default, _aten.stack.default})
+_LIKES = frozenset(
+    {_aten.empty_like.default, _aten.zeros_like.default, _aten.new_empty.default, _aten.new_zeros.default}
+)
 MAKERS = _FACTORIES | _COPIES
+ALL_MAKERS = MAKERS | _LIKES
 """Operators whose results may be made without data."""
 
 _LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
+_OFFLOADING = tuple(
+    os.path.join("", *path.split("/"), "") for path in ("deepspeed/runtime/zero", "deepspeed/ops", "torchao/optim")
+)
+_OFFLOADING_IN_TORCH = os.path.join("", "torch", "distributed", "fsdp", "")
+"""Where engines keep weights, gradients and optimizer state on the host, which nobody else reads."""
+
 _FILES_OF_DATA: set[str] = set()
 _thread = threading.local()
 
 
 def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether one of `MAKERS`, on tensors of the host, makes a large weight of a model."""
+    """Return whether one of `ALL_MAKERS`, on tensors of the host, makes a large weight of a model."""
     device = kwargs.get("device")
     if device is not None and device.type != "cpu":
         return False
     if func in _FACTORIES:
-        return math.prod(args[0]) >= _LARGE_ELEMENTS and any(
-            frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module)
-            for frame in _frames()
+        return math.prod(args[0]) >= _LARGE_ELEMENTS and (
+            any(
+                frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module)
+                for frame in _frames()
+            )
+            or is_offloaded()
         )
     source = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
     if source.numel() < _LARGE_ELEMENTS or not source.is_floating_point() or source.is_meta:
+        return False
+    if is_offloaded():
+        return True
+    if func in _LIKES:
         return False
     if getattr(_thread, "is_moving_model", False):
         return True
@@ -63,6 +80,23 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     paths = (frame.f_code.co_filename for frame in _frames())
     caller = next((path for path in paths if is_own(path)), "")
     return caller.startswith(_LIBRARIES) and _is_mapped(source.data_ptr())
+
+
+def is_offloaded(tensor: torch.Tensor | None = None) -> bool:
+    """Return whether an engine that offloads state to the host is what makes a tensor there.
+
+    Args:
+        tensor: what it copies; None where that is known to be large.
+    """
+    if tensor is not None and (tensor.numel() < _LARGE_ELEMENTS or not tensor.is_floating_point()):
+        return False
+    for frame in _frames():
+        path = frame.f_code.co_filename
+        if _OFFLOADING_IN_TORCH in path:
+            return True
+        if is_own(path):
+            return any(folder in path for folder in _OFFLOADING)
+    return False
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copyreg
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,29 +15,62 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 _PLAIN = (torch.Tensor, nn.Buffer)
 
 
-class _EqualsParameter(type(nn.Parameter)):  # type: ignore[misc]  # torch does not name the metaclass
-    """Has a class be equal to `nn.Parameter`, which programs ask for as ``type(p) == nn.Parameter``."""
+class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  # type: ignore[metaclass]
+    """What a parameter without data is while an operator works on it, and only then.
 
-    def __eq__(cls, other: object) -> bool:
-        return other is nn.Parameter or other is cls
-
-    def __hash__(cls) -> int:
-        return hash(nn.Parameter)
-
-
-class _FakeParameter(FakeTensor, nn.Parameter, metaclass=_EqualsParameter):
-    """A parameter without data. Called as programs call a parameter's type, it makes any parameter.
-
-    They give all attributes of another one with it, as `accelerate.init_empty_weights` does, among them those of fake
-    tensors.
+    To the program it is an `nn.Parameter` and nothing else: ``type(p) is nn.Parameter``, which libraries ask, and call
+    to make another one. Its dispatch keys bring its operators to the mode all the same.
     """
 
-    def __new__(cls, data: Any = None, requires_grad: bool = True, **_: Any) -> Any:
-        return nn.Parameter(data, requires_grad)
+
+_OF_FAKES = "fake_mode"
+"""An attribute that every fake tensor has, and no other one."""
+
+_STATE_OF_FAKES = frozenset(
+    ("_fake_device", "fake_device", _OF_FAKES, "constant", "pytype", "dispatch_keys", "real_tensor")
+)
 
 
-_FakeParameter.__name__ = _FakeParameter.__qualname__ = nn.Parameter.__qualname__
-_FakeParameter.__module__ = nn.Parameter.__module__
+def is_without_data(tensor: object) -> bool:
+    """Return whether a tensor has no data, a parameter that a program holds included."""
+    return isinstance(tensor, FakeTensor) or (type(tensor) is nn.Parameter and _OF_FAKES in tensor.__dict__)
+
+
+def _is_of_fakes(name: str) -> bool:
+    """Return whether an attribute is one of those that `FakeTensor.__new__` sets."""
+    return name in _STATE_OF_FAKES or name.startswith(("_nonzero_memo", "_item_memo", "_unique_", "_nested_int_memo"))
+
+
+def fake_device_of(tensor: torch.Tensor) -> torch.device | None:
+    """Return the device that a tensor without data is on; None for a tensor with data."""
+    state = tensor.__dict__
+    device: torch.device | None = state.get("_fake_device") or state.get("fake_device")
+    return device
+
+
+def parameters_among(values: Iterable[Any]) -> list[nn.Parameter]:
+    """Return the parameters without data among an operator's arguments, which are not yet fake tensors."""
+    found = []
+    for value in values:
+        kind = type(value)
+        if kind is nn.Parameter:
+            if _OF_FAKES in value.__dict__:
+                found.append(value)
+        elif kind is list or kind is tuple:
+            found += [one for one in value if type(one) is nn.Parameter and _OF_FAKES in one.__dict__]
+    return found
+
+
+@contextmanager
+def as_fakes(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Have parameters without data be fake tensors within the context, to torch's shape functions and to ours."""
+    for parameter in parameters:
+        parameter.__class__ = _FakeParameter
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.__class__ = nn.Parameter
 
 
 def is_dense(kind: type) -> bool:
@@ -45,22 +79,20 @@ def is_dense(kind: type) -> bool:
 
 
 @functools.cache
-def without_data(kind: type[torch.Tensor]) -> type[FakeTensor]:
-    """Return the class of fake tensors that are instances of `kind` too, as quantized parameters are."""
-    if issubclass(kind, FakeTensor):
+def without_data(kind: type[torch.Tensor]) -> type[torch.Tensor]:
+    """Return the class of tensors without data that are instances of `kind` too, as quantized parameters are."""
+    if issubclass(kind, FakeTensor) or kind is nn.Parameter:
         return kind
-    if kind is nn.Parameter:
-        return _FakeParameter
     if kind in _PLAIN:
         return FakeTensor
     metaclass: Any = type(kind)
-    made: type[FakeTensor] = metaclass(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__})
+    made: type[torch.Tensor] = metaclass(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__})
     return made
 
 
 def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any, *args: Any, **kwargs: Any) -> Any:
     """Do as `torch.Tensor._make_subclass`, which refuses fake tensors."""
-    if not isinstance(data, FakeTensor):
+    if not is_without_data(data):
         return make(kind, data, *args, **kwargs)
     requires_grad = args[0] if args else kwargs.get("require_grad", False)
     made: Any = data.detach().requires_grad_(requires_grad)
@@ -70,10 +102,14 @@ def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any,
 
 
 def make_parameter(
-    make: Callable[..., Any], kind: type[nn.Parameter], data: Any = None, requires_grad: bool = True
+    make: Callable[..., Any], kind: type[nn.Parameter], data: Any = None, requires_grad: bool = True, **_: Any
 ) -> Any:
-    """Do as `nn.Parameter.__new__`, which leaves a fake tensor of the class that it has."""
-    if isinstance(data, FakeTensor):
+    """Do as `nn.Parameter.__new__`, which leaves a fake tensor of the class that it has.
+
+    Programs give all attributes of another one with it, as `accelerate.init_empty_weights` does, among them those of
+    fake tensors.
+    """
+    if is_without_data(data):
         return make_subclass(torch.Tensor._make_subclass, kind, data, requires_grad)
     return make(kind, data, requires_grad)
 
@@ -86,9 +122,11 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     made: Any = other.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, nn.Parameter):
         made._is_param = True
-    if isinstance(made, FakeTensor):
+    if isinstance(made, FakeTensor) or type(tensor) is nn.Parameter:
         made.__class__ = without_data(type(tensor))
-    made.__dict__.update({name: value for name, value in vars(tensor).items() if name not in vars(made)})
+    known = vars(made)
+    kept = {name: value for name, value in vars(tensor).items() if name not in known and not _is_of_fakes(name)}
+    known.update(kept)
     tensor.grad = None
     tensor.__class__, made.__class__ = made.__class__, tensor.__class__
     tensor.__dict__, made.__dict__ = made.__dict__, tensor.__dict__

@@ -16,10 +16,12 @@ from gpumem_tui.simulator.allocator.caching import OutOfMemory
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.deferred import Deferred
 from gpumem_tui.simulator.device.kernels import Evaluation, evaluation
+from gpumem_tui.simulator.device.kinds import fake_device_of
 from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.device.streams import SimulatedStream
-from gpumem_tui.simulator.device.values import Uniform
+from gpumem_tui.simulator.device.values import Uniform, Unwritten
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.walking import local
 
@@ -34,7 +36,7 @@ class StorageRef(weakref.ref[torch.UntypedStorage]):
     block: Block
     size_bytes: int
     made_in: Evaluation | None
-    values: torch.UntypedStorage | Uniform | None
+    values: torch.UntypedStorage | Uniform | Deferred | Unwritten | None
 
 
 class DeviceMemory:
@@ -254,5 +256,5 @@ def _is_of_host(args: Iterable[Any]) -> bool:
 
 def is_here(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies on the simulated device."""
-    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    device = fake_device_of(tensor) or tensor.device
     return device.type == DEVICE_TYPE

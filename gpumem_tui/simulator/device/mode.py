@@ -8,12 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
@@ -26,7 +27,15 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
-from gpumem_tui.simulator.device.kinds import SPARSE_PRODUCT, HostConverter, SparseTensors, nested_length
+from gpumem_tui.simulator.device.kinds import (
+    SPARSE_PRODUCT,
+    HostConverter,
+    SparseTensors,
+    as_fakes,
+    is_without_data,
+    nested_length,
+    parameters_among,
+)
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
@@ -44,10 +53,12 @@ from gpumem_tui.simulator.device.shapes import (
 )
 from gpumem_tui.simulator.device.values import UnknownValue, Values
 from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.sites import is_own
 
 _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_WithoutDispatch: Any = torch._C._DisableTorchDispatch
 _IS_PINNED, _NONZERO, _READ = _aten.is_pinned.default, _aten.nonzero.default, _aten._local_scalar_dense.default
 _LIFT_FRESH = _aten.lift_fresh.default
 _ADD, _ADD_IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
@@ -67,9 +78,13 @@ the parts that it is made of."""
 
 _SPLIT, _SLICE = _aten.split.Tensor, _aten.slice.Tensor
 _CUTS = frozenset((_SPLIT, _SLICE))
+_WATCHED_ON_HOST = _CUTS | host.MAKERS | {_IS_PINNED}
 _LEAST_ROWS, _MOST_ROWS = 4, 1024
 """Operators by which a step cuts its batch into parts, and rows of a part. Smaller parts are seen at the batch sizes
 that are traced anyway; a larger one would take a batch of twice as many, out of a program's own data."""
+
+_DETECTORS = ("ultralytics.",)
+"""Libraries that look for the anchors which their loss counts with what the model predicts of them."""
 
 _fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
 _fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
@@ -140,9 +155,15 @@ class DeviceMode(FakeTensorMode):
     def __torch_dispatch__(  # type: ignore[override]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if not types and not kwargs and type(func) is OpOverload:  # on tensors of the host, as in data loaders
+            if func is _LIFT_FRESH:
+                return args[0]  # as it does, without the way there: data loaders ask it of every array
+            if func not in _WATCHED_ON_HOST:
+                return func(*args)
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
+        parameters = parameters_among((*args, *kwargs.values()) if kwargs else args)
         if any(not issubclass(kind, FakeTensor) and kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types):
             return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
         if func in _CUTS:
@@ -156,19 +177,23 @@ class DeviceMode(FakeTensorMode):
             return True
         if device is not None and device.type == "meta" and not self.is_dispatching:
             return func(*_on_meta(args), **kwargs)
-        if not _concerns_device(types, kwargs):
+        if not parameters and not _concerns_device(types, kwargs):
             if func is _LIFT_FRESH:
                 return args[0]  # as it does, without the way there: data loaders ask it of every array
             is_factory = device is not None or func in host.MAKERS
             if self.is_dispatching and is_factory:  # a part of an operator on tensors without data
                 return _fake_dispatch(self, func, types, args, kwargs)
-            if func in host.MAKERS and host.ends_on_device(func, args, kwargs):
+            if func in host.ALL_MAKERS and host.ends_on_device(func, args, kwargs):
                 with self._turn:
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
         with self._turn:
             self._in_turn = threading.get_ident()
-            return self._follow(func, types, args, kwargs, sys._getframe().f_back)
+            caller = sys._getframe().f_back
+            if not parameters:
+                return self._follow(func, types, args, kwargs, caller)
+            with as_fakes(parameters):
+                return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
 
     def _follow(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
@@ -188,13 +213,15 @@ class DeviceMode(FakeTensorMode):
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             return _fake_dispatch(self, func, types, args, kwargs)
-        if func._opname in _COMPOSED:
+        if func._opname in _COMPOSED or (torch.is_inference_mode_enabled() and _is_composed(func)):
             with self:
                 return func.decompose(*args, **kwargs)
         if self._sparse.concern(func, args):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and host.is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
+            if host.is_offloaded(args[0]):
+                return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and attention.adds_in_place():
             return self._added_in_place(args, kwargs)
@@ -360,6 +387,19 @@ class DeviceMode(FakeTensorMode):
         if is_unique(func) and not args[0].is_floating_point() and _is_checked():
             self._assumed_rows.used[f"{line}: values that are checked are taken as valid, and as one"] = None
             return 0.5 / max(1.0, float(args[0].numel()))  # one, as rows are rounded up
+        if (
+            func is _NONZERO
+            and torch.is_inference_mode_enabled()
+            and (reads := self.values.reads_as(args[0])) is not None
+        ):
+            truth = "true" if reads else "false"
+            self._assumed_rows.used[f"{line}: values compared on the GPU in inference mode are taken as {truth}"] = None
+            return float(reads)
+        if func is _NONZERO and not args[0].is_floating_point() and _caller().startswith(_DETECTORS):
+            self._assumed_rows.used[
+                f"{line}: every anchor is taken as one that the loss counts, the most there can be"
+            ] = None
+            return 1.0
         return None
 
     def _shaped_as(self, known: Any) -> Any:
@@ -368,7 +408,7 @@ class DeviceMode(FakeTensorMode):
             elem = known
             if not known.is_meta:
                 elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
-            return FakeTensor(self, elem, torch.device(DEVICE_TYPE, 0))
+            return self._answers.on_device(elem)
         return type(known)(self._shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
     def view_of(
@@ -380,9 +420,10 @@ class DeviceMode(FakeTensorMode):
         offset: int,
     ) -> torch.Tensor:
         """Make a tensor on the device in a storage of it; stride and offset are in elements."""
-        elem = torch.empty(0, dtype=dtype, device="meta")
-        elem.set_(storage, offset, shape, stride)
-        return FakeTensor(self, elem, torch.device(DEVICE_TYPE, 0))
+        with torch._C.DisableTorchFunction(), _WithoutDispatch():
+            elem = torch.empty(0, dtype=dtype, device="meta")
+            elem.set_(storage, offset, shape, stride)
+            return self._answers.on_device(elem)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -418,7 +459,7 @@ def _on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments, with a tensor of the meta device for each that has no data."""
 
     def placed(value: Any) -> Any:
-        if not isinstance(value, FakeTensor):
+        if not is_without_data(value):
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
@@ -432,6 +473,14 @@ def _concerns_device(types: Any, kwargs: Mapping[str, Any]) -> bool:
     return device is not None and torch.device(device).type == DEVICE_TYPE
 
 
+@lru_cache(None)
+def _is_composed(func: Any) -> bool:
+    """Return whether an operator is made of others alone; in inference mode torch does not take it apart itself."""
+    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
 def _is_checked() -> bool:
     """Return whether the program checks values: whether a function whose name says so asks for them."""
     frame: FrameType | None = sys._getframe(1)
@@ -440,6 +489,14 @@ def _is_checked() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _caller() -> str:
+    """Return the name of the module whose code asks for an operator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")) if frame is not None else ""
 
 
 def _rows_asked_for(func: Any, args: tuple[Any, ...]) -> int:

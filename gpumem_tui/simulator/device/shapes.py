@@ -52,7 +52,8 @@ class Shapes:
         if func in _CTC:
             return self._connectionist_loss(args)
         try:
-            return self._values.result_on_host(func, args, kwargs)
+            with self._values.worked_out():
+                return self._values.result_on_host(func, args, kwargs)
         except UnknownValue:
             if func is _EQUAL or func is _CLOSE:  # as of zeros
                 return func is _CLOSE or args[0].shape == args[1].shape
@@ -65,7 +66,8 @@ class Shapes:
             raise
 
     def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        known = self._values.of(mask)
+        with self._values.worked_out():
+            known = self._values.of(mask)
         if known is None:
             raise UnknownValue
         taken = int(known.expand(torch.broadcast_shapes(mask.shape, tensor.shape)).sum())

@@ -12,14 +12,24 @@ import ctypes
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from enum import Enum
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gpumem_tui.simulator.device.deferred import (
+    MOST_ELEMENTS,
+    Deferred,
+    NotDeferrable,
+    Worked,
+    deferred_change,
+    deferred_result,
+    span_bytes,
+)
 from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS
 
@@ -81,10 +91,16 @@ class Uniform:
     certain: bool
 
 
+class Unwritten(Enum):
+    """What a new storage holds into which nothing has been written."""
+
+    YET = "yet"
+
+
 class Holder(Protocol):
     """A live storage on the device and the values it holds, None where these are unknown."""
 
-    values: torch.UntypedStorage | Uniform | None
+    values: torch.UntypedStorage | Uniform | Deferred | Unwritten | None
 
 
 class UnknownValue(Exception):
@@ -138,6 +154,8 @@ class Values:
     def __init__(self, live: Mapping[int, Holder]) -> None:
         self._live = live
         self._random_state: torch.Tensor | None = None
+        self._worked: Worked | None = None
+        """What is worked out where values are wanted at any price (`worked_out`)."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a device tensor as a host tensor, not to be changed; None where they are unknown."""
@@ -149,6 +167,13 @@ class Values:
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         content = self._content(tensor)
+        if isinstance(content, Deferred):
+            if self._worked is None:
+                return None
+            try:
+                content = self._worked.out(content)
+            except (NotDeferrable, UnknownValue):
+                return None
         if content is None or (isinstance(content, Uniform) and not _is_small(tensor)):
             return None
         if isinstance(content, Uniform):
@@ -161,7 +186,8 @@ class Values:
         content = self._content(tensor)
         if isinstance(content, Uniform):
             return content.value
-        known = self._known(tensor) if content is not None else None
+        with self.worked_out():
+            known = self._known(tensor) if content is not None else None
         if known is not None:
             return known.item()
         return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
@@ -173,7 +199,9 @@ class Values:
 
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
-        known, content = self._known(tensor), self._content(tensor)
+        content = self._content(tensor)
+        with self.worked_out():
+            known = self._known(tensor)
         if known is not None:
             return known.to(dtype or tensor.dtype, copy=True)
         value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
@@ -190,6 +218,10 @@ class Values:
                 self._assume(func, args, result)
             else:
                 self._follow_result(rule, func, args, kwargs, result)
+        elif func._opname in _UNINITIALIZED and is_dense(type(result)) and _is_small(result):
+            holder = self._holder(result)
+            if holder is not None:
+                holder.values = Unwritten.YET
 
     def result_on_host(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what an operator gives on the host's values.
@@ -199,13 +231,22 @@ class Values:
         """
         return self._run(_rule(func), func, self._on_host(args), self._on_host_named(kwargs))
 
+    @contextmanager
+    def worked_out(self) -> Iterator[None]:
+        """Have values that were too many to be kept be known within the context."""
+        before, self._worked = self._worked, self._worked or Worked()
+        try:
+            yield
+        finally:
+            self._worked = before
+
     def learn(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
         """Keep the values of a new device tensor, which has a storage for itself."""
         holder = self._holder(tensor)
         if holder is None or known.dtype != tensor.dtype or known.shape != tensor.shape or not _is_small(tensor):
             return
         if not (_covers_storage(tensor) and known.stride() == tensor.stride() and _covers_storage(known)):
-            if tensor.untyped_storage().nbytes() != _span_bytes(tensor) or tensor.storage_offset():
+            if tensor.untyped_storage().nbytes() != span_bytes(tensor) or tensor.storage_offset():
                 return
             known = _empty_as(tensor).copy_(known)
         holder.values = known.untyped_storage()
@@ -226,6 +267,8 @@ class Values:
         if rule.overwrites and _covers_storage(tensors[0]) and not tensors[0].requires_grad:
             self._overwrite(rule, func, tensors[0], args, kwargs)
             return
+        if func is _COPY:
+            self._begin_to_write(args[0])
         if all(self._content(tensor) is None for tensor in tensors):
             return
         if func._opname in _PUT and any(self.reads_as(index) is False for index in _tensors(args[1:2])):
@@ -233,7 +276,28 @@ class Values:
         try:
             self.result_on_host(func, args, kwargs)
         except UnknownValue:
-            self._forget(tensors)
+            self._forget_change(rule, func, args, kwargs, tensors)
+
+    def _begin_to_write(self, target: torch.Tensor) -> None:
+        """Take what was not written of a tensor for zero, as its first part is copied into it."""
+        holder = self._holder(target)
+        if holder is not None and holder.values is Unwritten.YET:
+            size_bytes = target.untyped_storage().nbytes()
+            holder.values = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+
+    def _forget_change(
+        self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]
+    ) -> None:
+        """Keep how the change can be worked out where that is possible; else forget what was known."""
+        deferred = None
+        if rule.writes == (0,) and not rule.is_drawn and isinstance(args[0], torch.Tensor):
+            run = partial(self._run, rule, func)
+            with suppress(NotDeferrable):
+                deferred = deferred_change(self._content, run, args, self._named(kwargs), args[0])
+        self._forget(changed)
+        holder = self._holder(changed[0])
+        if deferred is not None and holder is not None:
+            holder.values = deferred
 
     def _overwrite(
         self, rule: _Rule, func: Any, target: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -257,21 +321,37 @@ class Values:
             holder = self._holder(tensor)
             if not tensor.numel():
                 continue
-            if holder is None or holder.values is not None or not _is_small(tensor, is_drawn=rule.is_drawn):
+            if holder is None or holder.values is not None:
+                return
+            if not _is_small(tensor, is_drawn=rule.is_drawn):
+                self._defer(rule, func, args, kwargs, result)
                 return
         if not made:
             return
         if not rule.needs_values:
-            if args[0].numel() > _MOST_WHOLE_NUMBERS:
-                return
             args = (torch.empty((), dtype=args[0].dtype, device="cpu").expand(args[0].shape), *args[1:])
         try:
             known = self.result_on_host(func, args, kwargs)
         except UnknownValue:
-            self._assume(func, args, result)
+            if not self._defer(rule, func, args, kwargs, result):
+                self._assume(func, args, result)
             return
         for tensor, values in zip(made, _tensors((known,)), strict=True):
             self.learn(tensor, values)
+
+    def _defer(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+        """Keep how a result can be worked out, where that is possible."""
+        if rule.is_drawn or not is_dense(type(result)) or result.dtype not in _KEPT_TYPES:
+            return False
+        holder = self._holder(result)
+        if holder is None:
+            return False
+        try:
+            run = partial(self._run, rule, func)
+            holder.values = deferred_result(self._content, run, args, self._named(kwargs), result)
+        except NotDeferrable:
+            return False
+        return True
 
     def _assume(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Assume what tests of unknown values read as: numbers are finite, and compare as a small one."""
@@ -335,14 +415,18 @@ class Values:
         return tuple(map(self._argument_on_host, values))
 
     def _on_host_named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._argument_on_host(value) for name, value in self._named(values).items()}
+
+    def _named(self, values: Mapping[str, Any]) -> dict[str, Any]:
         host = {"device": torch.device("cpu"), "generator": None, "pin_memory": False}
-        return {name: host[name] if name in host else self._argument_on_host(value) for name, value in values.items()}
+        return {name: host.get(name, value) for name, value in values.items()}
 
     def _argument_on_host(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, FakeTensor):
             known = self.of(value) if is_dense(kind) else None
-            if known is None or known.numel() > _MOST_WHOLE_NUMBERS:  # one number expanded may be computed on for hours
+            most = MOST_ELEMENTS if self._worked is not None else _MOST_WHOLE_NUMBERS
+            if known is None or known.numel() > most:  # one number expanded may be computed on for hours
                 raise UnknownValue
             return known
         if kind is list or kind is tuple:
@@ -364,9 +448,9 @@ class Values:
     def _holder(self, tensor: torch.Tensor) -> Holder | None:
         return self._live.get(tensor.untyped_storage()._cdata)
 
-    def _content(self, tensor: torch.Tensor) -> torch.UntypedStorage | Uniform | None:
+    def _content(self, tensor: torch.Tensor) -> torch.UntypedStorage | Uniform | Deferred | None:
         holder = self._live.get(tensor.untyped_storage()._cdata)
-        return holder.values if holder is not None else None
+        return holder.values if holder is not None and holder.values is not Unwritten.YET else None
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
@@ -402,18 +486,10 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torc
     return copied
 
 
-def _span_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes from the first element to behind the last one."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
 def _covers_storage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has every element of its storage once."""
     size_bytes = tensor.numel() * tensor.element_size()
-    return tensor.untyped_storage().nbytes() == size_bytes == _span_bytes(tensor) and not tensor.storage_offset()
+    return tensor.untyped_storage().nbytes() == size_bytes == span_bytes(tensor) and not tensor.storage_offset()
 
 
 def _empty_as(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,12 @@ from textual.geometry import Size
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.history import History
+from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.recording.file import when
 from gpumem_tui.recording.player import PlayedHost, Player
 from gpumem_tui.remote.connection import Connection, Fleet, WatchedHosts
-from gpumem_tui.remote.status import HostPhase, RemoteProcess
+from gpumem_tui.remote.status import HostPhase, RemoteProcess, alerts_of
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.hosts.one import HostMonitor, HostSource, end_there, host_parts
 from gpumem_tui.tui.hosts.order import HostOrder
@@ -98,6 +99,7 @@ class HostsScreen(TableScreen[HostsState]):
 
     def __init__(self, fleet: Fleet | Player, settings: Settings, *, allow_signals: bool = False) -> None:
         super().__init__()
+        self.notifier = None if isinstance(fleet, Player) else Notifier(settings.notify)
         self.replay = fleet if isinstance(fleet, Player) else None
         self._fleet: WatchedHosts = fleet
         self._settings = settings
@@ -105,10 +107,10 @@ class HostsScreen(TableScreen[HostsState]):
         self._allow_signals = allow_signals
         self._histories: dict[str, History] = {}
         self._added: dict[str, Snapshot] = {}
-        self._state = HostsState(fleet.statuses, time.monotonic())
+        self._state = HostsState(fleet.statuses, time.monotonic(), mine=settings.mine)
         self._open = ""
         self._listed: list[RemoteProcess] = []
-        self._listed_for: tuple[object, ...] = (None,) * 5
+        self._listed_for: tuple[object, ...] = (None,) * 6
 
     @property
     def listed(self) -> HostList:
@@ -161,6 +163,8 @@ class HostsScreen(TableScreen[HostsState]):
         statuses = self._fleet.statuses
         for name, history in self._histories.items():
             self._remember(name, history)
+        for status in statuses if self.is_telling else ():
+            self.tell(status.host.name, alerts_of(status, time.time()))
         now_s = time.monotonic() if self.replay is None else self.replay.shown_s
         self._enter(replace(self._state, statuses=statuses, now_s=now_s))
         self.draw_report()
@@ -231,7 +235,7 @@ class HostsScreen(TableScreen[HostsState]):
             said = status.problem or "it has not answered yet"
             self.app.notify(said, title=name, severity="error" if status.phase is HostPhase.AWAY else "information")
             return
-        parts = host_parts(connection, self._settings)
+        parts = {**host_parts(connection, self._settings), "mine": self._state.mine}
         parts["history"] = self._histories.setdefault(name, parts["history"])
         parts["past"] = connection.past if isinstance(connection, PlayedHost) else tuple
         signalled = connection if self._allow_signals and isinstance(connection, Connection) else None
@@ -323,12 +327,13 @@ class HostsScreen(TableScreen[HostsState]):
             return
         state, width = self._state, self.size.width or self.app.size.width
         inner = width - 2
-        of_processes = (state.statuses, state.sort, state.reverse, state.filter, state.only)
+        of_processes = (state.statuses, state.sort, state.reverse, state.filter, state.only, state.mine)
         is_same = all(one is other for one, other in zip(of_processes, self._listed_for, strict=True))
         listed = self._listed if is_same else listed_processes(state)
         self._listed, self._listed_for = listed, of_processes
         at = clock(time.time()) if self.replay is None else f"{self.replay_words} · {when(self.replay.now_s)}"
-        header = hosts_header(state, inner, [(at, MUTED)])
+        right: Row = [(f"{self.telling}  ", "bold $warning"), (at, MUTED)] if self.telling else [(at, MUTED)]
+        header = hosts_header(state, inner, right)
         lines: dict[str, Any] = {
             "#hosts-header": header,
             "#hosts-heading": hosts_heading(state, inner),

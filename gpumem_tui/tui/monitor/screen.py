@@ -19,6 +19,7 @@ from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.probes import with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
+from gpumem_tui.monitor.users import viewer
 from gpumem_tui.tui.kit.figures import Row, clock
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted, count, moved, offering
@@ -32,6 +33,7 @@ from gpumem_tui.tui.monitor.table_screen import SORT, UNFILTER
 from gpumem_tui.tui.replay.keys import REPLAY_BINDINGS
 
 if TYPE_CHECKING:
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.recording.player import Player
     from gpumem_tui.watch.published import ProbeSource
 
@@ -69,6 +71,8 @@ class MonitorScreen(ProcessActions):
         clock: a snapshot's time as text.
         replay: what plays the recording that the source is of; None for what is now.
         past: the snapshots before the moment that was sought last.
+        mine: list only the processes of `user`, who is watching; by default the one here.
+        notifier: tells of alerts that begin.
     """
 
     CSS_PATH = Path(__file__).with_name("screen.tcss")
@@ -117,9 +121,13 @@ class MonitorScreen(ProcessActions):
         clock: Callable[[float], str] = clock,
         replay: Player | None = None,
         past: Callable[[], Sequence[Snapshot]] = tuple,
+        mine: bool = False,
+        user: str = "",
+        notifier: Notifier | None = None,
     ) -> None:
         super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
-        self.replay, self._past = replay, past
+        self.replay, self._past, self.notifier = replay, past, notifier
+        self._state = replace(self._state, mine=mine, user=user or viewer())
         self._bell = bell
         self._notice = notice
         self._clock = clock
@@ -183,6 +191,7 @@ class MonitorScreen(ProcessActions):
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None
+        self.tell(self.feed.latest.host.name, self.feed.alerts)
         self._enter(seen(self._state, self.feed.latest, self.feed.published, self.feed.alerts))
         return True
 
@@ -330,7 +339,9 @@ class MonitorScreen(ProcessActions):
         shown = alerts if not troubled else ()
         own_line = bool(shown) and height >= _ALERTS_HEIGHT
         self._alert_line.set_class(not own_line, "-gone")
-        header = header_row(state, inner, self._clock, (self.replay_words or self.feed.notice, self._notice))
+        header = header_row(
+            state, inner, self._clock, (self.replay_words or self.feed.notice, self.telling, self._notice)
+        )
         if own_line:
             self._alert_line.show_rows([alert_row(shown, inner)])
         self._header.show_rows([alert_row(shown, inner) if shown and not own_line else header])

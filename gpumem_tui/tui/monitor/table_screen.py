@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from gpumem_tui.tui.kit.background import in_daemon_thread, report_error, setter_for
 from gpumem_tui.tui.kit.main_screen import KeyBar
-from gpumem_tui.tui.kit.textual_internals import AbstractScreen
+from gpumem_tui.tui.kit.textual_internals import AbstractScreen, write_to_terminal
 from gpumem_tui.tui.monitor.state import TableState, sorted_by
 from gpumem_tui.tui.replay.keys import ReplayKeys
 
 if TYPE_CHECKING:
     from textual.widgets import Input
 
+    from gpumem_tui.monitor.alerts import Alert
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.monitor.snapshot import Snapshot
     from gpumem_tui.tui.kit.dialogs import PagesScreen, Report
 
@@ -38,12 +42,23 @@ UNFILTER = "List all processes again"
 USERS = "Totals by user: memory, GPUs, processes"
 
 
+def desktop_shower(app: App[Any], desktop: str) -> Callable[[str], None] | None:
+    """Return what shows a line as a desktop notification; None where the settings or the terminal have none."""
+    from gpumem_tui.monitor.notify import notification, outer_terminal
+
+    outer = outer_terminal(os.environ) if desktop == "auto" else ""
+    if desktop == "off" or not notification("", desktop, os.environ, outer):
+        return None
+    return lambda text: write_to_terminal(app, notification(text, desktop, os.environ, outer))
+
+
 class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     """Looks at what is new when it is told that there is something; never waits for it.
 
     Attributes:
         WORDS: what a filter may consist of.
         SHORTEST_S: between two looks at what is new, however much is.
+        notifier: tells of alerts that begin; None for what is past, or where somebody else tells.
     """
 
     WORDS: ClassVar[str]
@@ -53,7 +68,9 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         Binding("less_than_sign", "sort(-1)", show=False, tooltip=SORT),
         Binding("r", "reverse", show=False, tooltip=REVERSE),
         Binding("u", "users", show=False, tooltip=USERS),
+        Binding("m", "mine", show=False, tooltip="Only your own processes and training jobs, or everybody's"),
     ]
+    notifier: Notifier | None = None
     _state: State
     _report: tuple[PagesScreen, Callable[[], Report | None]] | None = None
 
@@ -82,6 +99,8 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
 
     def follow(self, subscribe: Callable[[Callable[[], None]], None]) -> None:
         """Look now, and from here on whenever there is something new: looking again and again costs CPU time."""
+        if self.notifier is not None:
+            self.notifier.show = desktop_shower(self.app, self.notifier.wanted.desktop)
         self._news = asyncio.Event()
         subscribe(setter_for(self._news))
         self.look()
@@ -146,10 +165,37 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         """Sort the other way round."""
         self._flip("reverse")
 
+    def action_mine(self) -> None:
+        """List only the processes of the user who watches, or everybody's."""
+        self._flip("mine")
+
     def _flip(self, name: str) -> None:
         """Enter the state in which something is on that was off, or off that was on."""
         flipped: dict[str, Any] = {name: not getattr(self._state, name)}
         self._enter(replace(self._state, **flipped))
+
+    # Who is told
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether anybody is told."""
+        return self.notifier is not None and self.notifier.is_wanted
+
+    def tell(self, host: str, alerts: Sequence[Alert]) -> None:
+        """Tell of alerts that have just begun on a host."""
+        if self.notifier is not None:
+            self.notifier.update(host, alerts)
+
+    @property
+    def telling(self) -> str:
+        """Why nobody could be told, in a line; empty if they could."""
+        return "" if self.notifier is None else self.notifier.problem
+
+    def on_unmount(self) -> None:
+        """Tell nobody any more."""
+        super().on_unmount()
+        if self.notifier is not None:
+            self.notifier.close()
 
     # What stands over it
 

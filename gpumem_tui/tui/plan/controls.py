@@ -154,7 +154,7 @@ class PlanControls(RowList):
     def action_pick(self) -> None:
         """End the typing; for a choice, open its list."""
         if self._typed is not None:
-            self._end_typing()
+            self.end_typing()
         elif isinstance(self._control, Choice):
             self.post_message(self.Picking(self.key))
 
@@ -168,7 +168,7 @@ class PlanControls(RowList):
     def action_abandon(self) -> None:
         """Restore what was there before the typing."""
         if self._typed is not None:
-            self._end_typing()
+            self.end_typing()
             self._step(partial(states.given_up, key=self.key))
 
     def on_key(self, event: Key) -> None:
@@ -185,7 +185,7 @@ class PlanControls(RowList):
 
     def on_blur(self) -> None:
         """End the typing where the keys go elsewhere."""
-        self._end_typing()
+        self.end_typing()
         super().on_blur()
 
     def _step(self, step: Callable[[PlanState], PlanState]) -> None:
@@ -195,7 +195,8 @@ class PlanControls(RowList):
         first, self._typed = self._typed is None, digits
         self._step(partial(states.typed, key=self.key, value=int(digits) if digits else None, first=first))
 
-    def _end_typing(self) -> None:
+    def end_typing(self) -> None:
+        """Show the control's value again instead of the digits that were typed."""
         if self._typed is not None:
             self._typed = None
             self.show(self._lines)

@@ -24,7 +24,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.options.typed import norm_from, tokens_from
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
-from gpumem_tui.plan.export import command_line, plan_json
+from gpumem_tui.plan.export import command_line, plan_csv, plan_json
 from gpumem_tui.plan.goals import USUAL_MULTIPLE, USUAL_NODE, Goals
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, untraced
@@ -41,15 +41,18 @@ FORMS = {
     "Markdown": ("to read, or to paste into an issue", ".md"),
     "a command line": ("opens this plan again", ".sh"),
     "JSON": ("what `gpumem-tui plan --json` prints", ".json"),
+    "CSV": ("every curve's points and every GPU, for a spreadsheet", ".csv"),
+    "SVG": ("a picture of this screen", ".svg"),
 }
 """What each form is for, and how its file's name ends."""
 
 
-def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
+def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = untraced, picture: str = "") -> str:
     """Return the plan in one of the `FORMS`. Takes a while where the cheapest combination does.
 
     Args:
         known: what traces say of plans that may be recommended.
+        picture: of the screen, as SVG.
 
     Raises:
         KeyError: no such form.
@@ -58,6 +61,10 @@ def exported(form: str, plan: Plan, traced: Traced | Unknown, known: Known = unt
         return plan_markdown(plan, traced, known)
     if form == "JSON":
         return json.dumps(plan_json(plan, traced, known=known), indent=2) + "\n"
+    if form == "CSV":
+        return plan_csv(plan, traced, known)
+    if form == "SVG":
+        return picture
     if form == "a command line":
         command = command_line(plan)
         return f"# {command.reason}\n" if isinstance(command, Unknown) else f"{command}\n"
@@ -123,11 +130,12 @@ class PlanFiles:
 
     async def export(self, app: App[int], plan: Plan, trace: TraceState, tracer: BackgroundTracer) -> None:
         """Show the plan in the form that the user picks, to read, to copy or to write to a file."""
+        picture = app.export_screenshot(title=plan.shape.name)
         options = [Option(form, note) for form, (note, _) in FORMS.items()]
         form = await app.push_screen_wait(PickScreen("Export as", options))
         if form is None:
             return
-        text = await in_daemon_thread(partial(exported, form, plan, _traced(trace), partial(_known, tracer)))
+        text = await in_daemon_thread(partial(exported, form, plan, _traced(trace), partial(_known, tracer), picture))
         lines: list[Row] = [[(line, "")] for line in text.splitlines()]
         file_name = f"{self._name or plan.shape.name}{FORMS[form][1]}"
         await app.push_screen_wait(TextScreen(f"The plan as {form}", lines, text, file_name))

@@ -12,8 +12,7 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, TracedAnswer, cache_words, differing_phase, headroom_of, samples
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
-from gpumem_tui.search.report import PHASE_WORDS
-from gpumem_tui.search.words import room_words
+from gpumem_tui.search.words import PHASE_WORDS, room_words
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
     MUTED,
@@ -53,6 +52,7 @@ class _Line:
     traced: Value
     key: str
     bucket: Bucket | None = None
+    most: int | None = None
 
 
 def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
@@ -62,7 +62,7 @@ def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow
     if isinstance(traced, TraceReady):
         by_trace = _bar(answer, traced.answer.ledger.known(), answer.plan.gpu.total_bytes, width)
     return [
-        row(("formula  ", "bold"), *_formula_verdict(answer, width)),
+        row(("formula  ", "bold"), *_formula_verdict(answer, traced, width)),
         row(*_bar(answer, by_formula, answer.usable_bytes, width)),
         row(("traced   ", "bold"), *_traced_verdict(traced)),
         row(*by_trace),
@@ -70,10 +70,13 @@ def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow
 
 
 def ledger_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
-    """Return Formula | Traced | difference where there is room, a row a bucket; a column sums to the GPU's memory."""
-    heads = ("Formula", "Traced", "differ")
+    """Return Formula | Traced | difference | most in the step, as many as there is room for, a row a bucket.
+
+    The first two columns sum to the GPU's memory; the most that a bucket holds is not at one moment.
+    """
+    heads = ("Formula", "Traced", "differ", "most")
     head = f"{'GiB':<{_TITLE_WIDTH + 2}}" + "".join(f"{name:>{_VALUE_WIDTH}}" for name in heads)
-    columns = len(heads) if width >= len(head) else len(heads) - 1
+    columns = min(len(heads), max(2, (width - _TITLE_WIDTH - 2) // _VALUE_WIDTH))
     lines = [_ledger_row(line, traced, columns) for line in _lines(answer, traced)]
     return [row((head[: _TITLE_WIDTH + 2 + columns * _VALUE_WIDTH], f"bold {MUTED}")), *lines]
 
@@ -112,7 +115,11 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     return lines + [line for note in notes for line in (row(), *paragraph(note, width))]
 
 
-def _formula_verdict(answer: Answer, width: int) -> Row:
+def _formula_verdict(answer: Answer, traced: TraceState, width: int) -> Row:
+    """Return the closed form's verdict; its figure alone where a trace has the verdict."""
+    if isinstance(traced, TraceReady):
+        of = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
+        return [(f"≈ {format_bytes(answer.prediction.needed_bytes)} needed{of}", MUTED)]
     usable = f" of {compact_bytes(answer.usable_bytes)} GiB usable" if width >= _VERDICT_WIDTH else ""
     spare, short = f" · {format_bytes(answer.spare_bytes)} to spare", f" by {format_bytes(-answer.spare_bytes)}"
     return [_verdict(answer), (f"{spare if answer.fits else short}{usable}", "")]
@@ -156,8 +163,12 @@ def _lines(answer: Answer, traced: TraceState) -> list[_Line]:
     # One figure by formula: context, workspaces and the driver's reserve at most.
     estimated: dict[Bucket, Value] = {Bucket.CACHE: answer.prediction.cache_bytes, Bucket.CONTEXT: beside_bytes}
 
+    highest = found.highest if found else answer.prediction.highest.buckets
+
     def line(bucket: Bucket, formula: Value) -> _Line:
-        return _Line(bucket.title, formula, ledger.size_bytes(bucket) if ledger else waiting, bucket.value, bucket)
+        traced = ledger.size_bytes(bucket) if ledger else waiting
+        most = highest.get(bucket, 0) if bucket in ALLOCATED_BUCKETS else None
+        return _Line(bucket.title, formula, traced, bucket.value, bucket, most)
 
     beside = (Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RESERVED)
     return [
@@ -179,6 +190,7 @@ def _ledger_row(line: _Line, traced: TraceState, columns: int) -> ListRow:
     spans: Row = [mark, (f" {fit(line.title, _TITLE_WIDTH)}", weight), _figure(line.formula, weight)]
     spans.append((f"{PENDING:>{_VALUE_WIDTH}}", MUTED) if waits else _figure(line.traced, weight))
     spans.append((f"{signed(difference) if isinstance(difference, int) else '':>{_VALUE_WIDTH}}", MUTED))
+    spans.append((f"{compact_bytes(line.most) if line.most is not None else '':>{_VALUE_WIDTH}}", MUTED))
     return row(*spans[: 2 + columns], key=line.key)
 
 

@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
-from gpumem_tui.plan.answers import LargestOnGpu, answer, largest_by_gpu
+from gpumem_tui.plan.answers import LargestOnGpu, answer, kernel_plans, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.judgement import Judgement, Table, judgements
@@ -140,6 +140,8 @@ def pane_content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
         tracer.also(
             [plan for one in content.limits if one.quantity in AT_ONE_SIZE for plan in one.wanted], one_size=True
         )
+    elif content.gpus and request.traced is not None:
+        tracer.also([one for one in kernel_plans(request.plan) if tracer.trace_of(one) is None])
     else:
         tracer.also([] if content.help is None else content.help.candidates)
     if not request.with_step:
@@ -159,7 +161,7 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
             drawn = (*curves(plan, on_gpus), _step(request))
             return PaneContent(lambda width, selected: curve_rows(drawn, width, selected))
         case "gpus":
-            table = largest_by_gpu(plan, request.traced)
+            table = largest_by_gpu(plan, request.traced, tracer.trace_of)
             return PaneContent(lambda width, selected: gpu_rows(table, plan, width, selected), gpus=table)
         case "limits":
             solved = tuple(
@@ -195,7 +197,7 @@ def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
     return Help(plan, techniques(plan, largest), cheapest, traceable, likely).with_traces(tracer)
 
 
-_ASKING = ("techniques", "limits")
+_ASKING = ("techniques", "gpus", "limits")
 """The panes that ask for further traces."""
 
 _SETTLE_S = 0.06

@@ -89,7 +89,7 @@ class PlanScreen(MainScreen):
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
         Binding("o", "open", "open", tooltip="Open or delete a saved plan"),
         Binding("g", "goals", "goals", show=False, tooltip=_GOALS),
-        Binding("x", "export", "export", tooltip="Export: as Markdown, as a command line or as JSON"),
+        Binding("x", "export", "export", tooltip="Export: Markdown, a command line, JSON, CSV or SVG"),
         Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
@@ -209,11 +209,13 @@ class PlanScreen(MainScreen):
             self._enter(states.paused(self._state))
 
     def action_undo(self) -> None:
-        """Take the last change back."""
+        """Take the last change back, and what is being typed."""
+        self.query_one(PlanControls).end_typing()
         self._enter(states.undone(self._state))
 
     def action_redo(self) -> None:
         """Make a change again that was taken back."""
+        self.query_one(PlanControls).end_typing()
         self._enter(states.redone(self._state))
 
     @work

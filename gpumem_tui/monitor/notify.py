@@ -1,0 +1,252 @@
+"""Alerts that begin, told to a user who does not look: by a command of theirs, or by their terminal.
+
+The command gets one JSON object on its standard input. It runs in a thread, one at a time, and is killed when it takes
+too long: whoever tells never waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpumem_tui.monitor.alerts import Alert, Key, Severity
+from gpumem_tui.report.objects import SCHEMA, picked
+from gpumem_tui.settings import Notify
+from gpumem_tui.text import printable
+
+_AGAIN_S = 300.0
+"""An alert that comes and goes is told once in this time."""
+_MINUTE_S = 60.0
+_MOST_WAITING = 100
+_LAST_BYTES = 2048
+"""Of what a command complains, so much is looked through for its last line."""
+_LOOK_S = 0.1
+_LAST_S = 1.0
+"""How long a command that still runs at the program's end may go on."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One alert that began on a host."""
+
+    host: str
+    alert: Alert
+
+    @property
+    def text(self) -> str:
+        """Return it in one line, to be shown."""
+        return printable(f"{self.host}: {self.alert.message}")
+
+    def body(self, left_out: int) -> dict[str, object]:
+        """Return it as JSON, with how many before it were not told as there were too many."""
+        alert = self.alert
+        which = {"host": self.host, "severity": alert.severity.value, "kind": alert.kind.value}
+        rest = picked(alert, "gpu_uuid", "instance", "message", "since_s")
+        return {"schema": SCHEMA, "event": "alert", **which, **rest, "left_out": left_out}
+
+
+class Notifier:
+    """Tells of each alert once when it begins, not more often than the user wants.
+
+    Args:
+        wanted: as the settings have it.
+        clock: seconds that only grow.
+
+    Attributes:
+        show: has the terminal show a line as a desktop notification; it must not wait. None where there is none.
+        problem: one line on why the last command failed; empty once one has done its work.
+    """
+
+    def __init__(
+        self,
+        wanted: Notify,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.problem = ""
+        self.wanted = wanted
+        self.show: Callable[[str], None] | None = None
+        self._clock = clock
+        order = list(Severity)
+        self._enough = set(order[order.index(Severity(wanted.severity)) :])
+        self._known: dict[str, set[Key]] = {}
+        self._told_s: dict[tuple[str, Key], float] = {}
+        self._lately: deque[float] = deque()
+        self._left_out = 0
+        self._waiting: deque[tuple[Told, int]] = deque()
+        self._news = threading.Condition()
+        self._is_closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether anybody is told."""
+        return bool(self.wanted.command) or self.show is not None
+
+    def update(self, host: str, alerts: Iterable[Alert]) -> None:
+        """Tell of those of a host's alerts that were not there before. Never waits."""
+        if not self.is_wanted:
+            return
+        now = {alert.key: alert for alert in alerts if alert.severity in self._enough}
+        begun, self._known[host] = now.keys() - self._known.get(host, set()), set(now)
+        for key in sorted(begun, key=lambda key: key[2].value):
+            self._tell(Told(host, now[key]))
+
+    def close(self) -> None:
+        """Tell no more; a command that still runs has a moment to end."""
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+        if (process := self._process) is not None:
+            _kill(process)
+
+    def _tell(self, told: Told) -> None:
+        now_s, key = self._clock(), (told.host, told.alert.key)
+        if now_s - self._told_s.get(key, -_AGAIN_S) < _AGAIN_S:
+            return
+        while self._lately and now_s - self._lately[0] >= _MINUTE_S:
+            self._lately.popleft()
+        if len(self._lately) >= self.wanted.most_a_minute or len(self._waiting) >= _MOST_WAITING:
+            self._left_out += 1
+            return
+        self._told_s = {each: at_s for each, at_s in self._told_s.items() if now_s - at_s < _AGAIN_S} | {key: now_s}
+        self._lately.append(now_s)
+        left_out, self._left_out = self._left_out, 0
+        if self.show is not None:
+            self.show(told.text)
+        if self.wanted.command:
+            with self._news:
+                self._waiting.append((told, left_out))
+                self._news.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
+                self._thread.start()
+
+    # ---- in its thread
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._is_closed)
+                if self._is_closed and not self._waiting:
+                    return
+                told, left_out = self._waiting.popleft()
+            self.problem = run_command(self.wanted, told.body(left_out), self._started)
+            self._process = None
+
+    def _started(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+
+def run_command(
+    wanted: Notify, body: Mapping[str, object], started: Callable[[subprocess.Popen[bytes]], object] = lambda _: None
+) -> str:
+    """Run the user's command with a JSON object on its standard input; return why it failed, empty if it did not.
+
+    It has a session of its own, with which it ends. Its input is a file, and of its complaints the end is kept, so that
+    nothing waits for what it leaves behind.
+    """
+    name = os.path.basename(wanted.command[0])
+    with tempfile.TemporaryFile() as said:
+        said.write(json.dumps(body).encode() + b"\n")
+        said.seek(0)
+        try:
+            process = subprocess.Popen(
+                wanted.command, stdin=said, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            return printable(f"notify: {name} cannot be run: {reason}")
+    with process:
+        started(process)
+        complaint = _complaint(process, wanted.timeout_s)
+        if complaint is None:
+            _kill(process)
+            process.wait()
+            return printable(f"notify: {name} was killed after {wanted.timeout_s:g} s")
+    if process.returncode == 0:
+        return ""
+    code = process.returncode
+    ended = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return printable(f"notify: {name} {ended}{f': {complaint}' if complaint else ''}")
+
+
+def _complaint(process: subprocess.Popen[bytes], timeout_s: float) -> str | None:
+    """Wait for a process's end; return the last line that it wrote to stderr, None if it takes too long."""
+    assert process.stderr is not None
+    deadline_s, written = time.monotonic() + timeout_s, b""
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if select.select([process.stderr], [], [], min(left_s, _LOOK_S))[0]:
+            chunk = os.read(process.stderr.fileno(), _LAST_BYTES)
+            written = (written + chunk)[-_LAST_BYTES:]
+            if chunk:
+                continue
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(left_s)
+        if process.poll() is not None:  # what it has started may hold its stderr still
+            lines = written.decode(errors="replace").splitlines()
+            return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+    return None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+# ---- desktop notifications by the terminal
+
+_OSC_9, _OSC_777 = "osc9", "osc777"
+_HAVE = (
+    (_OSC_9, {"iTerm.app", "WezTerm", "ghostty", "WarpTerminal", "xterm-kitty", "xterm-ghostty", "wezterm"}),
+    (_OSC_777, {"foot", "foot-extra", "rxvt-unicode", "rxvt-unicode-256color"}),
+)
+"""By TERM_PROGRAM or TERM: iTerm2's OSC 9 (https://iterm2.com/documentation-escape-codes.html), also of kitty
+(https://sw.kovidgoyal.net/kitty/desktop-notifications/), WezTerm (https://wezterm.org/escape-sequences.html), Warp and
+Ghostty; rxvt's OSC 777, also of foot (foot-ctlseqs(7))."""
+_MULTIPLEXED = ("tmux", "screen")
+
+
+def notification(text: str, desktop: str, environ: Mapping[str, str], outer_term: str = "") -> str:
+    """Return what has the terminal show a desktop notification; empty where it is not known to have any.
+
+    Args:
+        text: one line without control codes.
+        desktop: as in the settings.
+        outer_term: the TERM of the terminal that tmux draws on, where that is known.
+    """
+    term, program = environ.get("TERM", ""), environ.get("TERM_PROGRAM", "")
+    in_tmux = bool(environ.get("TMUX")) or term.startswith(_MULTIPLEXED)
+    names = {outer_term} if in_tmux else {term, program}
+    how = next((how for how, names_of in _HAVE if names & names_of), "") if desktop == "auto" else desktop
+    if how == _OSC_9:
+        sequence = f"\x1b]9;gpumem-tui: {text}\x07"
+    elif how == _OSC_777:
+        sequence = f"\x1b]777;notify;gpumem-tui;{text.replace(';', ',')}\x07"
+    else:
+        return ""
+    if environ.get("STY") and not environ.get("TMUX"):  # GNU screen
+        return f"\x1bP{sequence}\x1b\\"
+    return f"\x1bPtmux;{sequence.replace(chr(27), chr(27) * 2)}\x1b\\" if in_tmux else sequence
+
+
+def outer_terminal(environ: Mapping[str, str]) -> str:
+    """Return the TERM of the terminal that tmux draws on; empty outside of tmux, or where it does not say."""
+    if not environ.get("TMUX"):
+        return ""
+    ask: Sequence[str] = ("tmux", "display-message", "-p", "#{client_termname}")
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(ask, capture_output=True, text=True, timeout=2, check=False).stdout.strip()
+    return ""

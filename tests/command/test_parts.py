@@ -1,0 +1,72 @@
+"""What buckets consist of: frozen weights, and copies of the model that nobody trains."""
+
+from __future__ import annotations
+
+from tests.command.running import Project
+
+WIDTH, WORDS = 256, 1000
+SCRIPT = f"""
+    import copy
+    import torch
+    from torch import nn
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding({WORDS}, {WIDTH}).requires_grad_(False)
+            self.base = nn.Linear({WIDTH}, {WIDTH}, bias=False).requires_grad_(False).bfloat16()
+            self.trained = nn.Linear({WIDTH}, {WIDTH}, bias=False)
+
+        def forward(self, ids):
+            return self.trained(self.base(self.words(ids).bfloat16()).float())
+
+    model = Model().cuda()
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    by_hand, before = copy.deepcopy(model), copy.deepcopy(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for step in range(5):
+        model(torch.randint(0, {WORDS}, (4, 16), device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(model)
+        with torch.no_grad():
+            for mine, new in zip(by_hand.parameters(), model.parameters()):
+                mine.lerp_(new, 0.01)
+"""
+FROZEN_32, FROZEN_16, TRAINED = 4 * WORDS * WIDTH, 2 * WIDTH * WIDTH, 4 * WIDTH * WIDTH
+COPY = FROZEN_32 + FROZEN_16 + TRAINED
+
+
+def test_frozen_weights_and_copies_of_the_model_have_names(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.predict("python", "train.py")
+    traced = done.json["traced"]
+    found = {(one["bucket"], one["part"]): one["bytes"] for one in traced["parts"]}
+    assert found == {
+        ("parameters", "frozen float32"): FROZEN_32,
+        ("parameters", "frozen bfloat16"): FROZEN_16,
+        ("parameters", "trained float32"): TRAINED,
+        ("parameters", "EMA copies"): 2 * COPY,
+        ("parameters", "model copies"): COPY,
+    }
+    assert traced["buckets"]["parameters"] == sum(found.values())
+    assert traced["frozen_saving_bytes"] == FROZEN_32 // 2
+
+
+def test_a_model_that_is_all_trained_has_no_parts(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            model(torch.randn(4, 64, device="cuda")).sum().backward()
+            optimizer.step()
+        """,
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    assert traced["parts"] == []
+    assert traced["frozen_saving_bytes"] == 0
