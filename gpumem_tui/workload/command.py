@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ _BATCH_FLAG = re.compile(
 """Options and Hydra-like overrides that give a batch size, without their value."""
 
 
-_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".sh")
+_NAMED = re.compile(rf"[^\s\"'=,;:|&$(){{}}\[\]<>]+(?:{'|'.join(map(re.escape, _CONFIGURATIONS))})(?![\w./-])")
+"""Names of such files in a text."""
+
+_LARGEST_BYTES = 1 << 20
+"""Of a configuration file: what is larger is data."""
+
 _OVERRIDES = {
     "llamafactory-cli": "per_device_train_batch_size={batch}",
     "tune": "batch_size={batch}",
@@ -70,7 +77,7 @@ class Command:
     @property
     def takes_batch(self) -> bool:
         """Whether it says where the batch size goes: in its words, or in a configuration file that these name."""
-        return any(BATCH in word for word in self.words) or any(map(self._is_template, self._files))
+        return any(BATCH in word for word in self.words) or bool(self._templates)
 
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
         """Return the words for one batch size."""
@@ -84,30 +91,60 @@ class Command:
         named = (word.rpartition("=")[2] for word in self.words)
         return [name for name in named if name.endswith(_CONFIGURATIONS) and Path(self.cwd, name).is_file()]
 
-    def _is_template(self, name: str) -> bool:
-        return BATCH in Path(self.cwd, name).read_text(errors="replace")
+    @property
+    def _templates(self) -> dict[str, Path]:
+        """The files with ``{batch}`` in them, by the name that the words or another such file have for them.
+
+        A file that names one of them counts, too, as its copy has to name that one's copy.
+        """
+        found: dict[str, Path] = {}
+        for name in self._files:
+            self._look_through(name, Path(self.cwd, name), found, set())
+        return found
+
+    def _look_through(self, name: str, path: Path, found: dict[str, Path], seen: set[Path]) -> bool:
+        """Add a file and those that it names to `found` where they are templates; False where it is none."""
+        if name in found:
+            return True
+        if path in seen or path.stat().st_size > _LARGEST_BYTES:
+            return False
+        seen.add(path)
+        text = path.read_text(errors="replace")
+        is_template = BATCH in text
+        for other in dict.fromkeys(_NAMED.findall(text)):
+            at = next(filter(Path.is_file, (Path(self.cwd, other), path.parent / other)), None)
+            if at is not None and self._look_through(other, at, found, seen):
+                is_template = True
+        if is_template:
+            found[name] = path
+        return is_template
 
     @contextmanager
     def written(self, batch_size: int, accumulation: int = 1) -> Iterator[tuple[str, ...]]:
         """Yield the words for one batch size, with a copy in the place of each file that has ``{batch}`` in it.
 
-        A copy lies beside its file, as what it names is found from there, for as long as the context lasts.
+        A copy lies beside its file, as what it names is found from there, for as long as the context lasts. A file that
+        another one names (DeepSpeed's JSON in a YAML) is copied with that one.
 
         Raises:
             OSError: a copy cannot be written.
         """
-        copies: dict[str, Path] = {}
-        words = self.filled(batch_size, accumulation)
+        templates = self._templates
+        mark = f".gpumem-tui-{os.getpid()}-{batch_size}"
+        copies = {name: str(Path(name).with_name(f"{Path(name).stem}{mark}{Path(name).suffix}")) for name in templates}
+        written: list[Path] = []
         try:
-            for name in filter(self._is_template, self._files):
-                file = Path(name)
-                copies[name] = copy = file.with_name(f"{file.stem}.gpumem-tui-{os.getpid()}-{batch_size}{file.suffix}")
-                text = Path(self.cwd, file).read_text().replace(BATCH, str(batch_size))
-                Path(self.cwd, copy).write_text(text.replace(ACCUMULATION, str(accumulation)))
-            yield tuple(_with_copy(word, copies) for word in words)
+            for name, path in templates.items():
+                copy = path.with_name(Path(copies[name]).name)
+                if copy not in written:
+                    text = _NAMED.sub(lambda found: copies.get(found[0], found[0]), path.read_text())
+                    written.append(copy)
+                    copy.write_text(text.replace(BATCH, str(batch_size)).replace(ACCUMULATION, str(accumulation)))
+                    shutil.copymode(path, copy)
+            yield tuple(_with_copy(word, copies) for word in self.filled(batch_size, accumulation))
         finally:
-            for copy in copies.values():
-                Path(self.cwd, copy).unlink(missing_ok=True)
+            for copy in written:
+                copy.unlink(missing_ok=True)
 
     def accumulation(self, batch_size: int, target_batch: int | None, gpus: int) -> int:
         """Return the micro-batches that reach the wanted global batch; 1 if none is wanted."""
@@ -153,7 +190,7 @@ class Command:
         return launchers.processes(self.words)
 
 
-def _with_copy(word: str, copies: Mapping[str, Path]) -> str:
+def _with_copy(word: str, copies: Mapping[str, str]) -> str:
     before, equals, name = word.rpartition("=")
     return f"{before}{equals}{copies[name]}" if name in copies else word
 

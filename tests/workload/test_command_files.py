@@ -68,3 +68,27 @@ def test_a_search_fills_the_file(tmp_path: Path) -> None:
     done = project.predict("python", "train.py", "c.json", options=("--batch-size", "2000"))
     assert done.json["traced"]["buckets"]["batch_data"] == 2000 * 1000 * 4
     assert sorted(file.name for file in tmp_path.iterdir()) == ["c.json", "train.py"]
+
+
+def test_a_file_that_another_file_names_is_copied_with_it(tmp_path: Path) -> None:
+    """As LLaMA-Factory's YAML names DeepSpeed's JSON, from the folder of the command or from its own."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/ds.json").write_text('{"train_micro_batch_size_per_gpu": {batch}}')
+    (tmp_path / "conf/near.json").write_text('{"bs": {batch}, "of": "conf/x.yaml"}')
+    (tmp_path / "conf/x.yaml").write_text("deepspeed: conf/ds.json\nother: near.json\ndata: data.json\n")
+    (tmp_path / "data.json").write_text("{batch}" * 200_000)
+    (tmp_path / "train.sh").write_text("llamafactory-cli train conf/x.yaml\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    before = sorted(tmp_path.rglob("*"))
+    command = Command(("./train.sh", "data.json"), str(tmp_path))
+    assert command.takes_batch
+    with command.written(8) as words:
+        script = tmp_path / words[0]
+        assert words[1] == "data.json"
+        assert script.stat().st_mode & 0o100
+        yaml = tmp_path / script.read_text().split()[-1]
+        lines = dict(line.split(": ") for line in yaml.read_text().splitlines())
+        assert (tmp_path / lines["deepspeed"]).read_text() == '{"train_micro_batch_size_per_gpu": 8}'
+        assert '"bs": 8' in yaml.with_name(lines["other"]).read_text()
+        assert lines["data"] == "data.json"
+    assert sorted(tmp_path.rglob("*")) == before
