@@ -10,11 +10,12 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
 from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.text import cleaned
@@ -122,13 +123,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then."""
+    """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then.
+
+    Attributes:
+        progress: of a command, where its run is.
+    """
 
     step: int
     phase: str
     allocated_bytes: int
     reserved_bytes: int
     buckets: dict[str, int]
+    progress: HowFar = field(default_factory=HowFar)
     event: Literal["sample"] = "sample"
 
 
@@ -245,7 +251,7 @@ def encode(message: Request | ChildEvent) -> bytes:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def decode_request(line: bytes) -> Request:
