@@ -97,7 +97,7 @@ class _Trial:
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
         if not self.reporter.is_concluded:
-            self.reporter.report(sampled(sample))
+            self.reporter.report(replace(sampled(sample), progress=self.program.micro_batches.now()))
 
     def done(self) -> None:
         """Report, as all steps were made, and end the program as its own exit would."""

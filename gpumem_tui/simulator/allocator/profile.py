@@ -182,6 +182,8 @@ def beside_allocator_bytes(gpu: Gpu) -> int:
 
 def _context(gpu: Gpu) -> tuple[int, str]:
     """Return what the context is expected to take, and where that is from."""
+    if gpu.context is not None:
+        return gpu.context.expected_bytes, gpu.context.source
     if gpu.arch:
         found = _CONTEXTS["rocm"]["expected"]
         return found["mib"] * MIB, f"assumed for {gpu.sm}: {found['source']}; nothing was measured on it"
@@ -199,6 +201,8 @@ def _context(gpu: Gpu) -> tuple[int, str]:
 
 def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     """Return what the context was found between on this architecture, or on any other where it was not looked at."""
+    if gpu.context is not None:
+        return Range(gpu.context.low_bytes, gpu.context.high_bytes)
     if gpu.arch:
         found_mib = [found["mib"] for found in _CONTEXTS["rocm"]["loaded"]]
         more_bytes = 2 * _hipblas_workspace_bytes(gpu)  # as much again for hipBLASLt, of both threads
