@@ -130,6 +130,11 @@ def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
     return found.pop() if len(found) == 1 else None
 
 
+def is_same_product(title: str, total_bytes: int, gpu: Gpu) -> bool:
+    """Return whether what the driver calls `title` is a GPU of this kind: by its model's name and its memory."""
+    return _model_words(title) == _model_words(gpu.title) and _about(total_bytes, gpu.total_bytes)
+
+
 def _model_words(title: str) -> frozenset[str]:
     """Return the words of a GPU's name that distinguish it: without its maker, memory and board."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\d+ ?GB", "", title).lower())
@@ -254,9 +259,22 @@ def toml_tables(file_name: str) -> dict[str, dict[str, object]]:
     """
     text = files("gpumem_tui.catalog").joinpath(file_name).read_text(encoding="utf-8")
     try:
-        return msgspec.convert(tomllib.loads(text), dict[str, dict[str, object]])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return msgspec.convert(parse_toml(text, file_name), dict[str, dict[str, object]])
+    except msgspec.ValidationError as error:
         raise CatalogError(f"{file_name}: {error}") from error
+
+
+def parse_toml(text: str, name: str) -> dict[str, object]:
+    """Read a TOML text; `name` is what errors call it.
+
+    Raises:
+        CatalogError: it is none.
+    """
+    try:
+        found: dict[str, object] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(f"{name}: {error}") from error
+    return found
 
 
 def _gpu(name: str, table: Mapping[str, object]) -> Gpu:

@@ -30,7 +30,7 @@ from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
@@ -39,7 +39,7 @@ from gpumem_tui.simulator.allocator.timeline import Timeline
 
 # The runs
 
-Watch = Callable[[CommandOutput | TraceStarted], None]
+Watch = Callable[[WhileTracing], None]
 
 
 @dataclass(frozen=True)

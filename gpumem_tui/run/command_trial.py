@@ -97,7 +97,7 @@ class _Trial:
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
         if not self.reporter.is_concluded:
-            self.reporter.report(sampled(sample))
+            self.reporter.report(replace(sampled(sample), progress=self.program.micro_batches.now()))
 
     def done(self) -> None:
         """Report, as all steps were made, and end the program as its own exit would."""
@@ -190,7 +190,8 @@ class _Simulated(_Trial):
 
         self.program.name_what_lives()
         gc.disable()  # the program is over, and a trace is a million objects without a cycle
-        timeline = self.gpu.finish()
+        command = self.request.workload.command
+        timeline = self.gpu.finish_folded(is_exact=command is None or not command.takes_batch)
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
         if isinstance(self.request, TrialRequest):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
-from gpumem_tui.run.events import TrialDone
+from gpumem_tui.run.events import Sample, TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import Replay
@@ -250,3 +250,16 @@ def reserve_words(gpu: Gpu) -> str:
     sizes = [gpu.reserve_bytes, *(size_bytes for _, size_bytes in gpu.reserves)]
     first, last = gpu.reserves[0][0], gpu.reserves[-1][0]
     return f"{said}; {format_bytes(min(sizes))} to {format_bytes(max(sizes))} by driver ({first} to {last}, and others)"
+
+
+def how_far(sample: Sample) -> str:
+    """Say where a run is: its step and phase, the micro-batch where it accumulates, and how long the rest takes."""
+    at = sample.progress
+    parts = [f"step {sample.step + bool(at.micro_batch)} {sample.phase}"]
+    if at.micro_batch and at.micro_batches != 1:
+        parts.append(f"micro-batch {at.micro_batch}" + (f" of {at.micro_batches}" if at.micro_batches else ""))
+    if at.elapsed_s >= 1:
+        parts.append(f"{at.elapsed_s:.0f} s")
+    if at.left_s is not None and at.left_s >= 1:
+        parts.append(f"about {at.left_s:.0f} s left")
+    return ", ".join(parts)

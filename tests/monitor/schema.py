@@ -64,8 +64,19 @@ _SAID: dict[str, Any] = {
     "problem": _MAYBE_TEXT,
     "unavailable": _REASONS,
 }
+_STOPPED = {
+    "stopped_at": _object(
+        phase=_MAYBE_TEXT,
+        collective=_MAYBE_TEXT,
+        source=_MAYBE_TEXT,
+        function=_MAYBE_TEXT,
+        busy={"type": "boolean"},
+        waits={"type": "boolean"},
+        stack={"type": "array", "items": _TEXT},
+    )
+}
 _UNLISTED = _object(
-    {name: kind for name, kind in _SAID.items() if name not in ("pid", "device")},
+    {**{name: kind for name, kind in _SAID.items() if name not in ("pid", "device")}, **_STOPPED},
     pid={"type": "integer"},
     device=_TEXT,
     gpu_uuid=_MAYBE_TEXT,
@@ -81,7 +92,7 @@ _USER = _object(
     resident_bytes=_COUNT,
 )
 _PROCESS = _object(
-    {"probe": _object(**_SAID)},
+    {"probe": _object(_STOPPED, **_SAID)},
     pid={"type": "integer"},
     kind={"enum": ["C", "G", "C+G"]},
     instance=_TEXT,
@@ -139,7 +150,7 @@ _GPU = _object(
 )
 _ALERT = _object(
     severity={"enum": ["note", "warning", "critical"]},
-    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "hot", "throttled"]},
+    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "stopped", "hot", "throttled"]},
     gpu_uuid=_TEXT,
     instance=_TEXT,
     message=_TEXT,

@@ -167,6 +167,8 @@ def beside_allocator_bytes(gpu: Gpu) -> int:
 
 def _context(gpu: Gpu) -> tuple[int, str]:
     """Return what the context is expected to take, and where that is from."""
+    if gpu.context is not None:
+        return gpu.context.expected_bytes, gpu.context.source
     capability = _capability(gpu)
     if capability in _CONTEXTS["expected"]:
         found = _CONTEXTS["expected"][capability]
@@ -181,6 +183,8 @@ def _context(gpu: Gpu) -> tuple[int, str]:
 
 def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     """Return what the context was found between on this architecture, or on any other where it was not looked at."""
+    if gpu.context is not None:
+        return Range(gpu.context.low_bytes, gpu.context.high_bytes)
     elsewhere = _CONTEXTS["elsewhere"]
     found_mib = [found["mib"] for found in _CONTEXTS["loaded"].get(_capability(gpu), elsewhere)]
     if len(found_mib) < _FEW:
