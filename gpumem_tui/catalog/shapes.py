@@ -121,8 +121,8 @@ class Gpu:
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
     `speed` is None where no rates are known; `no_speed` says why. `arch`: what ROCm's compilers call a GPU that runs no
     CUDA ("gfx942"); `compute_capability` is what HIP says of it then, and `multiprocessors` are its compute units.
-    `context`: what was measured or said of one of
-    them, which makes it no other kind of GPU; None for what is known of its architecture.
+    `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what is known of
+    its architecture.
     """
 
     name: str
