@@ -54,6 +54,7 @@ class Settings:
     ascii: bool = _key(False, "Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
     bell: bool = _key(False, "Ring the terminal's bell when an alert begins.")
     read_only: bool = _key(False, "Only watch: end no process, attach to none, search nothing, write no file.")
+    mine: bool = _key(False, "List only your own processes and jobs; the key m lists everybody's.")
     near_full_percent: float = _key(95.0, "Memory in use from which a GPU counts as nearly full.", low=1, high=100)
     temperature_margin_c: int = _key(5, "Degrees below the driver's own limit from which a GPU is hot.", low=0, high=50)
     temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)

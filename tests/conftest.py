@@ -59,9 +59,23 @@ def _simulated_device_is_registered() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Look once for what was never awaited or closed: pytest would go through all that was imported five times."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _warm_python_has_a_place(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever asks for the interpreter of the tests to run a step gets one that starts with torch imported."""
     WarmPython.comes_from(tmp_path_factory)
+    make = interpreters.ForkServer.__init__
+
+    def made(server: interpreters.ForkServer, python: str, *, simulated: bool) -> None:
+        make(server, WarmPython.path() if python == sys.executable else python, simulated=simulated)
+        server.key = interpreters._key(python, simulated)
+
+    interpreters.ForkServer.__init__ = made  # type: ignore[assignment, method-assign]
 
 
 @pytest.fixture(autouse=True)

@@ -100,6 +100,7 @@ class AskedHosts:
         interval_s: seconds between two readings; None for as the settings have it.
         address: where metrics of all of them are served; then no terminal is needed.
         allow_signals: offer to end processes there.
+        mine: list only the processes of the user who watches.
         record: also keep how they stand in this new file; without a terminal nothing else is done.
     """
 
@@ -111,6 +112,7 @@ class AskedHosts:
     address: tuple[str, int] | None
     allow_signals: bool = False
     record: Path | None = None
+    mine: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> AskedHosts:
@@ -139,6 +141,7 @@ def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
         settings,
         interval_s=asked.interval_s or settings.interval_s,
         remote_command=asked.remote_command or settings.remote_command,
+        mine=asked.mine or settings.mine,
     )
     hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
     return Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings
@@ -164,8 +167,9 @@ def print_hosts(asked: AskedHosts, *, once: bool, as_json: bool, as_csv: bool) -
     from gpumem_tui.remote.report import HostPrinter
     from gpumem_tui.remote.status import AwayMarks
 
-    marks, printer = AwayMarks(), HostPrinter(as_json=as_json, as_csv=as_csv)
+    marks = AwayMarks()
     with started_fleet(asked) as (fleet, settings):
+        printer = HostPrinter(as_json=as_json, as_csv=as_csv, mine=settings.mine)
 
         def write() -> None:
             printer.show(fleet.settled(), once=once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--speed", type=Finite(0.01, 1000), metavar="X", help="Play it X times as fast on the screen.")
 @metrics_option
 @click.option("--read-only", is_flag=True, help="Only watch: end no process, attach to none, search nothing.")
+@click.option("--mine", is_flag=True, help="List only your own processes and training jobs.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
 @with_options(HOSTS_OPTIONS)
@@ -96,6 +98,7 @@ class _Asked:
     speed: float | None
     address: tuple[str, int] | None
     read_only: bool
+    mine: bool
     bell: bool
     settings_path: Path | None
 
@@ -108,6 +111,7 @@ def _monitor_here(asked: _Asked) -> int:
         settings,
         interval_s=asked.interval_s or settings.interval_s,
         read_only=asked.read_only or settings.read_only,
+        mine=asked.mine or settings.mine,
         bell=asked.bell or settings.bell,
     )
     on_screen = not asked.once and not asked.as_json and is_terminal()
@@ -126,7 +130,7 @@ def _monitor_here(asked: _Asked) -> int:
         stack.callback(source.stop)
         source.start()
         if asked.once:
-            return _print_once(source, _alerts(settings), as_json=asked.as_json)
+            return _print_once(source, settings, as_json=asked.as_json)
         return _stream(source, settings, recorder, asked)
 
 
@@ -140,7 +144,7 @@ def _replayed(path: Path, asked: _Asked, settings: Settings, *, on_screen: bool)
         return _show_recording(recording, settings, speed)
     if not recording.of_one_machine:
         return _print_hosts(recording)
-    return _print_recording(recording, _alerts(settings), once=asked.once, as_json=asked.as_json)
+    return _print_recording(recording, settings, once=asked.once, as_json=asked.as_json)
 
 
 def _show(source: Sampler, settings: Settings, recorder: GpuRecorder | None, notice: str) -> int:
@@ -201,7 +205,7 @@ def _print_hosts(recording: GpuRecording) -> int:
     return complain(index.damage, code) if index.damage else code
 
 
-def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
+def _print_once(source: Source, settings: Settings, *, as_json: bool) -> int:
     from gpumem_tui.monitor.report import NoDriverAnswer, complete, print_once
 
     try:
@@ -210,7 +214,8 @@ def _print_once(source: Source, alerts: Alerts, *, as_json: bool) -> int:
         return complain(str(error), EXIT_FAILED)
     if snapshot.problem and not as_json:
         return complain(snapshot.problem, EXIT_FAILED)
-    code = written(lambda: print_once(snapshot, alerts, as_json=as_json, ask=_probes()))
+    alerts, only = _alerts(settings), _only(settings)
+    code = written(lambda: print_once(snapshot, alerts, as_json=as_json, only=only, ask=_probes()))
     return complain(snapshot.problem, EXIT_FAILED) if snapshot.problem else code
 
 
@@ -226,7 +231,7 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
             return written(
                 lambda: stream(
                     snapshots, _alerts(settings), as_json=asked.as_json, changes_only=asked.changes,
-                    recorder=recorder, ask=_probes(), notifier=notifier,
+                    only=_only(settings), recorder=recorder, ask=_probes(), notifier=notifier,
                 )
             )  # fmt: skip
     except (NoDriverAnswer, RecordingError) as error:
@@ -236,14 +241,16 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
             notifier.close()
 
 
-def _print_recording(recording: GpuRecording, alerts: Alerts, *, once: bool, as_json: bool) -> int:
+def _print_recording(recording: GpuRecording, settings: Settings, *, once: bool, as_json: bool) -> int:
     """Print all of a recording, as fast as it can be written; with `once` its last reading."""
     from gpumem_tui.monitor.report import print_once, stream
 
+    alerts, only = _alerts(settings), _only(settings)
     if not once:
-        return _say_damage(recording, written(lambda: stream(recording.snapshots(), alerts, as_json=as_json)))
+        shown = partial(stream, recording.snapshots(), alerts, as_json=as_json, only=only)
+        return _say_damage(recording, written(shown))
     (last,) = deque(recording.snapshots(), maxlen=1)
-    return _say_damage(recording, written(lambda: print_once(last, alerts, as_json=as_json)))
+    return _say_damage(recording, written(lambda: print_once(last, alerts, as_json=as_json, only=only)))
 
 
 def _say_damage(recording: GpuRecording, code: int) -> int:
@@ -260,6 +267,13 @@ def _probes() -> Ask:
 
     collector = Collector()
     return lambda snapshot: probe_report(collector.collect(snapshot.gpus))
+
+
+def _only(settings: Settings) -> str:
+    """Return whose processes are printed; empty for everybody's."""
+    from gpumem_tui.monitor.users import viewer
+
+    return viewer() if settings.mine else ""
 
 
 def _alerts(settings: Settings) -> Alerts:

@@ -9,11 +9,17 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.types import Whole
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts
+from gpumem_tui.cli.types import Finite, Whole, with_options
 from gpumem_tui.errors import OptionError
+from gpumem_tui.report.tables import counted
+
+if TYPE_CHECKING:
+    from gpumem_tui.serve.visitor import Hosts
 
 _PORT = 9821
 _VISITORS = 4
@@ -37,11 +43,15 @@ _MOST_VISITORS = 100
     "--settings", "settings_path", type=click.Path(path_type=Path), metavar="FILE",
     help="Instead of the user's settings file.",
 )  # fmt: skip
-def serve(bind: str, port: int, visitors: int, read_only: bool, settings_path: Path | None) -> int:
-    """The program in a browser, on this machine's loopback only. The URL that it prints has a token in it: whoever
-    knows it comes in. From another machine: ssh -L. Ctrl-C ends it, with everything that visitors have started."""  # noqa: D205, D209
+@click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
+@with_options(HOSTS_OPTIONS)
+def serve(
+    bind: str, port: int, visitors: int, read_only: bool, settings_path: Path | None, **hosts: Any
+) -> int:  # fmt: skip
+    """The program in a browser, on this machine's loopback only: this machine's Monitor, or with --host, --hosts or
+    --slurm those of others. The URL that it prints has a token in it: whoever knows it comes in. From another machine:
+    ssh -L. Ctrl-C ends it, with everything that visitors have started; in a page it copies."""  # noqa: D205, D209
     from gpumem_tui.addresses import is_loopback
-    from gpumem_tui.settings import load
 
     address = "127.0.0.1" if bind == "localhost" else bind
     if not is_loopback(address):
@@ -52,24 +62,51 @@ def serve(bind: str, port: int, visitors: int, read_only: bool, settings_path: P
     if missing := [name for name in ("textual_serve", "aiohttp") if find_spec(name) is None]:
         remedy = f"{shlex.quote(sys.executable)} -m pip install textual-serve"
         raise OptionError(f"serve needs the package textual-serve ({missing[0]} is not installed): `{remedy}`")
-    load(settings_path)  # what is wrong with them is said here, not to each visitor
+    watched = _hosts(AskedHosts.of({"address": None, **hosts}), settings_path)
     from gpumem_tui.serve.access import new_token
     from gpumem_tui.serve.server import CannotListen, WebServer
     from gpumem_tui.serve.visitor import command
 
-    server = WebServer(command(settings_path, read_only=read_only), new_token(), visitors)
+    starts = command(settings_path, read_only=read_only, hosts=watched)
+    server = WebServer(starts, new_token(), visitors)
+
+    def announce(url: str) -> None:
+        _announce(url, address, visitors, len(watched.names), read_only=read_only)
+
     try:
-        asyncio.run(server.run(address, port, lambda url: _announce(url, address, visitors, read_only=read_only)))
+        asyncio.run(server.run(address, port, announce))
     except CannotListen as error:
         raise OptionError(f"--port: {error}; --port 0 takes one that is free") from error
     return 0
 
 
-def _announce(url: str, address: str, visitors: int, *, read_only: bool) -> None:
+def _hosts(asked: AskedHosts, settings_path: Path | None) -> Hosts:
+    """Return the hosts that visitors see; what is wrong with them or the settings is said here, not to each visitor.
+
+    Raises:
+        OptionError: no host, one that is none, Slurm says no, the settings are invalid.
+    """
+    from gpumem_tui.serve.visitor import Hosts
+    from gpumem_tui.settings import load
+
+    settings = load(settings_path)
+    if not asked.are_named:
+        for option, value in (("--remote-command", asked.remote_command), ("--interval", asked.interval_s)):
+            if value is not None:
+                raise click.UsageError(f"{option} is for other hosts: name them with --host, --hosts or --slurm")
+        return Hosts()
+    from gpumem_tui.remote.hosts import hosts_of
+
+    found = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
+    return Hosts(tuple(host.name for host in found), asked.remote_command or "", asked.interval_s)
+
+
+def _announce(url: str, address: str, visitors: int, hosts: int, *, read_only: bool) -> None:
     """Print where it is: the first line is the URL alone, for scripts."""
     click.echo(url)
     may = "read-only (--allow-actions permits more)" if read_only else "visitors may end processes and start searches"
-    click.echo(f"{may}; {visitors} visitor{'s' * (visitors > 1)} at once; ctrl+c ends it")
+    where = f"{counted(hosts, 'host')}; " if hosts else ""
+    click.echo(f"{where}{may}; {visitors} visitor{'s' * (visitors > 1)} at once; ctrl+c ends it")
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:
         port = int(url.partition("/?")[0].rpartition(":")[2])

@@ -182,16 +182,19 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 @click.argument("pid", type=PID, required=False)
 @click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between samples.")
 @click.option("--post-mortem", is_flag=True, help="Only: what was there when memory ran out.")
+@click.option("--mine", is_flag=True, help="Only your own processes, where you see those of others.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a sample.")
-def watch(pid: int | None, interval_s: float, post_mortem: bool, as_json: bool) -> int:
+def watch(pid: int | None, interval_s: float, post_mortem: bool, mine: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
     from gpumem_tui.attach.launch import WATCH_AFTER_S, SilenceNote, silent_anywhere
+    from gpumem_tui.monitor.users import viewer
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch import report
     from gpumem_tui.watch.folders import why_unusable
     from gpumem_tui.watch.records import FOR_MEMORY
 
     watcher = following(pid)
+    watcher.only = viewer() if mine else ""
     process = None if pid is None else find(watcher, pid, ended=True)
     if pid is not None and process is None:
         process = None if post_mortem else _first_step(watcher, pid, interval_s)

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
+from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.settings import Settings
@@ -31,6 +31,9 @@ had what it needed: that it ends says nothing."""
 _LATELY_S = 30.0
 """An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
 _NOTABLE_PERCENT = 5.0  # a process that held less of the device than this did not fill it
+
+_STALLED_S = 60.0
+"""A rank that writes a checkpoint or evaluates while the others wait for it may take less."""
 
 _TREND_S = 60.0
 _SHORTEST_TREND_S = 15.0
@@ -62,6 +65,7 @@ class AlertKind(Enum):
     STALE = "stale", "a driver's call has not returned: the readings are old"
     NEAR_FULL = "near_full", "memory in use is near the device's, or soon will be"
     GROWTH = "growth", "a watched process's memory after each step rises steadily"
+    STALLED = "stalled", "ranks of a watched job wait in a collective for one that has stopped"
     HOT = "hot", "a GPU is near the temperature at which its clocks are lowered"
     THROTTLED = "throttled", "a GPU's clocks are lowered"
 
@@ -237,6 +241,7 @@ class Alerts:
         probes: Probes | None = None,
         ended: Sequence[RanOutOfMemory] = (),
         growing: Sequence[Growing] = (),
+        stopped: Sequence[Stopped] = (),
     ) -> tuple[Alert, ...]:
         """Return the alerts after one more snapshot: the worst first, then by the order of kinds, then the oldest.
 
@@ -244,6 +249,7 @@ class Alerts:
             probes: what the probes of watched processes say, if any does.
             ended: the watched processes that memory ran out under, however long ago.
             growing: the watched processes whose memory rises.
+            stopped: the watched jobs that wait for one of their ranks.
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
@@ -262,7 +268,7 @@ class Alerts:
             for finding in self._findings(gpu, now_s, probes or {}):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
-        for uuid, finding in _of_probes(snapshot, ended, growing):
+        for uuid, finding in _of_probes(snapshot, ended, growing, stopped):
             found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
@@ -388,9 +394,9 @@ class Alerts:
 
 
 def _of_probes(
-    snapshot: Snapshot, ended: Sequence[RanOutOfMemory], growing: Sequence[Growing]
+    snapshot: Snapshot, ended: Sequence[RanOutOfMemory], growing: Sequence[Growing], stopped: Sequence[Stopped]
 ) -> Iterator[tuple[str, _Finding]]:
-    """Yield the processes that lately ran out of memory and those that grow, with their GPU's uuid.
+    """Yield the processes that lately ran out of memory, those that grow and those that stopped, with their GPU's uuid.
 
     Of one GPU the last to run out comes last, and the one that fills it first.
     """
@@ -398,9 +404,11 @@ def _of_probes(
     lately = [end for end in ended if snapshot.time_s - end.time_s <= _LATELY_S]
     last_out = sorted(lately, key=lambda end: end.time_s)
     first_full = sorted(growing, key=lambda one: one.left_s, reverse=True)
-    kinds: list[tuple[AlertKind, Severity, Sequence[RanOutOfMemory | Growing]]] = [
+    long = [one for one in stopped if one.since_s >= _STALLED_S]
+    kinds: list[tuple[AlertKind, Severity, Sequence[RanOutOfMemory | Growing | Stopped]]] = [
         (AlertKind.OOM, Severity.CRITICAL, last_out),
         (AlertKind.GROWTH, Severity.WARNING, first_full),
+        (AlertKind.STALLED, Severity.WARNING, long),
     ]
     for kind, severity, processes in kinds:
         for one in processes:

@@ -63,6 +63,21 @@ class Growing:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """A job in which ranks wait in a collective for one that has stopped.
+
+    Attributes:
+        gpu_uuid: of the rank that stopped first; empty for host memory.
+        message: one line that names that rank and where it stands.
+        since_s: for how many seconds no rank has finished a step.
+    """
+
+    gpu_uuid: str
+    message: str
+    since_s: float
+
+
+@dataclass(frozen=True)
 class ProbeReport:
     """What all probes of the machine say at one moment, to be printed.
 
@@ -70,6 +85,7 @@ class ProbeReport:
         figures: for histories and alerts.
         ended: processes that memory ran out under lately.
         growing: processes whose memory rises.
+        stopped: jobs that wait for one of their ranks.
         said: a JSON object for each process and device, by where it trains and its pid: the UUID of a GPU or of a MIG
             instance; its own name of the device ("cpu") for host memory, or for a GPU that cannot be told.
         hosts: these processes as the operating system knows them, by pid.
@@ -78,6 +94,7 @@ class ProbeReport:
     figures: Probes = field(default_factory=dict)
     ended: tuple[RanOutOfMemory, ...] = ()
     growing: tuple[Growing, ...] = ()
+    stopped: tuple[Stopped, ...] = ()
     said: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     hosts: Mapping[int, Reading[HostProcess]] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ from gpumem_tui.monitor.snapshot import (
     Source,
     UnlistedProcess,
 )
-from gpumem_tui.monitor.users import UserTotal, user_totals, users_lines
+from gpumem_tui.monitor.users import UserTotal, only_of, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Complaints, Printer, columns, sleep_until
@@ -144,10 +144,15 @@ def _is_unread(gpu: GpuReading) -> bool:
 # Printing
 
 
-def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, ask: Ask = no_probes) -> None:
-    """Print one reading: a JSON object, or a table, cut where a terminal ends."""
+def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, only: str = "", ask: Ask = no_probes) -> None:
+    """Print one reading: a JSON object, or a table, cut where a terminal ends.
+
+    Args:
+        only: the user whose processes are printed; empty for everybody's.
+    """
     probes = ask(snapshot)
-    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+    snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
     Printer(as_json=as_json).show(
         body=lambda: snapshot_json(snapshot, current, probes), lines=lambda: table(snapshot, current, columns())
     )
@@ -159,6 +164,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
     *,
     as_json: bool,
     changes_only: bool = False,
+    only: str = "",
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
     notifier: Notifier | None = None,
@@ -168,6 +174,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
     As JSON it is an object a line, otherwise a line a GPU and one for each alert that begins.
 
     Args:
+        only: the user whose processes are printed; empty for everybody's. All are recorded.
         changes_only: after the first object print what has changed (`changes_json`).
 
     Raises:
@@ -184,12 +191,13 @@ def stream(  # noqa: PLR0913 - named only, each with its default
 
     for snapshot in snapshots:
         probes = ask(snapshot)
-        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing)
+        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
         if notifier is not None:
             notifier.update(snapshot.host.name, current)
             say_once(notifier.problem)
         if recorder is not None:
             recorder.add(snapshot, current, probes)
+        snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
         begun = [alert for alert in current if alert.key not in known]
         output.show(body=partial(body, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
         known = {alert.key for alert in current}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.monitor.probes import ProbeReport, with_unlisted
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Snapshot
 from gpumem_tui.report.tables import TextColumn, TextTable
 
@@ -29,6 +33,44 @@ class UserTotal:
     processes: int
     cpu_percent: float
     resident_bytes: int
+
+
+def viewer() -> str:
+    """Return the name of the user who watches; where that is root by sudo, of the one who called it."""
+    uid = os.geteuid()
+    called = os.environ.get("SUDO_UID", "") if uid == 0 else ""
+    uid = int(called) if called.isdecimal() else uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def only_of(user: str, snapshot: Snapshot, probes: ProbeReport) -> tuple[Snapshot, ProbeReport]:
+    """Return a snapshot with one user's processes alone, and what probes say of these. Memory stays the device's."""
+
+    def kept(listed: Reading[tuple[GpuProcess, ...]]) -> Reading[tuple[GpuProcess, ...]]:
+        return listed if isinstance(listed, Unknown) else tuple(each for each in listed if is_of(user, each.host))
+
+    snapshot = with_unlisted(snapshot, probes)
+    gpus = (
+        replace(
+            gpu,
+            processes=kept(gpu.processes),
+            instances=tuple(replace(each, processes=kept(each.processes)) for each in gpu.instances),
+        )
+        for gpu in snapshot.gpus
+    )
+    unlisted = tuple(each for each in snapshot.unlisted if is_of(user, each.host))
+    snapshot = replace(snapshot, gpus=tuple(gpus), unlisted=unlisted)
+    pids = {each.process.pid for each in _held("", snapshot)}
+    said = {(where, pid): said for (where, pid), said in probes.said.items() if pid in pids}
+    return snapshot, replace(probes, said=said)
+
+
+def is_of(user: str, host: Reading[HostProcess]) -> bool:
+    """Return whether a process is known to be a user's."""
+    return not isinstance(host, Unknown) and host.user == user
 
 
 def user_totals(snapshots: Mapping[str, Snapshot]) -> tuple[UserTotal, ...]:

@@ -304,12 +304,14 @@ class Files:
     oom = _Named("oom.json")
     error = _Named("error.json")
     exit = _Named("exit.json")
+    stall = _Named("stall.json")
     control = _Named("control")
     attached = _Named("attached")
 
     def all(self) -> tuple[Path, ...]:
         """Return every file that may exist."""
-        return (self.ring, self.model, self.look, self.oom, self.error, self.exit, self.control, self.attached)
+        documents = self.model, self.look, self.oom, self.error, self.exit, self.stall
+        return (self.ring, *documents, self.control, self.attached)
 
     @classmethod
     def of_ring(cls, path: Path) -> Files:

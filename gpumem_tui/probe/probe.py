@@ -26,11 +26,13 @@ from gpumem_tui.probe.files import WireError, read_private, write_document
 from gpumem_tui.probe.finding import Finder, Holdings, describe_models, describe_optimizers, describe_untrained
 from gpumem_tui.probe.oom import BlackBox, LastState
 from gpumem_tui.probe.ring import Ring
+from gpumem_tui.probe.stall import Watchdog
 from gpumem_tui.probe.steps import StepCount
 from gpumem_tui.probe.wire import (
     MAX_REQUEST_BYTES,
     LookAnswer,
     PostMortem,
+    Stall,
     Trained,
     UncaughtError,
     decode_request,
@@ -61,11 +63,12 @@ _log = logging.getLogger("gpumem_tui")
 
 
 class Probe:
-    """Lives in the training process. Never waits, never raises into the program, has no thread.
+    """Lives in the training process. Never waits, never raises into the program.
 
     All that happens, happens in the hook that torch calls after an optimizer's step, at the program's exit and when
-    memory runs out. After `MOST_FAILURES` failures in a row the probe switches itself off, and tries again every
-    `AGAIN_S`. A forked child publishes for itself, once it steps an optimizer; those that load data never do.
+    memory runs out; a thread that sleeps otherwise says where the program stands once steps have stopped. After
+    `MOST_FAILURES` failures in a row the probe switches itself off, and tries again every `AGAIN_S`. A forked child
+    publishes for itself, once it steps an optimizer; those that load data never do.
 
     Args:
         entry: as `wire.Process.entry`.
@@ -81,6 +84,7 @@ class Probe:
         self._look: Look | None = None
         self._queued_in = -1
         self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
+        self._watchdog = Watchdog(self._steps, lambda stall: self._guarded(lambda: self._publish_stall(stall)))
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
         self._lock = threading.Lock()
         self._due = self._sample_due = self._count_due = 0.0
@@ -129,6 +133,7 @@ class Probe:
 
     def _end(self) -> None:
         """Publish the last sample as the interpreter exits."""
+        self._watchdog.end()
         self._guarded(self._publish_end, though_off=True)
         self._due = math.inf
 
@@ -271,6 +276,7 @@ class Probe:
                 records = self._records(started, phase)
             self._samples.extend(records)
             ring.append(records)
+            self._watchdog.follow()
             self._failures = 0
         except OSError:
             self._dropped += 1
@@ -350,6 +356,10 @@ class Probe:
                 step=self._steps.steps, wall_ns=time.time_ns(), error=error, message=message, source=source
             )
             write_document(self._ring.files.error, encode_document(document))
+
+    def _publish_stall(self, stall: Stall) -> None:
+        if self._ring is not None:
+            write_document(self._ring.files.stall, encode_document(stall))
 
     def _look_around(self) -> LastState:
         if self._finder.stale:

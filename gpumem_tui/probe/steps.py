@@ -40,6 +40,16 @@ class StepCount:
         self._settle()
         return self._steps
 
+    @property
+    def seen(self) -> int:
+        """Training steps so far, for another thread: nothing is settled by it."""
+        return self._steps + self._begun(self.run)[0]
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """Something else after each step; to be asked for by another thread, as it settles nothing."""
+        return self.current, self.run, self._steps
+
     def knows(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it was met."""
         return id(optimizer) in self._fired
@@ -93,15 +103,23 @@ class StepCount:
         if not run:
             return
         key = self.current
-        fired, per_step = self._fired[key], self._fires_per_step[key]
-        self._fired[key] = fired + run
-        begun = -(-(fired + run) // per_step) + (-fired // per_step)  # calls that began: every so many fires, from 0
+        steps, begun = self._begun(run)
+        self._fired[key] += run
+        self._steps += steps
+        if steps:
+            self._stepped.clear()
         if begun:
-            goes_on = key not in self._stepped and bool(self._stepped)  # none of those that took part may be left
-            self._steps += begun - goes_on
-            if begun > goes_on:
-                self._stepped.clear()
             self._stepped.add(key)
+
+    def _begun(self, run: int) -> tuple[int, int]:
+        """Return how many steps and how many calls of `step` the current optimizer has begun by firing so often."""
+        key = self.current
+        if not run or key not in self._fired:
+            return 0, 0
+        fired, per_step = self._fired[key], self._fires_per_step[key]
+        begun = -(-(fired + run) // per_step) + (-fired // per_step)  # calls that began: every so many fires, from 0
+        goes_on = begun > 0 and key not in self._stepped and bool(self._stepped)  # those that took part may be gone
+        return begun - goes_on, begun
 
 
 def _nested_steps(optimizer: torch.optim.Optimizer) -> int:

@@ -286,6 +286,36 @@ class Exit:
     limit_owner: str
 
 
+# Where it stands
+
+
+@dataclass(frozen=True)
+class Stall:
+    """``.stall.json``: where the training thread stands when no step has ended for a while; written again as it moves.
+
+    It counts as long as no step has ended since `monotonic_ns`.
+
+    Attributes:
+        step: the last that ended, counted as in `Record`.
+        monotonic_ns: when it was looked at, by the clock of `Record.monotonic_ns`.
+        phase: one of `PHASES`, by what is on the stack.
+        collective: the function of ``torch.distributed`` that it is in; empty for none.
+        source, function: the program's own innermost line as ``file.py:line``, and what it is in; empty if unknown.
+        busy: whether the thread computes: one that sleeps, or waits for a lock or for others does not.
+        stack: ``path:line function``, the innermost first.
+    """
+
+    step: Count
+    wall_ns: Count
+    monotonic_ns: Count
+    phase: str
+    collective: str
+    source: str
+    function: str
+    busy: bool
+    stack: tuple[str, ...]
+
+
 # How it is written and read
 
 

@@ -370,7 +370,8 @@ def record_source(
             return False
         last = snapshot
         probes = ask(snapshot)
-        recorder.add(snapshot, judge.update(snapshot, probes.figures, probes.ended, probes.growing), probes)
+        alerts = judge.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+        recorder.add(snapshot, alerts, probes)
         return True
 
     return RecorderThread(recorder, append, interval_s, say=say)

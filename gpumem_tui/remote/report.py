@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,9 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.report import log_lines, snapshot_json, table
 from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.users import only_of
 from gpumem_tui.remote.decode import HostReport
-from gpumem_tui.remote.status import HostStatus
+from gpumem_tui.remote.status import HostStatus, user_on
 from gpumem_tui.report.objects import SCHEMA, known
 from gpumem_tui.report.output import Printer, columns
 
@@ -23,9 +25,14 @@ _CSV = ("time_s", "host", "gpu", "uuid", "name", *_SIZES, *_VALUES)
 
 
 class HostPrinter:
-    """Prints what is new of each host."""
+    """Prints what is new of each host.
 
-    def __init__(self, *, as_json: bool, as_csv: bool) -> None:
+    Args:
+        mine: only the processes of the user who watches.
+    """
+
+    def __init__(self, *, as_json: bool, as_csv: bool, mine: bool = False) -> None:
+        self._mine = mine
         self._printer = Printer(as_json=as_json)
         self._as_csv = as_csv
         self._shown: dict[str, tuple[float, str]] = {}
@@ -44,6 +51,7 @@ class HostPrinter:
             if now == self._shown.get(status.host.name, (0.0, "")):
                 continue
             self._shown[status.host.name] = now
+            status = only_mine(status) if self._mine else status
             lines = partial(self._lines, status, once=once)
             self._printer.show(body=partial(status_json, status), lines=lines)
 
@@ -67,8 +75,21 @@ def status_json(status: HostStatus) -> dict[str, Any]:
     return {"host_name": status.host.name, **_reading(report)}
 
 
+def only_mine(status: HostStatus) -> HostStatus:
+    """Return a host with the processes alone of the user that the viewer is there."""
+    report = status.report
+    if report is None:
+        return status
+    snapshot, probes = only_of(user_on(status.host), report.snapshot, ProbeReport(said=_said(report)))
+    return replace(status, report=HostReport(snapshot, report.alerts, probes.said))
+
+
+def _said(report: HostReport) -> dict[tuple[str, int], dict[str, Any]]:
+    return {place: dict(said) for place, said in report.probes.items()}
+
+
 def _reading(report: HostReport) -> dict[str, Any]:
-    probes = ProbeReport(said={place: dict(said) for place, said in report.probes.items()})
+    probes = ProbeReport(said=_said(report))
     return snapshot_json(report.snapshot, report.alerts, probes)
 
 

@@ -14,6 +14,8 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, AlertMark, Severity
 from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.monitor.stops import RankState, StoppedAt, stop_of
+from gpumem_tui.monitor.users import viewer
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.remote.decode import GpuLine, HostReport, ProcessLine, gpu_of, process_of
 from gpumem_tui.remote.hosts import RemoteHost
@@ -149,6 +151,13 @@ class RemoteProcess:
         """Return whether it has finished no step for longer than steps take."""
         return self.silent_s > max(_SILENT_S, _SILENT_STEPS * self.seconds("step_s"))
 
+    @property
+    def state(self) -> RankState:
+        """Return what tells whether it has stopped, and where."""
+        stopped = self.is_silent and self.step is not None
+        at = StoppedAt.of(self.probe.get("stopped_at")) if stopped else None
+        return RankState(self.count("rank"), self.step or 0, self.silent_s, stopped, at)
+
     def step_at(self, moment_s: float) -> float | None:
         """Return where it was at a moment no later than its reading, by the mean time of its steps."""
         step, step_s = self.step, self.seconds("step_s")
@@ -210,16 +219,9 @@ class JobRanks:
 
     @property
     def silence(self) -> str:
-        """Return which rank has finished no step for long, or of all which stopped first; empty while all go on."""
-        silent = [each for each in self.ranks if each.is_silent and each.step is not None]
-        if not silent:
-            return ""
-        first, *others = sorted(silent, key=lambda each: (each.step or 0, -each.silent_s))
-        is_first = all((first.step or 0) < (each.step or 0) for each in others)
-        if len(silent) == len(self.ranks) and not is_first:
-            return f"no rank has finished a step for {min(each.silent_s for each in silent):.0f} s"
-        said = f"stopped first, after step {first.step:,}," if others and is_first else "has finished no step for"
-        return f"rank {first.count('rank')} {said} {first.silent_s:.0f} s{' ago' if others and is_first else ''}"
+        """Return which rank has finished no step for long, or of all which stopped first, and where; else nothing."""
+        stop = stop_of(each.state for each in self.ranks)
+        return "" if stop is None else stop.words
 
 
 def jobs(listed: Sequence[RemoteProcess]) -> dict[tuple[str, str, int], JobRanks]:
@@ -249,6 +251,12 @@ def _command(each: RemoteProcess) -> str:
 # ---- a host
 
 _WORST_FIRST = (Severity.CRITICAL, Severity.WARNING, Severity.NOTE)
+
+
+def user_on(host: RemoteHost) -> str:
+    """Return the name of the user that the viewer is on a host: the login's, if it is named; else the name here."""
+    login, at, _ = host.destination.rpartition("@")
+    return login if at else viewer()
 
 
 class HostPhase(Enum):

@@ -183,10 +183,16 @@ class Program:
             self._enter(Phase.BACKWARD)
 
     def _leave_backward(self) -> None:
-        """Note the end of a backward while no optimizer of torch's has stepped so far."""
-        if not self._is_followed or self._first is not None:
+        """Note the end of a backward: whose gradients no optimizer of torch's has is seen here alone.
+
+        Engines keep other tensors for their optimizers, as partitions and copies on the host; programs may have none.
+        """
+        if not self._is_followed:
             return
         parameters = [parameter for module in self._roots for parameter in module.parameters()]
+        if self._first is not None:
+            self.name(Bucket.GRADIENTS, gradients_of(one for one in parameters if id(one) not in self._trained))
+            return
         self._by_hand.after_backward(parameters)
         self.name(Bucket.GRADIENTS, gradients_of(parameters))
         if self._by_hand.is_certain:

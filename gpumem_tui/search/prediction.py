@@ -177,6 +177,8 @@ class Traced:
 
     def parts(self, batch_size: int) -> list[tuple[Bucket, str, int]]:
         """Return the bytes at the peak of each named part, and of the rest of its bucket, the largest first."""
+        if not any(site.part for site in self.trace.site_table):
+            return []
         sizes: Counter[tuple[Bucket, str]] = Counter()
         for held in self.held_at_peak(batch_size):
             sizes[held.bucket, held.site.part] += held.size_bytes
@@ -190,7 +192,8 @@ class Traced:
 
     def held_at_peak(self, batch_size: int) -> list[Held]:
         """Return what is live at the peak, by bucket and place in the program, the largest first."""
-        return self.trace.at(batch_size).held_after(self.at(batch_size).peak_event)
+        run = self.at(batch_size)
+        return run.timeline.held_after(run.peak_event)
 
     def device_used_bytes(self, batch_size: int) -> int:
         """Return what the device holds for this process at the peak, as expected: reserved and context."""

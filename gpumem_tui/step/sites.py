@@ -153,7 +153,7 @@ class SiteFinder:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             path = frame.f_code.co_filename
-            if is_own(path) and not _INSTALLED.search(path):
+            if is_own(path) and not is_installed(path):
                 own = f"{os.path.basename(path)}:{frame.f_lineno}"
                 return line if line in ("", own) else f"{line}, called from {own}"
             frame = frame.f_back
@@ -181,6 +181,11 @@ class SiteFinder:
 def is_own(path: str) -> bool:
     """Return whether a file is the program's own: not torch's, and not what runs or watches it here."""
     return not path.startswith(_NOT_THE_PROGRAM)
+
+
+def is_installed(path: str) -> bool:
+    """Return whether a file is a library's, or Python's own."""
+    return _INSTALLED.search(path) is not None
 
 
 def _line(code: CodeType, number: int) -> tuple[str, str] | None:

@@ -32,7 +32,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES, to_ascii
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, refused
-from gpumem_tui.tui.kit.textual_internals import TerminalDriver
+from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
 
 if TYPE_CHECKING:
     from gpumem_tui.plan.measured import MeasuredRate
@@ -51,6 +51,8 @@ SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 """On keys 1, 2, 3; a snapshot on 4 where the program was opened with one."""
 
 _GO = "To the Monitor or hosts, to Search, Plan, the snapshot"
+COPY_A_PART = "for a part of it, hold shift, drag over it, and press ctrl+c then"
+"""In a browser. (On a Mac browsers' terminals give no such way: there all is copied.)"""
 _OWN_COMMANDS = ("Theme",)
 """Of Textual's own commands, the ones that mean something here."""
 _PALETTE_LINES = 8
@@ -301,9 +303,16 @@ class GpuMemApp(ActingApp[int]):
         self.exit(await self._end())
 
     async def action_interrupt(self) -> None:
-        """Ctrl-C: end the program, unless a screen has another use for it."""
-        if not any(screen.interrupt() for screen in self._made.values()):
+        """Ctrl-C: end the program, unless a screen has another use for it; in a browser copy what is shown."""
+        if self.is_web:
+            self.copy_to_clipboard(screen_text(self.screen))
+            self.notify(f"the screen is copied, as text; {COPY_A_PART}", title="Copied")
+        elif not any(screen.interrupt() for screen in self._made.values()):
             await self.action_quit()
+
+    def tooltip_of(self, binding: Binding) -> str:
+        """Return what a key does, for the help: ctrl+c is another key in a browser."""
+        return f"Copy the screen as text; {COPY_A_PART}" if self.is_web and binding.key == "ctrl+c" else binding.tooltip
 
     async def on_gpu_mem_app_killed(self, message: Killed) -> None:
         """End what runs, then the program, as a signal asked for."""

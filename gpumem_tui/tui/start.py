@@ -92,6 +92,23 @@ def open_hosts(fleet: Fleet | Player, settings: Settings, *, allow_signals: bool
     return _watch(partial(HostsScreen, fleet, settings, allow_signals=allow_signals), settings)
 
 
+def open_named_hosts(names: Sequence[str], settings: Settings, *, allow_signals: bool) -> int:
+    """Open on the hosts of these names, over the user's ssh, and return the exit code.
+
+    Args:
+        allow_signals: as for `open_hosts`.
+
+    Raises:
+        OptionError: one is no host's name.
+    """
+    from gpumem_tui.remote.connection import Fleet
+    from gpumem_tui.remote.hosts import parse_host
+    from gpumem_tui.remote.ssh import SshOptions
+
+    fleet = Fleet(map(parse_host, names), SshOptions(settings.remote_command, settings.interval_s))
+    return open_hosts(fleet, settings, allow_signals=allow_signals)
+
+
 def open_search(
     options: WorkloadOptions, config: SearchConfig, *, autostart: bool, settings: Settings | None = None
 ) -> int:
@@ -284,6 +301,7 @@ def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any
         "chart_s": settings.chart_minutes * 60,
         "read_only": not is_here,
         "bell": settings.bell,
+        "mine": settings.mine,
         "probes": probes,
         "notifier": Notifier(settings.notify) if is_here else None,
     }

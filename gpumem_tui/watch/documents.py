@@ -46,6 +46,7 @@ from gpumem_tui.probe.wire import (
     PostMortem,
     Process,
     Record,
+    Stall,
     Trained,
     UncaughtError,
 )
@@ -63,6 +64,7 @@ _NAMES: Mapping[type, str] = {
     PostMortem: "oom",
     UncaughtError: "error",
     Exit: "exit",
+    Stall: "stall",
 }
 """The attribute of `Files` that is the path of each kind."""
 
@@ -71,7 +73,7 @@ def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
     """Read one of the documents of a process of a user; None if there is none (yet).
 
     Args:
-        kind: `Trained`, `LookAnswer`, `PostMortem`, `UncaughtError` or `Exit`.
+        kind: `Trained`, `LookAnswer`, `PostMortem`, `UncaughtError`, `Exit` or `Stall`.
 
     Raises:
         WireError: not a document that may be trusted; one line.

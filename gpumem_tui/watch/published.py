@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from gpumem_tui.memory import Unknown, Value, format_bytes
-from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
+from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import NOT_LOOKED_UP_YET, GpuReading, HostProcess
 
@@ -121,6 +121,21 @@ class Published:
     def growing(self) -> tuple[Growing, ...]:
         """The processes whose memory rises."""
         return tuple(one for watched in self.processes for one in _growing(watched))
+
+    @cached_property
+    def stopped(self) -> tuple[Stopped, ...]:
+        """The jobs in which ranks wait for one that has stopped."""
+        return tuple(_stopped(self.processes)) if any(each.process.is_silent for each in self.processes) else ()
+
+
+def _stopped(processes: Sequence[WatchedProcess]) -> Iterator[Stopped]:
+    from gpumem_tui.watch.stops import stopped_jobs  # not before the first frame
+
+    places = {watched.process.key: watched.own for watched in processes}
+    for job in stopped_jobs(watched.process for watched in processes):
+        uuids = [placed.gpu_uuid for placed in places[job.first.key]]
+        if job.stop.waiting:
+            yield Stopped(uuids[0] if uuids and isinstance(uuids[0], str) else "", job.line, job.stop.since_s)
 
 
 def _growing(watched: WatchedProcess) -> Iterator[Growing]:

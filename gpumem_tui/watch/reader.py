@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.stops import StoppedAt
 from gpumem_tui.probe.files import Files, Folder, WireError, default_directory
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
@@ -24,6 +25,7 @@ from gpumem_tui.probe.wire import (
     Exit,
     PostMortem,
     Record,
+    Stall,
     UncaughtError,
     slot_offset,
 )
@@ -69,6 +71,9 @@ class Watcher:
         directories: the folders to look into; by default our own, for root everybody's, and those of containers.
         proc: where processes are looked up.
         clock_ns: the machine's monotonic clock, the same as the probes read.
+
+    Attributes:
+        only: the name of the user whose processes are read; empty for everybody's.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Watcher:
         proc: Path = hosts.PROC,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self.only = ""
         self._given = None if directories is None else tuple(directories)
         self._followed: set[Path] = set()
         self._proc = proc
@@ -108,6 +114,8 @@ class Watcher:
         self._rings = {path: self._rings.get(path) or _Ring(Files.of_ring(path), uid) for path, uid in seen.items()}
         processes = []
         for path, ring in self._rings.items():
+            if self.only and hosts.user_name(ring.uid) != self.only:
+                continue
             try:
                 processes.append(self._look(ring))
             except FileNotFoundError:
@@ -196,7 +204,10 @@ class Watcher:
         # once it has ended, the newest in which there is a model; where there never was, the newest
         samples = _newest(ring, None if ring.end is None else _last_with_model(ring) or None)
         age_s = self._age_s(samples[0].record.monotonic_ns if samples else None)
-        heard_s = self._age_s(_heard_ns(header, samples))
+        heard_ns = _heard_ns(header, samples)
+        heard_s = self._age_s(heard_ns)
+        is_silent = state is ProcessState.RUNNING and _is_silent(samples, heard_s)
+        stall = _stall(ring, heard_ns or 0) if is_silent else None
         return ProbedProcess(
             files=ring.files,
             pid=ring.host.pid if ring.host is not None else None,
@@ -205,11 +216,13 @@ class Watcher:
             state=state,
             samples=samples,
             age_s=age_s,
-            problem=ring.problem or _problem(header, state, samples, heard_s),
+            problem=ring.problem or _problem(header, samples, heard_s if is_silent else None, stall),
             end=ring.end,
-            steps=_steps(ring),
+            steps=max(_steps(ring), 0 if stall is None else stall.step),
             heard_s=heard_s,
             rarer=_rarer(header, samples) if state is ProcessState.RUNNING else "",
+            is_silent=is_silent,
+            stall=stall,
         )
 
     def _age_s(self, monotonic_ns: int | None) -> Reading[float]:
@@ -398,8 +411,31 @@ def _rarer(header: Header, samples: tuple[ProbeSample, ...]) -> str:
     return "rarer: the machine is busy" if heartbeat.is_busy else "rarer: one takes long"
 
 
-def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> str:
-    """Say in one line how far the samples are not to be trusted; empty if there is nothing to say."""
+def _is_silent(samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> bool:
+    """Whether no step has finished for longer than steps take."""
+    if not samples or isinstance(heard_s, Unknown):
+        return False
+    step_s = samples[0].record.step_s
+    return heard_s > max(_SILENT_AFTER_S, _SILENT_STEPS * (0.0 if math.isnan(step_s) else step_s))
+
+
+def _stall(ring: _Ring, heard_ns: int) -> Stall | None:
+    """Return where a process stands that stopped; None where its probe does not say, or told of an earlier stop."""
+    try:
+        stall = read_document(Stall, ring.files, ring.uid)
+    except WireError:  # a line of it would hide that no step finishes
+        return None
+    return stall if stall is not None and stall.monotonic_ns > heard_ns else None
+
+
+def _problem(
+    header: Header, samples: tuple[ProbeSample, ...], silent_s: Reading[float] | None, stall: Stall | None
+) -> str:
+    """Say in one line how far the samples are not to be trusted; empty if there is nothing to say.
+
+    Args:
+        silent_s: how long no step has finished, if that is longer than steps take; `stall`: where it stands.
+    """
     if header.switched_off:
         return f"the probe switched itself off: {header.switched_off}"
     record = samples[0].record if samples else None
@@ -408,9 +444,8 @@ def _problem(header: Header, state: ProcessState, samples: tuple[ProbeSample, ..
         problem = f"the probe met {record.errors} errors"
     elif record is not None and record.dropped:
         problem = f"{record.dropped} samples could not be written"
-    if state is ProcessState.RUNNING and record is not None and not isinstance(heard_s, Unknown):
-        usual_s = 0.0 if math.isnan(record.step_s) else record.step_s
-        if heard_s > max(_SILENT_AFTER_S, _SILENT_STEPS * usual_s):
-            silence = f"no step has finished for {heard_s:.0f} s"
-            problem = f"{silence}; {problem}" if problem else silence
+    if isinstance(silent_s, float):
+        at = None if stall is None else StoppedAt.of(vars(stall))
+        silence = f"no step has finished for {silent_s:.0f} s{'' if at is None else f': {at.words}'}"
+        problem = f"{silence}; {problem}" if problem else silence
     return problem

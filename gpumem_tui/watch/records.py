@@ -12,7 +12,7 @@ from types import MappingProxyType
 from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
-from gpumem_tui.probe.wire import CPU, Process, Record
+from gpumem_tui.probe.wire import CPU, Process, Record, Stall
 from gpumem_tui.text import shortened
 from gpumem_tui.watch.hosts import user_name
 
@@ -193,6 +193,7 @@ class ProbedProcess:
         end: how it ended; None while it runs.
         steps: optimizer steps by its last record or its step counter, which may be later than `samples`.
         heard_s: seconds since a step is known to have ended.
+        is_silent: no step has finished for longer than steps take; `stall`: where it stands then, if its probe says.
         rarer: why samples are further apart than usual; empty if they are not.
     """
 
@@ -208,6 +209,8 @@ class ProbedProcess:
     steps: int = 0
     heard_s: Reading[float] = NOT_REPORTED
     rarer: str = ""
+    is_silent: bool = False
+    stall: Stall | None = None
 
     @property
     def key(self) -> tuple[int, int]:

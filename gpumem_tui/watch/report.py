@@ -21,6 +21,7 @@ from gpumem_tui.watch.hosts import user_name
 from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, last_first
+from gpumem_tui.watch.stops import stopped_at_json, stopped_jobs
 
 By = Literal["bucket", "module", "source"]
 
@@ -90,6 +91,7 @@ def watch(
                 printer.update(process, watcher)
                 if not process.is_running and pid is not None:
                     return process
+        printer.stopped(watcher.processes(), pid)
         if not printer.running:
             while_silent()
         time.sleep(interval_s)
@@ -142,6 +144,7 @@ class _Printer:
         self._columns = fitting_columns(columns())
         self._growth = _GrowthWatch()
         self._printed: dict[tuple[int, int], int] = {}
+        self._stopped: dict[tuple[int, int], object] = {}
         self.running: set[tuple[int, int]] = set()
 
     def wants(self, process: ProbedProcess, pid: int | None) -> bool:
@@ -167,6 +170,14 @@ class _Printer:
         if not process.is_running:
             self.running.discard(process.key)
             self.ended(process)
+
+    def stopped(self, processes: Iterable[ProbedProcess], pid: int | None) -> None:
+        """Print what has stopped since it was printed last: of a job the rank that did so first, and where."""
+        stopped = {each.processes[0].key: each for each in stopped_jobs(processes)}
+        for key, each in stopped.items():
+            if pid in (None, *(process.pid for process in each.processes)) and self._stopped.get(key) != each.place:
+                self._output.show(body=each.as_json, lines=lambda line=each.line: [printable(line)])  # type: ignore[misc]
+        self._stopped = {key: each.place for key, each in stopped.items()}
 
     def begun(self, process: ProbedProcess) -> None:
         """Print that a process publishes; as JSON its samples say so."""
@@ -220,7 +231,7 @@ def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
     body.put("entry", process.process.entry)
     body.put("state", process.state.value)
     body.put("problem", process.problem or None)
-    return body.done()
+    return body.done() if process.stall is None else body.done(stopped_at=stopped_at_json(process))
 
 
 def _by_key(values: Mapping[Bucket, Value]) -> dict[str, Value]:
@@ -234,6 +245,7 @@ def probe_report(published: Published) -> ProbeReport:
         figures=published.figures,
         ended=published.out_of_memory,
         growing=published.growing,
+        stopped=published.stopped,
         said={
             (_where(placed), watched.pid): probe_json(watched.process, placed.sample)
             for watched in running

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from gpumem_tui.cli import main
+from tests.sharing import WarmPython
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,16 @@ class Program:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Run it without waiting for its end."""
-        command = [sys.executable, "-m", "gpumem_tui", *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            [WarmPython.path(), "-m", "gpumem_tui", *arguments],
+            executable=sys.executable,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
 
     def __call__(self, *arguments: str, env: dict[str, str] | None = None, alone: bool = True) -> Finished:
         """Run it to its end, in this process: its interpreter with torch serves the next run.
@@ -60,9 +68,9 @@ class Program:
         return Finished(ended.value.code, _written(out), _written(err))
 
     def _alone(self, arguments: tuple[str, ...], env: dict[str, str]) -> Finished:
-        command = [sys.executable, "-m", "gpumem_tui", *arguments]
         done = subprocess.run(
-            command,
+            [WarmPython.path(), "-m", "gpumem_tui", *arguments],
+            executable=sys.executable,
             cwd=self.folder,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,

@@ -115,6 +115,27 @@ def test_once_json_has_the_machines_numbers(program: Program, environment: dict[
     assert forbidden["unavailable"]["power_w"] == "not supported"
 
 
+def test_only_mine_leaves_the_memory_whole(program: Program, environment: dict[str, str]) -> None:
+    for printed in (("--once", "--json"), ("--json", "--interval", "0.2")):
+        with _running(environment, "monitor", *printed, "--mine") as process:
+            assert process.stdout is not None
+            body = json.loads(process.stdout.readline())
+        assert [process["pid"] for process in body["gpus"][0]["processes"]] == [os.getpid()]
+        assert body["gpus"][0]["ledger"]["process"] == 29 * GIB
+    done = program("monitor", "--once", "--mine", env=environment)
+    assert "(no such process here)" not in done.out
+
+
+def test_changes_follow_a_whole_reading(environment: dict[str, str]) -> None:
+    with _running(environment, "monitor", "--json", "--changes", "--interval", "0.2") as process:
+        assert process.stdout is not None
+        whole, changes = (json.loads(process.stdout.readline()) for _ in range(2))
+    _SCHEMA.validate(whole)
+    assert changes["since"] == whole["time_s"]
+    assert changes["changes"]["time_s"] > whole["time_s"]
+    assert len(json.dumps(changes)) < len(json.dumps(whole))
+
+
 def test_once_is_a_table_of_80_columns(program: Program, environment: dict[str, str]) -> None:
     done = program("monitor", "--once", env={**environment, "COLUMNS": "80"})
     assert (done.code, done.err) == (0, "")

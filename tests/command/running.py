@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.sharing import WarmPython
+
 TIMEOUT_S = 300
 
 
@@ -67,7 +69,8 @@ class Project:
     def run(self, *arguments: str, environment: Mapping[str, str] | None = None, piped: str = "") -> Finished:
         """`gpumem-tui` with these arguments, in this folder; `piped` is its standard input."""
         done = subprocess.run(
-            [sys.executable, "-m", "gpumem_tui", *arguments],
+            [WarmPython.path(), "-m", "gpumem_tui", *arguments],
+            executable=sys.executable,
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(environment or {})},
             input=piped,

@@ -78,3 +78,24 @@ def test_an_optimizer_on_the_host_takes_no_memory_there(project: Project, stage:
     assert {kept for _, kept in printed[1:]} == {"2 {'cpu'}"}
     partition_kib = 16 * 4096 * 4096 * 4 // RANKS // 1024
     assert max(int(grown) for grown, _ in printed) < partition_kib, "gradients and two moments would take three"
+
+
+def test_gradients_whose_optimizer_is_on_the_host_are_gradients(project: Project) -> None:
+    pytest.importorskip("torchao")
+    project.write(
+        "train.py",
+        """
+        import torch
+        from torch import nn
+        from torchao.optim import CPUOffloadOptimizer
+
+        model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)]).cuda()
+        optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW)
+        for step in range(5):
+            model(torch.randn(4, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    assert traced["buckets"]["gradients"] == traced["buckets"]["parameters"] == 4 * 4 * 1024 * 1024

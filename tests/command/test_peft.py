@@ -104,10 +104,18 @@ def test_a_base_of_4_bits_takes_half_a_byte_per_weight_and_its_scales(project: P
     model = LlamaForCausalLM(eval(CONFIGURATION, {"LlamaConfig": LlamaConfig}))
     model.save_pretrained(project.folder / "base")
     project.write("train.py", QUANTIZED)
-    buckets = project.predict("python", "train.py").json["traced"]["buckets"]
+    traced = project.predict("python", "train.py").json["traced"]
     scales = 4 * LINEAR // 64
     tables = 7 * LAYERS * 512
-    assert buckets["parameters"] == LINEAR // 2 + scales + tables + 4 * (REST + ADAPTERS) + ROTARY_BYTES
+    parts = {
+        "quantized": LINEAR // 2 + scales + tables,
+        "frozen float32": 4 * REST,  # PEFT's `prepare_model_for_kbit_training` makes them so
+        "trained float32": 4 * ADAPTERS,
+        "buffers": ROTARY_BYTES,
+    }
+    assert traced["buckets"]["parameters"] == sum(parts.values())
+    assert {one["part"]: one["bytes"] for one in traced["parts"]} == parts
+    assert traced["frozen_saving_bytes"] == 2 * REST
 
 
 def test_an_optimizer_of_8_bits_has_two_bytes_per_weight_and_its_scales(project: Project) -> None:
@@ -117,6 +125,20 @@ def test_an_optimizer_of_8_bits_has_two_bytes_per_weight_and_its_scales(project:
     weights = 2 * 1024 * 4096
     assert buckets["parameters"] == 4 * weights
     assert buckets["optimizer"] == 2 * (weights + 4 * weights // 256) + 2 * 4 * 256
+
+
+def test_an_update_that_is_compiled_for_each_parameter_takes_two_copies_of_the_largest(project: Project) -> None:
+    pytest.importorskip("torchao")
+    project.write("train.py", EIGHT_BITS.replace("import bitsandbytes as bnb", "import torchao.optim").replace(
+        "bnb.optim.AdamW8bit", "torchao.optim.AdamW8bit"))  # fmt: skip
+    traced = project.predict("python", "train.py").json["traced"]
+    largest = 1024 * 4096
+    assert traced["buckets"]["optimizer"] == 2 * 2 * (largest + 4 * largest // 256) + 4 * 4 * 256
+    updates = [phase for phase in traced["phases"] if phase["phase"] == "optimizer" and phase["step"] > 1]
+    assert updates
+    assert all(phase["buckets"]["temporary"] <= 3 * 4 * largest for phase in updates), (
+        "two moments in 32 bits, and the update"
+    )
 
 
 def test_kernels_written_in_triton_are_not_run(project: Project) -> None:

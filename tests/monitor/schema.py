@@ -139,7 +139,7 @@ _GPU = _object(
 )
 _ALERT = _object(
     severity={"enum": ["note", "warning", "critical"]},
-    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "hot", "throttled"]},
+    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "stalled", "hot", "throttled"]},
     gpu_uuid=_TEXT,
     instance=_TEXT,
     message=_TEXT,

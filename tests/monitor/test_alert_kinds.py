@@ -15,7 +15,7 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, NewAlerts, Severity
-from gpumem_tui.monitor.probes import Growing, RanOutOfMemory
+from gpumem_tui.monitor.probes import Growing, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import READINGS
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
@@ -32,13 +32,14 @@ class Cause:
     snapshots: Sequence[Snapshot]
     ended: Sequence[RanOutOfMemory] = ()
     growing: Sequence[Growing] = ()
+    stopped: Sequence[Stopped] = ()
 
     def alerts(self) -> tuple[Alert, ...]:
         """What is the matter after the last of them."""
         judge = Alerts()
         found: tuple[Alert, ...] = ()
         for snapshot in self.snapshots:
-            found = judge.update(snapshot, None, self.ended, self.growing)
+            found = judge.update(snapshot, None, self.ended, self.growing, self.stopped)
         return found
 
 
@@ -51,6 +52,7 @@ CAUSES = {
     AlertKind.STALE: Cause([machine([gpu(state=DeviceState.STALE, state_reason="a call hangs", age_s=4.0)])]),
     AlertKind.NEAR_FULL: Cause([machine([gpu(used_bytes=79 * GIB)])]),
     AlertKind.GROWTH: Cause([machine()], growing=[Growing(UUID, "PID 7: cuda:0 after each step grows", 7200.0)]),
+    AlertKind.STALLED: Cause([machine()], stopped=[Stopped(UUID, "PID 7: rank 1 stopped first", 61.0)]),
     AlertKind.HOT: Cause([machine([gpu(temperature_c=89)])]),
     AlertKind.THROTTLED: Cause([machine([gpu(throttle=("too hot",))], after_s=second) for second in range(7)]),
 }
@@ -86,7 +88,8 @@ def test_it_begins_and_travels(kind: AlertKind) -> None:
 def test_it_stays_while_what_it_is_judged_by_cannot_be_read(kind: AlertKind) -> None:
     cause = CAUSES[kind]
     last = cause.snapshots[-1]
-    if last.problem or cause.ended or cause.growing or any(one.state is not DeviceState.OK for one in last.gpus):
+    of_probes = cause.ended or cause.growing or cause.stopped
+    if last.problem or of_probes or any(one.state is not DeviceState.OK for one in last.gpus):
         return  # no reading is its cause
     unread: dict[str, Any] = dict.fromkeys(("memory", "processes", *READINGS), Unknown("timed out"))
     later = replace(last, time_s=last.time_s + 20, gpus=(gpu(**unread),))

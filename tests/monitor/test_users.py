@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.report import table
+from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Instance, UnlistedProcess
-from gpumem_tui.monitor.users import user_totals, users_lines
+from gpumem_tui.monitor.users import only_of, user_totals, users_lines, viewer
 from tests.monitor.snapshots import gpu, machine, memory, process
 
 
@@ -40,6 +45,29 @@ def test_each_user_has_what_his_processes_hold_and_who_holds_most_is_first() -> 
     assert (bob.user, bob.used_bytes, bob.unread, bob.gpus) == ("bob", 3 * GIB, 0, (("box", 0),))
     assert (bob.processes, bob.resident_bytes) == (2, 8 * GIB), "that on the CPU is one of them"
     assert (hidden.user, hidden.used_bytes, hidden.processes) == (None, GIB, 1)
+
+
+def test_one_users_processes_alone_and_what_their_probes_say() -> None:
+    probes = ProbeReport(said={("cpu", 5): {"device": "cpu"}, ("cpu", 6): {"device": "cpu"}, (gpu(0).uuid, 1): {}})
+    snapshot, said = only_of("bob", BOTH, probes)
+    listed = [[each.pid for each in one.processes] for one in snapshot.gpus if isinstance(one.processes, tuple)]
+    assert listed == [[2], [], []]
+    assert [each.pid for each in snapshot.unlisted] == [5]
+    assert list(said.said) == [("cpu", 5)]
+    assert snapshot.gpus[0].ledger == BOTH.gpus[0].ledger, "the device's memory stays whole"
+    body = snapshot_json(snapshot, (), said)
+    assert [each["user"] for each in body["users"]] == ["bob"]
+    assert [each["pid"] for each in body["unlisted_probes"]] == [5]
+
+
+def test_who_watches_is_who_called_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    assert viewer() == "root"
+    monkeypatch.setenv("SUDO_UID", str(pwd.getpwnam("nobody").pw_uid))
+    assert viewer() == "nobody"
+    monkeypatch.setenv("SUDO_UID", "4000000")
+    assert viewer() == "user 4000000"
 
 
 def test_over_several_hosts_a_pid_is_another_process_on_each() -> None:

@@ -6,8 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from textual._compositor import LayoutUpdate
 from textual.app import App
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 Before = Callable[[Pilot[int]], Awaitable[None]]
 """What is done, and waited for, before a screen is looked at."""
@@ -33,10 +35,13 @@ async def until(pilot: Pilot[int], there: Callable[[], bool]) -> None:
 
 async def stands_still(pilot: Pilot[int]) -> None:
     """Wait until the picture has not changed for three looks."""
-    pictures: list[str] = []
+    pictures: list[list[list[Strip]]] = []
 
     def same() -> bool:
-        pictures.append(pilot.app.export_screenshot())
+        app = pilot.app
+        drawn = app.screen._compositor.render_update(full=True, screen_stack=app._background_screens)
+        assert isinstance(drawn, LayoutUpdate)
+        pictures.append([list(line) for line in drawn.strips])
         return len(pictures) >= 3 and pictures[-1] == pictures[-2] == pictures[-3]
 
     await until(pilot, same)

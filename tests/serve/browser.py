@@ -18,6 +18,8 @@ from tests.serve.serving import Screen
 from tests.waiting import DEADLINE_S, wait_for_file
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_CTRL, _SHIFT = 2, 8
+"""Modifiers, as the protocol has them."""
 _COLOURS = """
 (async () => {
   const picture = new Image();
@@ -83,6 +85,31 @@ class Page:
         """A key that types a character."""
         await self.call("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
         await self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
+
+    async def press_ctrl_c(self) -> None:
+        """As a user does: the browser's own command to copy goes with it."""
+        key: dict[str, Any] = {"key": "c", "code": "KeyC", "windowsVirtualKeyCode": 67, "modifiers": _CTRL}
+        await self.call("Input.dispatchKeyEvent", type="rawKeyDown", commands=["copy"], **key)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **key)
+
+    async def drag_with_shift(self, begin: tuple[int, int], end: tuple[int, int]) -> None:
+        """Select what is between two points."""
+        for kind, (x, y), buttons in (
+            ("mousePressed", begin, 1), ("mouseMoved", end, 1), ("mouseReleased", end, 0)
+        ):  # fmt: skip
+            await self._mouse(kind, x, y, buttons, _SHIFT)
+
+    async def click(self, at: tuple[int, int]) -> None:
+        """Press and let go, which ends a selection."""
+        for kind, buttons in (("mousePressed", 1), ("mouseReleased", 0)):
+            await self._mouse(kind, *at, buttons, 0)
+
+    async def _mouse(self, kind: str, x: int, y: int, buttons: int, modifiers: int) -> None:
+        button = "none" if kind == "mouseMoved" else "left"
+        await self.call(
+            "Input.dispatchMouseEvent",
+            type=kind, x=x, y=y, button=button, buttons=buttons, clickCount=1, modifiers=modifiers,
+        )  # fmt: skip
 
     async def picture(self) -> bytes:
         """What is seen, as PNG."""

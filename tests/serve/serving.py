@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import subprocess
 import sys
@@ -83,9 +84,14 @@ class Screen:
     def __init__(self) -> None:
         self._screen = pyte.Screen(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self._screen)
+        self.copied = ""
+        """What the program put into the browser's clipboard last (OSC 52)."""
 
     def feed(self, data: bytes) -> None:
         """Draw."""
+        if b"\x1b]52;c;" in data:
+            encoded = data.partition(b"\x1b]52;c;")[2].partition(b"\x07")[0]
+            self.copied = base64.b64decode(encoded).decode()
         self._stream.feed(data)
 
     @property
@@ -100,6 +106,11 @@ class Visitor:
     def __init__(self, connection: aiohttp.ClientWebSocketResponse[bool]) -> None:
         self._connection = connection
         self._screen = Screen()
+
+    @property
+    def copied(self) -> str:
+        """What the program put into the browser's clipboard last."""
+        return self._screen.copied
 
     async def press(self, keys: str) -> None:
         """Type."""

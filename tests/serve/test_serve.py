@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from gpumem_tui.serve.visitor import command
+from tests.remote.standins import Ssh, reading
 from tests.serve.serving import Served, serving, visiting
 from tests.waiting import wait_until, wait_until_gone
 
@@ -137,6 +139,56 @@ async def test_q_ends_the_visit(environment: dict[str, str]) -> None:
             await visitor.press("q")
             await visitor.until_closed()
         await asyncio.to_thread(served.wait_for_visitors, 0)
+
+
+async def test_ctrl_c_in_a_page_copies_the_screen_and_ends_nothing(environment: dict[str, str]) -> None:
+    with serving(environment) as served:
+        async with visiting(served) as visitor:
+            await visitor.see("A100", "20.00")
+            await visitor.press("\x03")
+            await visitor.see("the screen is copied, as text", "shift, drag over it")
+            assert "A100" in visitor.copied
+            assert "\x1b" not in visitor.copied
+            assert all(line == line.rstrip() for line in visitor.copied.split("\n"))
+            await visitor.press("\x03?")
+            await visitor.see("esc closes", "copy the screen as text")
+            await visitor.press("\x1b")
+            await visitor.see_that(lambda text: "esc closes" not in text, "the end of the help")
+            await visitor.press("q")
+            await visitor.until_closed()
+
+
+async def test_hosts_in_a_browser(environment: dict[str, str], tmp_path: Path) -> None:
+    ssh = Ssh(tmp_path)
+    for name, gpus in (("box", 1), ("node01", 2), ("node02", 2)):
+        ssh.prints(name, [reading(gpus)])
+    config = tmp_path / "config" / "gpumem-tui"
+    config.mkdir()
+    (config / "settings.toml").write_text('[hosts]\nlab = ["node[01-02]"]\n[notify]\ncommand = "touch told"\n')
+    there = {**environment, "PATH": f"{tmp_path}:{environment['PATH']}"}
+    with serving(there, "--host", "lab", "--host", "box") as served:
+        assert served.process.stdout is not None
+        assert served.process.stdout.readline().startswith("3 hosts; read-only")
+        async with visiting(served) as visitor:
+            text = await visitor.see("3 hosts · 3 live", "node01", "node02", "box")
+            assert "e search" not in text, "read-only"
+            await visitor.press("\r")
+            await visitor.see("esc hosts", "A100")
+        assert _interrupted(served) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "lab[1"], "lab[1"),
+        (["--hosts", "/nowhere"], "/nowhere"),
+        (["--interval", "1"], "--interval is for other hosts: name them with --host, --hosts or --slurm"),
+    ],
+)
+def test_what_is_wrong_with_hosts_is_said_at_once(environment: dict[str, str], options: list[str], said: str) -> None:
+    with pytest.raises(AssertionError) as error, serving(environment, *options):
+        """It does not get as far."""
+    assert said in str(error.value)
 
 
 async def test_whatever_a_visitor_says_others_go_on(environment: dict[str, str]) -> None:

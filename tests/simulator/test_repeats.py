@@ -14,8 +14,11 @@ from torch.nn import functional
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB
 from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.allocator.replay import replay
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.fast.repeats import Repeats
+from gpumem_tui.step import Phase
 
 Loop = Callable[["Training"], None]
 
@@ -57,6 +60,7 @@ class Training:
     with_loss: bool = True
     autocast: bool = False
     samples: list[torch.Tensor] = field(default_factory=list)
+    marks: Callable[[int, Phase], None] = lambda _step, _phase: None
 
     def __post_init__(self) -> None:
         self.model = Counted(with_loss=self.with_loss).to(self.device)
@@ -131,8 +135,20 @@ def _model_is_replaced_while_its_loss_lives(training: Training) -> None:
         training.optimizer.step()
 
 
+def _leaf_within_the_graph(training: Training) -> None:
+    """Do as PEFT's `enable_input_require_grads`: what a frozen table gives, and its gradient, live as the graph."""
+    training.model.head.weight = nn.Parameter(training.model.head.weight.detach().clone())
+    training.model.table.requires_grad_(False)
+    training.model.table.register_forward_hook(lambda _module, _args, found: found.requires_grad_(True))
+    for _ in range(2):
+        training.accumulate(8)
+        for _ in range(8):  # the graph is gone before the next call
+            training.loss(*training.batch(2)).backward()
+
+
 LOOPS: list[Loop] = [
     _evaluation_and_accumulation, _graph_is_dropped, _two_calls_in_one_backward, _sizes_change, _everything_is_kept,
+    _leaf_within_the_graph,
 ]  # fmt: skip
 
 
@@ -144,7 +160,7 @@ def _run(
     Counted.runs = 0
     torch.manual_seed(0)
     with simulate(simulated) as device, Repeats(simulated).watching() if answers else nullcontext():
-        loop(Training(device, with_loss, autocast))
+        loop(Training(device, with_loss, autocast, marks=simulated.mark))
     return simulated, Counted.runs
 
 
@@ -159,6 +175,12 @@ def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast:
     assert found.sizes == expected.sizes
     assert found.events == expected.events
     assert found.buckets == expected.buckets
+
+
+def test_a_leaf_within_the_graph_keeps_nothing_from_being_answered() -> None:
+    _, often = _run(_leaf_within_the_graph, None, answers=False)
+    _, seldom = _run(_leaf_within_the_graph, None, answers=True)
+    assert seldom < often / 2
 
 
 @pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])
@@ -183,6 +205,44 @@ def test_the_allocator_ends_in_the_same_state(with_loss: bool) -> None:
     answered, seldom = _run(_evaluation_and_accumulation, GIB, answers=True, with_loss=with_loss)
     assert seldom < often / 2
     assert answered.allocator.stats == ran.allocator.stats
+
+
+def _long_loops(training: Training) -> None:
+    for step in (1, 2, 3):
+        training.marks(step, Phase.FORWARD)
+        training.evaluate(20)
+        for _ in range(20):
+            training.marks(step, Phase.FORWARD)
+            loss = training.loss(*training.batch())
+            training.marks(step, Phase.BACKWARD)
+            loss.backward()
+        training.marks(step, Phase.OPTIMIZER)
+        training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("is_exact", [False, True], ids=["by events", "by blocks"])
+@pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])
+def test_rounds_that_are_left_out_change_no_figure(with_loss: bool, is_exact: bool) -> None:
+    simulated, _ = _run(_long_loops, None, answers=True, with_loss=with_loss)
+    whole, folded = simulated.finish(), simulated.finish_folded(is_exact=is_exact)
+    assert len(folded.events) < len(whole.events) / 2
+    assert len(folded.marks) < len(whole.marks) / 2
+    for settings in (AllocatorSettings(), AllocatorSettings(expandable_segments=True)):
+        expected, found = replay(whole, settings=settings), replay(folded, settings=settings)
+        assert found.phases == expected.phases
+        assert (found.peak_allocated_bytes, found.breakdown) == (expected.peak_allocated_bytes, expected.breakdown)
+        assert found.peak_reserved_bytes == expected.peak_reserved_bytes
+        assert folded.held_after(found.peak_event) == whole.held_after(expected.peak_event)
+
+
+def test_rounds_after_which_more_is_held_stay() -> None:
+    def loop(training: Training) -> None:
+        for _ in range(20):
+            training.samples.append(training.loss(*training.batch()))  # held, and so is its graph
+
+    simulated, _ = _run(loop, None, answers=True)
+    assert simulated.finish_folded(is_exact=False) == simulated.finish()
 
 
 def test_out_of_memory_in_a_call_that_is_not_run() -> None:

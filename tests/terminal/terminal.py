@@ -17,13 +17,14 @@ from contextlib import contextmanager
 import psutil
 import pyte
 
+from tests.sharing import WarmPython
 from tests.waiting import DEADLINE_S
 
 
 class Terminal:
     """The program and what it shows."""
 
-    def __init__(self, arguments: list[str], columns: int, lines: int, env: dict[str, str]) -> None:
+    def __init__(self, arguments: list[str], columns: int, lines: int, env: dict[str, str], python: str) -> None:
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.pid, self._fd = pty.fork()
@@ -34,7 +35,7 @@ class Terminal:
             # does not see them, and they would count for more than the terminal's size.
             own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             own |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **env}
-            os.execve(sys.executable, [sys.executable, "-m", "gpumem_tui", *arguments], own)
+            os.execve(sys.executable, [python, "-m", "gpumem_tui", *arguments], own)
 
     @property
     def text(self) -> str:
@@ -111,10 +112,14 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    *arguments: str, columns: int = 120, lines: int = 40, env: dict[str, str] | None = None
+    *arguments: str, columns: int = 120, lines: int = 40, env: dict[str, str] | None = None, python: str = ""
 ) -> Iterator[Terminal]:
-    """Run `gpumem-tui ARGUMENTS` in a terminal."""
-    running = Terminal(list(arguments), columns, lines, env or {})
+    """Run `gpumem-tui ARGUMENTS` in a terminal.
+
+    Args:
+        python: what the program runs its steps with; else one that starts with torch imported.
+    """
+    running = Terminal(list(arguments), columns, lines, env or {}, python or WarmPython.path())
     try:
         yield running
     finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.sharing import WarmPython
 from tests.terminal.terminal import Terminal, terminal
 
 pytestmark = pytest.mark.scripts
@@ -45,8 +46,8 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def _slow(script: Path, pause_s: str) -> tuple[str, ...]:
-    return (sys.executable, str(script), "--batch-size={batch}", "--pause", pause_s)
+def _slow(script: Path, pause_s: str, python: str = "") -> tuple[str, ...]:
+    return (python or WarmPython.path(), str(script), "--batch-size={batch}", "--pause", pause_s)
 
 
 def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -55,7 +56,7 @@ def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def test_a_command_from_start_to_verdict(script: Path) -> None:
-    command = (sys.executable, str(script), "--batch-size", "{batch}")
+    command = (WarmPython.path(), str(script), "--batch-size", "{batch}")
     with terminal("search", *_DEVICE, "--limit", "1GiB", "--", *command, columns=80, lines=24) as screen:
         screen.wait_for("tracing batch size 2", "Output of the command", "telemetry are", "c cancel")
         screen.wait_for("tracing batch size 3", "made step 1")
@@ -86,7 +87,7 @@ def _kill(screen: Terminal) -> None:
 def test_leaving_in_the_middle_of_a_command_leaves_no_process(
     script: Path, leave: Callable[[Terminal], None], code: int
 ) -> None:
-    with terminal("search", *_DEVICE, "--", *_slow(script, "5")) as screen:
+    with terminal("search", *_DEVICE, "--", *_slow(script, "5", sys.executable)) as screen:
         screen.wait_for("made step 0")
         children = screen.children()
         assert any(str(script) in process.cmdline() for process in children)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_opening_without_a_command_waits_for_the_user() -> None:
 
 
 def test_quitting_while_a_trial_runs_leaves_nothing_behind() -> None:
-    with terminal("search") as screen:
+    with terminal("search", python=sys.executable) as screen:
         children = _search_in(screen)
         screen.press("q")
         assert screen.exit_code() == 130
@@ -56,7 +57,7 @@ def test_quitting_while_a_trial_runs_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
-    with terminal("search") as screen:
+    with terminal("search", python=sys.executable) as screen:
         children = _search_in(screen)
         time.sleep(0.5)
         os.kill(screen.pid, number)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.remote.standins import Ssh
+from tests.sharing import WarmPython
 from tests.terminal.terminal import terminal
 
 
@@ -15,7 +16,7 @@ def test_trials_run_there_and_show_here(tmp_path: Path) -> None:
     ssh.host("box", "echo Welcome to box", 'exec sh -c "$1"')
     there = f"env PYTHONPATH={shlex.quote(str(Path(__file__).parents[2]))} {shlex.quote(sys.executable)} -m gpumem_tui"
     words = ["search", "--host", "box", "--remote-command", there, "--remote-directory", str(tmp_path)]
-    trained = ["--model", "mlp", "--gpu", "sim:t4-16gb", "--limit", "3GiB"]
+    trained = ["--model", "mlp", "--gpu", "sim:t4-16gb", "--limit", "3GiB", "--python", WarmPython.path()]
     with terminal(*words, *trained, columns=80, lines=24, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}) as screen:
         screen.wait_for("box: SIMULATED NVIDIA T4", "c cancel")
         screen.press("p")

@@ -20,7 +20,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.remote.connection import Fleet
 from gpumem_tui.remote.decode import HostReport, decoded
 from gpumem_tui.remote.hosts import parse_host
-from gpumem_tui.remote.report import status_json
+from gpumem_tui.remote.report import only_mine, status_json
 from gpumem_tui.remote.ssh import NotSignalled
 from gpumem_tui.remote.status import HostPhase, HostStatus, jobs
 from gpumem_tui.settings import Settings
@@ -222,6 +222,19 @@ def test_the_rank_that_stopped_is_named_and_of_all_the_first() -> None:
     assert told(*stopped) == "rank 1 stopped first, after step 1,800, 70 s ago"
 
 
+def test_where_ranks_stand_tells_the_first_of_those_in_lockstep() -> None:
+    at = {"phase": "forward", "collective": None, "source": "model.py:10", "function": "forward", "busy": False}
+    waiting = {"collective": "all_reduce", "source": "train.py:30", "function": "<module>", "busy": False}
+    hosts = []
+    for number, stopped_at in enumerate((waiting, at, waiting)):
+        said = {**rank(number, 9, 8), "newest_step": 9, "newest_step_age_s": 40.0, "stopped_at": stopped_at}
+        hosts.append(live(f"h{number}", 10, probes={(gpu(0).uuid, 4000): {**said, "world_size": 3}}))
+    assert told(*hosts) == (
+        "rank 1 stopped first, after step 9, 40 s ago, in forward at model.py:10 (forward), idle; "
+        "ranks 0, 2 wait in all_reduce at train.py:30"
+    )
+
+
 def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_gives() -> None:
     one = live("a", 10, probes={(gpu(0).uuid, 4000): {**rank(0, 41, 8), "job": "slurm 1"}})
     other = live("b", 40, probes={(gpu(0).uuid, 4000): {**rank(0, 42, 39), "job": "slurm 2"}})
@@ -314,6 +327,30 @@ def test_a_user_is_whose_processes_are_listed_and_a_condition_that_says_nothing_
     assert row.strip().startswith("free>=x: free GPUs are meant")
     (row,) = said(hosts_rows(replace(state, filter="model=zz"))(100, ""))
     assert "no host matches “model=zz”" in row
+
+
+@pytest.mark.parametrize("told", [lab(), as_lines(lab())], ids=["recorded", "live"])
+def test_only_mine_on_hosts_by_the_name_of_the_login(told: HostsState) -> None:
+    hosts = tuple(replace(each, host=parse_host(f"bob@{each.host.name}")) for each in told.statuses)
+    state = replace(told, statuses=hosts, mine=True)
+    assert [each.user for each in listed_processes(state)] == ["bob"]
+    assert listed_processes(replace(told, mine=True)) == [], "nobody here is called so"
+    assert "mine only" in "".join(text for text, _ in hosts_header(state, 118, []))
+    printed = [status_json(only_mine(status)) for status in hosts[:2]]
+    assert [[each["user"] for each in body["users"]] for body in printed] == [["bob"], []]
+
+
+async def test_sorting_is_of_the_list_with_the_cursor(fleet: Fleet) -> None:
+    async with app(fleet).run_test(size=(120, 40)) as pilot:
+        await answered(pilot)
+        screen = screen_of(pilot)
+        await pilot.press("s", "r")
+        assert (screen.state.order, screen.state.order_reverse) == (HostOrder.FREE, True)
+        assert (screen.state.sort, screen.state.reverse) == (HostsSort.MEMORY, False)
+        await pilot.press("tab", "s", "r", "m")
+        assert (screen.state.sort, screen.state.reverse) == (HostsSort.HOST, True)
+        assert screen.state.order is HostOrder.FREE
+        assert "no process yours, m for everybody's, on a GPU" in shown(pilot, "#hosts-processes")
 
 
 def test_users_and_models_have_columns_where_there_is_room() -> None:

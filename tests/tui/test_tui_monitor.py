@@ -225,6 +225,16 @@ async def test_focus_by_key_and_mouse_and_only_that_gpu() -> None:
         assert screen.state.focused.index == 4
 
 
+async def test_only_mine_and_everybodys_again() -> None:
+    app = scene.app(scene.machine(2))
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("m")
+        assert "0 of 6 processes: of yours · m for all" in shown(pilot, ProcessTable)
+        assert "MINE ONLY" in text_of(scene.screen_of(app).query_one("#header", Lines))
+        await pilot.press("m")
+        assert "MINE ONLY" not in text_of(scene.screen_of(app).query_one("#header", Lines))
+
+
 async def test_pause_holds_the_picture_and_catches_up() -> None:
     app = scene.app(scene.machine(2))
     async with app.run_test(size=SIZE) as pilot:

@@ -248,6 +248,14 @@ def test_only_the_focused_gpu() -> None:
     assert {entry.key[0] for entry in entries(shown)} == {device_key(shown.gpus[1])}
 
 
+def test_only_the_processes_of_who_watches() -> None:
+    shown = state(2, mine=True, user="grace")
+    assert {entry.host.user for entry in entries(shown) if entry.host is not None} == {"grace"}
+    rows = "\n".join(text(row) for row in table_view(shown, 118, 20).rows)
+    assert "2 of 6 processes: of yours · m for all" in rows
+    assert pids(state(2, mine=True, user="nobody")) == []
+
+
 def test_the_tree_puts_children_below_their_parent() -> None:
     parent = scene.process(10, 1 * GIB)
     child = replace(scene.process(20, 9 * GIB), host=scene.host_process(20, parent_pid=10))

@@ -23,7 +23,7 @@ from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.scenes import plan as plan_scene
-from tests.scenes.pictures import SIZES, until
+from tests.scenes.pictures import SIZES, stands_still, until
 from tests.scenes.plan import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
@@ -155,7 +155,9 @@ async def test_save_change_compare_and_open_again(tmp_path: Path) -> None:
         await pilot.press("right")
         await pilot.pause()
         assert "first try *" in text_of(pilot, "#plan-header")
-        await pilot.press("c", "enter")
+        await pilot.press("c")
+        await stands_still(pilot)
+        await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
         await pilot.press(*"first", "enter")
         await until(pilot, lambda: "Compared with: first try" in text_of(pilot, "#pane"))

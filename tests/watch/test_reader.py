@@ -19,12 +19,14 @@ from gpumem_tui.probe.wire import (
     SLOT_BYTES,
     SLOT_COUNT,
     Heartbeat,
+    Stall,
     heartbeat_patch,
     slot_offset,
     switched_off_patch,
 )
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import ProcessState
+from gpumem_tui.watch.report import probe_json
 from tests.attach import loops
 from tests.waiting import wait_for_file, wait_until
 from tests.watch.rings import GONE_PID, ON_CPU, RECORD, RingFile, gone, out_of_memory, this_process
@@ -80,6 +82,23 @@ def test_the_step_counter_tells_a_hang_from_a_sample_that_is_rare(folder: Path) 
     offset, content = heartbeat_patch(Heartbeat(71, 64_000_000_000, 66_000_000_000, is_busy=True))
     ring.patch(offset, content[:8])  # half written
     assert watcher.processes()[0].heard_s == 60.0
+
+
+def test_where_a_process_stands_counts_until_a_step_ends(folder: Path) -> None:
+    ring = RingFile(folder, this_process())
+    ring.sample(replace(RECORD, step=3, monotonic_ns=5_000_000_000))
+    stall = Stall(9, 1, 30_000_000_000, "batch", "", "data.py:5", "read", busy=True, stack=("data.py:5 read",))
+    ring.document(ring.files.stall, vars(stall))
+    watcher = Watcher([folder], clock_ns=lambda: 65_000_000_000)
+    [process] = watcher.processes()
+    assert (process.stall, process.step) == (stall, 9)
+    assert process.problem == "no step has finished for 60 s: in batch at data.py:5 (read), computing"
+    assert probe_json(process, process.samples[0])["stopped_at"]["source"] == "data.py:5"
+    ring.patch(*heartbeat_patch(Heartbeat(10, 31_000_000_000, 32_000_000_000, is_busy=False)))
+    [process] = watcher.processes()
+    assert (process.stall, process.problem) == (None, "no step has finished for 34 s"), "of an earlier stop"
+    ring.document(ring.files.stall, {"phase": 3})
+    assert watcher.processes()[0].problem == "no step has finished for 34 s", "a damaged one hides nothing"
 
 
 def test_steps_that_take_long_are_no_silence(folder: Path) -> None:

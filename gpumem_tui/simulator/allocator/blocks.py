@@ -117,6 +117,11 @@ class Pool:
             for address in self._addresses[self._sizes[index]]:
                 yield self._blocks[address]
 
+    def addresses(self) -> tuple[tuple[int, ...], ...]:
+        """Return the addresses of the blocks, for each size by itself, with the size before them."""
+        found = self._addresses
+        return tuple((size, *found[size]) for size in self._sizes if found[size])
+
     def insert(self, block: Block) -> None:
         """Add a block that became free."""
         address, size = block.address, block.size_bytes

@@ -156,6 +156,11 @@ class CachingAllocator:
         """Return every free block that has memory behind it; with the blocks in use, these are all reserved bytes."""
         return [block for pool in self._pools.values() for block in pool]
 
+    def state(self) -> int:
+        """Return one number for where all free blocks are, and how often the driver was asked for memory."""
+        free = tuple((key, pool.addresses()) for key, pool in self._pools.items())
+        return hash((free, self.stats.num_device_alloc, self.stats.num_device_free))
+
     def round_size(self, size_bytes: int) -> int:
         """Return the block size that serves a request: a multiple of 512 B, or of a power-of-two division if set."""
         if self._rounds_to_power2 and size_bytes >= MIN_BLOCK_BYTES:

@@ -49,7 +49,7 @@ class NotAffine(ValueError):
 def _program(run: Timeline | AffineTrace) -> tuple[object, ...]:
     """Return all of a run but its sizes and its places."""
     rules = [(number, computed.rule, computed.position) for number, computed, *_ in run.computed]
-    return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, rules
+    return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, run.folds, rules
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,14 @@ class Replay:
 
     @cached_property
     def phases(self) -> tuple[PhasePeak, ...]:
-        """Every phase of every step, in order."""
+        """Every phase of every step, in order; those that were left out, too, as they are like what stays."""
         at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
-        return tuple(
+        found = [
             PhasePeak(mark.step, mark.phase, peak, reserved, at[event]) for mark, peak, event, reserved in self._spans
-        )
+        ]
+        for first, behind, times in reversed(self.timeline.folds):
+            found[behind:behind] = found[first:behind] * times
+        return tuple(found)
 
     @property
     def peak_moment(self) -> tuple[Mark, Site] | None:
@@ -114,7 +117,7 @@ class AffineTrace:
     """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
 
     Attributes:
-        emptied, streams, completions: as in `Timeline`.
+        emptied, streams, completions, folds: as in `Timeline`.
         computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
             what each of them grows by a sample.
         apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
@@ -133,6 +136,7 @@ class AffineTrace:
     apart: tuple[tuple[int, Timeline], ...] = ()
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
+    folds: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
@@ -166,7 +170,7 @@ class AffineTrace:
             computed.append((number, replace(at1, arguments=start), steps))
         return cls(
             t1.events, tuple(constants), tuple(slopes), t1.buckets, t1.marks, t2.sites, t2.site_table, tuple(computed),
-            t1.emptied, streams=t1.streams, completions=t1.completions,
+            t1.emptied, streams=t1.streams, completions=t1.completions, folds=t1.folds,
         )  # fmt: skip
 
     @classmethod
@@ -177,7 +181,7 @@ class AffineTrace:
         return cls(
             timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
             timeline.site_table, computed, timeline.emptied,
-            streams=timeline.streams, completions=timeline.completions,
+            streams=timeline.streams, completions=timeline.completions, folds=timeline.folds,
         )  # fmt: skip
 
     def at(self, batch_size: int) -> Timeline:
@@ -203,7 +207,7 @@ class AffineTrace:
                 computed.append((index + 1, Computed(rule, position, arguments)))
         return Timeline(
             self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
-            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions,
+            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions, self.folds,
         )  # fmt: skip
 
     @cached_property

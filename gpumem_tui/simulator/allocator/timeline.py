@@ -70,6 +70,8 @@ class Timeline:
         streams: the stream in whose pool allocation i is, 0 for the default one; empty if all are there.
         completions: (event, allocation) in order, for allocations that other streams use when they are released
             (`Tensor.record_stream`): before which event these are done with it. Until then its memory serves nobody.
+        folds: of marks, from one to before another, how often more they followed each other alike before what follows;
+            these rounds are left out (see `folding`).
     """
 
     events: tuple[int, ...]
@@ -82,6 +84,7 @@ class Timeline:
     emptied: tuple[int, ...] = ()
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
+    folds: tuple[tuple[int, int, int], ...] = ()
 
     def stream_of(self, number: int) -> int:
         """Return the stream in whose pool an allocation is."""
@@ -214,6 +217,15 @@ class TimelineRecorder:
     def between(self, start: int, end: int) -> list[int]:
         """Return the events from one position to another, as in `Timeline.events`."""
         return self._events[start:end]
+
+    def releases_around(self, position: int, least: int) -> list[int]:
+        """Return what is released right before and after a position, from `least` on, with nothing made between."""
+        start = end = position
+        while start > least and self._events[start - 1] < 0:
+            start -= 1
+        while end < len(self._events) and self._events[end] < 0:
+            end += 1
+        return [-event for event in self._events[start:end]]
 
     def size_bytes(self, number: int) -> int:
         """Return what an allocation asked for."""

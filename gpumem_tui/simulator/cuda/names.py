@@ -172,14 +172,19 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__deepcopy__: _deepcopied,
     torch.Tensor.__repr__: lambda tensor, **_: text_of(tensor),
 }
-_READS = {getattr(torch.Tensor, name) for name in ("item", "__index__", "__int__", "__float__", "__bool__")}
-_STEPS_OF_LOADERS = {
-    getattr(torch.Tensor, name)
-    for name in ("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__getitem__", "unbind")
+_READS = ("item", "__index__", "__int__", "__float__", "__bool__")
+_STEPS_OF_LOADERS = ("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__getitem__", "unbind")
+_TENSORS_OF = {
+    **{getattr(torch.Tensor, name): 1 for name in _READS},
+    **{getattr(torch.Tensor, name): None for name in _STEPS_OF_LOADERS},
 }
-"""What data loaders do with many small tensors of the host, and what makes nothing on the device of such tensors."""
+"""What data loaders do with many small tensors of the host, and what makes nothing on the device of such tensors: by
+function how many of its arguments are to be looked at, None for all."""
 
-_NUMBERS_OF_HOST = (torch.Tensor, int, float, bool)
+_OF_HOST = frozenset((torch.Tensor, int, float, bool))
+_WithoutDispatch: Any = torch._C._DisableTorchDispatch
+_is_transforming: Any = torch._C._are_functorch_transforms_active
+"""Whether tensors are wrapped, perhaps one of the device among them."""
 
 
 class CudaNames(TorchFunctionMode):
@@ -191,12 +196,14 @@ class CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        if (
-            (func in _READS and type(args[0]) is torch.Tensor)  # one of the host: data loaders read many numbers
-            or (func in _STEPS_OF_LOADERS and not kwargs and all(type(value) in _NUMBERS_OF_HOST for value in args))
-        ) and not torch._C._are_functorch_transforms_active():  # whose tensors are wrapped, perhaps one of the device
-            with torch._C._DisableTorchDispatch():
-                return func(*args, **(kwargs or {}))
+        if func in _TENSORS_OF and not kwargs:
+            for value in args[: _TENSORS_OF[func]]:
+                if type(value) not in _OF_HOST:
+                    break
+            else:
+                if not _is_transforming():
+                    with _WithoutDispatch():
+                        return func(*args)
         for argument in args:
             kind = type(argument)
             if kind is torch.device or kind is str:

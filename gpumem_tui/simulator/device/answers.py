@@ -23,6 +23,9 @@ COPY: Any = torch.ops.aten.copy_.default
 COPIES = (TO_COPY, COPY)
 """Operators that bring tensors to the device, and back."""
 
+_make_subclass: Any = torch.Tensor._make_subclass
+_warn_of_address: Any = torch._C._set_warn_deprecated_on_mutable_data_ptr
+
 Key = tuple[Any, ...]
 
 MISS: Any = object()
@@ -53,6 +56,8 @@ class Answers:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._known: dict[Key, tuple[type, tuple[_Answer, ...]] | None] = {}
+        self._attributes: dict[str, Any] = {}
+        """What a fresh fake tensor of this mode has in its dictionary."""
 
     @cached_property
     def _device(self) -> torch.device:
@@ -153,8 +158,12 @@ class Answers:
         if isinstance(answer, int):
             given: torch.Tensor = args[answer]
             return given
+        with torch._C.DisableTorchFunction():
+            return self._made(answer, args)
+
+    def _made(self, answer: _Made, args: tuple[Any, ...]) -> torch.Tensor:
         if answer.position < 0:
-            return FakeTensor(self._mode, _elem(answer), self._device)
+            return self.on_device(_elem(answer))
         base = args[answer.position]
         # A view is an inference tensor if what it looks at is one, whatever mode it is made in.
         is_inference = base.is_inference()
@@ -162,7 +171,20 @@ class Answers:
         with nullcontext() if is_mode else torch.inference_mode(is_inference):
             elem = _elem(answer)
             elem.set_(base.untyped_storage(), answer.offset, answer.shape, answer.stride)
-            return FakeTensor(self._mode, elem, self._device)
+            return self.on_device(elem)
+
+    def on_device(self, elem: torch.Tensor) -> torch.Tensor:
+        """Make a tensor on the device of one without data, as `FakeTensor` does, which looks at both each time."""
+        if not self._attributes:
+            template = FakeTensor(self._mode, elem, self._device)
+            self._attributes.update(vars(template))
+            return template
+        made: torch.Tensor = _make_subclass(
+            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=self._device
+        )
+        _warn_of_address(made)  # as of the tensors of a mode that lets their address be asked for
+        vars(made).update(self._attributes)
+        return made
 
 
 def _is_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:

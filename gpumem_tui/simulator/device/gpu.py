@@ -22,6 +22,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
@@ -87,6 +88,7 @@ class SimulatedGpu:
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
         self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
         self.recorder = TimelineRecorder()
+        self._rounds: list[Round] = []
         self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
         self.memory = DeviceMemory(self)
@@ -107,9 +109,17 @@ class SimulatedGpu:
         """Call the modules of `model` by their qualified names from now on."""
         self.sites.name_modules(model)
 
+    def begin_round(self) -> None:
+        """State that a call begins which is answered as others alike were."""
+        self._rounds.append(Round(self.recorder.position, self.recorder.allocations, self.allocator.state()))
+
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far; if it failed, up to where memory ran out."""
         return self.recorder.finish(failed)
+
+    def finish_folded(self, *, is_exact: bool) -> Timeline:
+        """Return the run so far without what it did again and again alike (see `folded`)."""
+        return folded(self.finish(), self._rounds, is_exact=is_exact)
 
     def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
         """Make the exception that PyTorch would raise, saying what its own message says."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.utils import registered_hop_fake_fns
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
@@ -58,6 +58,7 @@ from gpumem_tui.step.sites import is_own
 _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_WithoutDispatch: Any = torch._C._DisableTorchDispatch
 _IS_PINNED, _NONZERO, _READ = _aten.is_pinned.default, _aten.nonzero.default, _aten._local_scalar_dense.default
 _LIFT_FRESH = _aten.lift_fresh.default
 _ADD, _ADD_IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
@@ -77,6 +78,7 @@ the parts that it is made of."""
 
 _SPLIT, _SLICE = _aten.split.Tensor, _aten.slice.Tensor
 _CUTS = frozenset((_SPLIT, _SLICE))
+_WATCHED_ON_HOST = _CUTS | host.MAKERS | {_IS_PINNED}
 _LEAST_ROWS, _MOST_ROWS = 4, 1024
 """Operators by which a step cuts its batch into parts, and rows of a part. Smaller parts are seen at the batch sizes
 that are traced anyway; a larger one would take a batch of twice as many, out of a program's own data."""
@@ -153,6 +155,11 @@ class DeviceMode(FakeTensorMode):
     def __torch_dispatch__(  # type: ignore[override]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if not types and not kwargs and type(func) is OpOverload:  # on tensors of the host, as in data loaders
+            if func is _LIFT_FRESH:
+                return args[0]  # as it does, without the way there: data loaders ask it of every array
+            if func not in _WATCHED_ON_HOST:
+                return func(*args)
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
@@ -401,7 +408,7 @@ class DeviceMode(FakeTensorMode):
             elem = known
             if not known.is_meta:
                 elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
-            return FakeTensor(self, elem, torch.device(DEVICE_TYPE, 0))
+            return self._answers.on_device(elem)
         return type(known)(self._shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
     def view_of(
@@ -413,9 +420,10 @@ class DeviceMode(FakeTensorMode):
         offset: int,
     ) -> torch.Tensor:
         """Make a tensor on the device in a storage of it; stride and offset are in elements."""
-        elem = torch.empty(0, dtype=dtype, device="meta")
-        elem.set_(storage, offset, shape, stride)
-        return FakeTensor(self, elem, torch.device(DEVICE_TYPE, 0))
+        with torch._C.DisableTorchFunction(), _WithoutDispatch():
+            elem = torch.empty(0, dtype=dtype, device="meta")
+            elem.set_(storage, offset, shape, stride)
+            return self._answers.on_device(elem)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.kinds import is_dense
@@ -25,6 +26,9 @@ from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
 
 Key = tuple[Any, ...]
+_MOST_UNSETTLED = 4
+"""Calls to wait for the end of an earlier one's graph."""
+
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _SPREADS = ("torch.nn.parallel.", "torch.distributed.")
 """Modules that exchange gradients or parameters with other ranks as they run; they are always run."""
@@ -41,6 +45,7 @@ class _Call:
     arguments: dict[int, int]
     """By allocation of a tensor argument: its position."""
 
+    trains: bool
     end: int = 0
     last: int = 0
     leaves: tuple[Any, ...] = ()
@@ -49,6 +54,35 @@ class _Call:
     backward_first: int = 0
     gradient_numbers: dict[int, int] = field(default_factory=dict)
     """By allocation of a gradient that came in: the output's position."""
+
+    graph_end: int = -1
+    """Where its graph was gone; -1 while it lives."""
+
+
+class _Graph:
+    """Lives as long as the graph of a call, and then notes where that was."""
+
+    def __init__(self, call: _Call, recorder: TimelineRecorder) -> None:
+        self._call, self._recorder = call, recorder
+
+    def __del__(self) -> None:
+        self._call.graph_end = self._recorder.position
+
+
+@dataclass
+class _Unsettled:
+    """A call whose backward has left allocations, which may go with its graph.
+
+    Attributes:
+        end: where backward returned.
+        calls: how many calls have begun since.
+    """
+
+    call: _Call
+    pattern: CallPattern
+    left: set[int]
+    end: int
+    calls: int = 0
 
 
 class Repeats:
@@ -72,6 +106,7 @@ class Repeats:
         self._refused: set[Key] = set()
         self._evaluated: _Call | None = None
         self._called_back: list[_Call] = []
+        self._unsettled: list[_Unsettled] = []
         self._clearings: list[tuple[int, int]] = []
         self._clearing = 0
         self._cached: list[Allocation] = []
@@ -120,18 +155,21 @@ class Repeats:
 
     def _call(self, run: Callable[[], Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._conclude_evaluation()
-        key = self._key(module, args, kwargs)
+        self._settle(1)
+        with torch._C.DisableTorchFunction():  # which every look at a tensor's attributes would go through
+            key = self._key(module, args, kwargs)
         if key is None or key in self._refused:
             return run()
         pattern = self._known.get(key)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
+            self._gpu.begin_round()
             self._called(module)
             return self._repeat(pattern, tensors, module)
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
         recorder, uses = self._recorder, self._gpu.streams.recorded_uses
-        observed = _Call(key, recorder.position, recorder.allocations, uses, arguments)
+        observed = _Call(key, recorder.position, recorder.allocations, uses, arguments, torch.is_grad_enabled())
         result = run()
         observed.end, observed.last = self._recorder.position, self._recorder.allocations
         leaves, observed.structure = pytree.tree_flatten(result)
@@ -142,9 +180,10 @@ class Repeats:
         observed.leaves = described
         if not torch.is_grad_enabled():
             self._evaluated = observed
+        graph = _Graph(observed, recorder)
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._on_gradient(observed, position))
+                leaf.register_hook(self._on_gradient(observed, position, graph))
         return result
 
     def _key(self, module: nn.Module, args: Any, kwargs: Any) -> Key | None:
@@ -173,8 +212,8 @@ class Repeats:
             int(leaf.storage_offset()), leaf.requires_grad,
         )  # fmt: skip
 
-    def _on_gradient(self, call: _Call, position: int) -> Callable[[torch.Tensor], None]:
-        def arrived(gradient: torch.Tensor) -> None:
+    def _on_gradient(self, call: _Call, position: int, graph: _Graph) -> Callable[[torch.Tensor], None]:
+        def arrived(gradient: torch.Tensor, _held: _Graph = graph) -> None:
             if call.backward_start < 0:
                 call.backward_start, call.backward_first = self._recorder.position, self._recorder.allocations
                 self._called_back.append(call)
@@ -188,6 +227,7 @@ class Repeats:
 
     def _after_backward(self) -> None:
         calls, self._called_back = self._called_back, []
+        self._settle(0)
         if len(calls) == 1:
             self._learn(calls[0], self._recorder.position)
         else:  # what each of them did cannot be told apart
@@ -201,19 +241,44 @@ class Repeats:
             self._learn(call, call.backward_start)
 
     def _learn(self, call: _Call, end: int) -> None:
-        pattern = self._pattern(call, end)
+        found = self._pattern(call, end)
         self._clearings = []
-        if pattern is None:
+        if found is None:
             self._seen.pop(call.key, None)
-        elif pattern in (self._seen.get(call.key), self._latest.get(call.key[1:])):
-            self._known[call.key] = pattern
+        elif found[1]:
+            self._unsettled.append(_Unsettled(call, *found, end))
         else:
-            self._seen[call.key] = pattern
-        if pattern is not None:
-            self._latest[call.key[1:]] = pattern
+            self._remember(call.key, found[0])
 
-    def _pattern(self, call: _Call, end: int) -> CallPattern | None:
-        """Return what a call did, None if it touched what was there before or left something, also to other streams."""
+    def _settle(self, calls: int) -> None:
+        """Learn the calls whose graphs are gone by now, after so many further calls have begun."""
+        waiting, self._unsettled = self._unsettled, []
+        for one in waiting:
+            one.calls += calls
+            if one.call.graph_end >= 0:
+                at_end = self._recorder.releases_around(one.call.graph_end, one.end)
+                released = tuple(number for number in at_end if number in one.left)
+                if len(released) == len(one.left):
+                    first, before, own = one.call.first, one.call.backward_first, one.call.last - one.call.first
+                    numbers = (n - first if n <= one.call.last else n - before + own for n in released)
+                    self._remember(one.call.key, replace(one.pattern, at_end=tuple(numbers)))
+                else:
+                    self._seen.pop(one.call.key, None)
+            elif one.calls < _MOST_UNSETTLED:
+                self._unsettled.append(one)
+
+    def _remember(self, key: Key, pattern: CallPattern) -> None:
+        if pattern in (self._seen.get(key), self._latest.get(key[1:])):
+            self._known[key] = pattern
+        else:
+            self._seen[key] = pattern
+        self._latest[key[1:]] = pattern
+
+    def _pattern(self, call: _Call, end: int) -> tuple[CallPattern, set[int]] | None:
+        """Return what a call did and which allocations it left; None if it touched what was there before.
+
+        None as well if it left something to other streams, or without a backward.
+        """
         if self._gpu.streams.recorded_uses != call.recorded_uses:
             return None
         own = call.last - call.first
@@ -249,15 +314,17 @@ class Repeats:
                 continue
             backward.append(event(number))
         live.difference_update(cached)
-        outputs = {leaf.number for leaf in call.leaves if isinstance(leaf, CallOutput)}
-        if 0 in forward or 0 in backward or not live <= outputs or not kept.issuperset(cached):
+        live.difference_update(leaf.number for leaf in call.leaves if isinstance(leaf, CallOutput))
+        if 0 in forward or 0 in backward or not kept.issuperset(cached) or (live and not call.trains):
             return None
         last = call.backward_first + max((number - own for number in backward), default=0)
         numbers = [*range(call.first + 1, call.last + 1), *range(call.backward_first + 1, last + 1)]
         sizes = tuple(self._recorder.size_bytes(number) for number in numbers)
-        return CallPattern(
+        left = {numbers[number - 1] for number in live}
+        pattern = CallPattern(
             forward, tuple(backward), tuple(numbers), sizes, cached, tuple(gradients), call.leaves, call.structure
         )
+        return pattern, left
 
     # Repeating
 
@@ -331,6 +398,8 @@ class CallPattern:
         cached: allocations of forward that live until autocast forgets its copies of weights, in the order in which
             they are released then.
         gradients: by output: after how many events of backward its gradient is released; -1 if not within it.
+        at_end: allocations that live as long as the graph, as a leaf within it does (what PEFT has require a gradient
+            for checkpoints) with its gradient, in the order in which they are released then.
     """
 
     forward: tuple[int, ...]
@@ -341,6 +410,7 @@ class CallPattern:
     gradients: tuple[tuple[int, int], ...]
     outputs: tuple[CallOutput | Any, ...]
     structure: Any
+    at_end: tuple[int, ...] = ()
 
 
 class Repetition:
@@ -396,8 +466,9 @@ class Repetition:
                 self._held.pop(-event, None)
 
     def __del__(self) -> None:
-        """Give back what a graph held that is dropped without a backward."""
-        for allocation in self._live.values():
+        """Give back what lives as long as the graph; all that it held if it is dropped without a backward."""
+        at_end = (self._live.pop(number) for number in self.pattern.at_end if number in self._live)
+        for allocation in (*at_end, *self._live.values()):
             self._memory.free(*allocation)
 
 

@@ -9,11 +9,12 @@ from textual.binding import Binding, BindingType
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
-from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory
+from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.connection import Connection, WatchedHost
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.ssh import NotSignalled, SshOptions
+from gpumem_tui.remote.status import user_on
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.kit.main_screen import Act, MainScreen, permitted
 from gpumem_tui.tui.monitor.screen import MonitorScreen
@@ -77,6 +78,7 @@ class HostAlerts(Alerts):
         _probes: Probes | None = None,
         _ended: Sequence[RanOutOfMemory] = (),
         _growing: Sequence[Growing] = (),
+        _stopped: Sequence[Stopped] = (),
     ) -> tuple[Alert, ...]:
         """Return the alerts that came with its last reading."""
         report = self._connection.status.report
@@ -130,6 +132,8 @@ def host_parts(connection: WatchedHost, settings: Settings) -> dict[str, Any]:
         "history": History(settings.interval_s, settings.history_hours),
         "alerts": HostAlerts(connection),
         "chart_s": settings.chart_minutes * 60,
+        "mine": settings.mine,
+        "user": user_on(connection.status.host),
     }
 
 

@@ -26,6 +26,7 @@ from gpumem_tui.remote.status import (
     job_of,
     jobs,
     mean_utilization,
+    user_on,
 )
 from gpumem_tui.tui.hosts.order import Filter, HostOrder, ordered
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, LazyRows, ListRow, Row, Span, age, fit, header_line
@@ -99,7 +100,11 @@ def listed_processes(state: HostsState) -> list[RemoteProcess]:
     """Return the processes that match the filter, in their order; unknown values come after known ones."""
     listed_hosts = state.listed if state.filter else state.statuses
     shown = (status for status in listed_hosts if not state.only or status.host.name == state.only)
-    listed = [each for status in shown for each in status.processes]
+    listed = (
+        [each for status in shown for each in status.processes if each.user == user_on(status.host)]
+        if state.mine
+        else [each for status in shown for each in status.processes]
+    )
     listed = [each for each in listed if state.wanted.has_process(each)] if state.filter else listed
     value = _VALUES[state.sort]
     pairs = [(value(each), each) for each in listed]
@@ -162,6 +167,7 @@ def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     subject = (_count(len(state.statuses), "host"), "bold")
     away = sum(status.phase is HostPhase.AWAY for status in state.statuses)
     facts: list[Span] = [(f"{len(state.listed)} shown", "bold")] if state.filter else []
+    facts += [("mine only", "bold")] if state.mine else []
     facts += [(f"{len(live)} live", MUTED)]
     facts += [(f"{away} away", "bold $warning")] if away else []
     facts += [(_count(gpus, "GPU"), MUTED)] if gpus else []
@@ -442,12 +448,14 @@ def _why_none(state: HostsState) -> str:
         return f"no process matches “{state.filter}” · esc for all"
     if not any(status.report is not None for status in state.statuses):
         return "no host has answered yet"
-    return f"no process on a GPU of {state.only or 'any host that answers'}"
+    yours = "yours, m for everybody's," if state.mine else ""
+    return f"no process {yours + ' ' if yours else ''}on a GPU of {state.only or 'any host that answers'}"
 
 
 def processes_title(state: HostsState, listed: list[RemoteProcess]) -> str:
     """Return what the list of processes is of."""
-    which = [f"on {state.only}"] if state.only else []
+    which = ["of yours"] if state.mine else []
+    which += [f"on {state.only}"] if state.only else []
     which += [f"matching “{state.filter}”"] if state.filter else []
     count = "1 process" if len(listed) == 1 else f"{len(listed)} processes"
     return " ".join([count, *which])

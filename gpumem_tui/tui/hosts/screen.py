@@ -107,10 +107,10 @@ class HostsScreen(TableScreen[HostsState]):
         self._allow_signals = allow_signals
         self._histories: dict[str, History] = {}
         self._added: dict[str, Snapshot] = {}
-        self._state = HostsState(fleet.statuses, time.monotonic())
+        self._state = HostsState(fleet.statuses, time.monotonic(), mine=settings.mine)
         self._open = ""
         self._listed: list[RemoteProcess] = []
-        self._listed_for: tuple[object, ...] = (None,) * 5
+        self._listed_for: tuple[object, ...] = (None,) * 6
 
     @property
     def listed(self) -> HostList:
@@ -235,7 +235,7 @@ class HostsScreen(TableScreen[HostsState]):
             said = status.problem or "it has not answered yet"
             self.app.notify(said, title=name, severity="error" if status.phase is HostPhase.AWAY else "information")
             return
-        parts = host_parts(connection, self._settings)
+        parts = {**host_parts(connection, self._settings), "mine": self._state.mine}
         parts["history"] = self._histories.setdefault(name, parts["history"])
         parts["past"] = connection.past if isinstance(connection, PlayedHost) else tuple
         signalled = connection if self._allow_signals and isinstance(connection, Connection) else None
@@ -327,7 +327,7 @@ class HostsScreen(TableScreen[HostsState]):
             return
         state, width = self._state, self.size.width or self.app.size.width
         inner = width - 2
-        of_processes = (state.statuses, state.sort, state.reverse, state.filter, state.only)
+        of_processes = (state.statuses, state.sort, state.reverse, state.filter, state.only, state.mine)
         is_same = all(one is other for one, other in zip(of_processes, self._listed_for, strict=True))
         listed = self._listed if is_same else listed_processes(state)
         self._listed, self._listed_for = listed, of_processes

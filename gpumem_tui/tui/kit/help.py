@@ -14,7 +14,7 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.figures import MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
-from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.kit.main_screen import ActingApp, MainScreen
 
 _NAME_WIDTH = 11
 _LONGEST_NAME = 14
@@ -85,7 +85,8 @@ def key_lines(screen: MainScreen) -> Iterator[Row]:
         key = binding.key
         plain = key.startswith("ctrl+") or key == "enter"
         shown = binding.key_display or (key if plain else screen.app.get_key_display(binding))
-        keys.setdefault(binding.tooltip, {}).update(dict.fromkeys(shown.split()))
+        words = screen.app.tooltip_of(binding) if isinstance(screen.app, ActingApp) else binding.tooltip
+        keys.setdefault(words, {}).update(dict.fromkeys(shown.split()))
     yield help_heading("Keys")
     for words, names in keys.items():
         fitting = list(names)

@@ -46,6 +46,10 @@ class ActingApp(KeysInOrder[Result]):
 
     forbidden: frozenset[Act] = frozenset()
 
+    def tooltip_of(self, binding: Binding) -> str:
+        """Return what a key does, for the help."""
+        return binding.tooltip
+
 
 def permitted(node: DOMNode, act: Act) -> bool:
     """Return whether the program of a screen or widget does this: for the keys that are offered."""

@@ -39,7 +39,7 @@ USED: dict[type, tuple[str, ...]] = {
         "suspend_application_mode", "resume_application_mode",
     ),
     Widget: ("_layout_updates",),
-    Screen: ("on_event",),
+    Screen: ("on_event", "_compositor"),
     App: ("on_event", "is_attached", "post_message", "_handle_exception", "_driver"),
     Key: ("is_forwarded",),
 }  # fmt: skip
@@ -144,6 +144,12 @@ def forget_height(widget: Widget) -> None:
     machine the height would be that of an earlier text.
     """
     widget._layout_updates += 1  # noqa: SLF001 - named in `USED`
+
+
+def screen_text(screen: Screen[object]) -> str:
+    """Return what a screen shows, as lines without the spaces at their ends."""
+    strips = screen._compositor.render_strips()  # noqa: SLF001 - named in `USED`
+    return "\n".join(strip.text.rstrip() for strip in strips).rstrip() + "\n"
 
 
 def write_to_terminal(app: App[object], sequence: str) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.monitor.users import is_of
 from gpumem_tui.report.objects import known
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
+from gpumem_tui.watch.hosts import user_name
 from gpumem_tui.watch.published import Placed, WatchedProcess
 from gpumem_tui.watch.records import FOR_MEMORY, last_first
 
@@ -166,7 +168,16 @@ def _ended(state: MonitorState) -> Iterator[Entry]:
 
 def _all(state: MonitorState) -> Iterator[Entry]:
     focused = state.focused
-    return (entry for entry in _everywhere(state) if not state.only_focus or entry.gpu is focused)
+    for entry in _everywhere(state):
+        if (not state.only_focus or entry.gpu is focused) and (not state.mine or _is_of(entry, state.user)):
+            yield entry
+
+
+def _is_of(entry: Entry, user: str) -> bool:
+    """Whether a process is known to be a user's; of one that has ended, its probe's file says so."""
+    if entry.host is None and entry.watched is not None:
+        return user_name(entry.watched.process.uid) == user
+    return is_of(user, entry.process.host)
 
 
 def _matches(entry: Entry, filter_text: str) -> bool:

@@ -17,6 +17,7 @@ def header_row(state: MonitorState, width: int, clock: Callable[[float], str], n
     """Return the header; what matters least is dropped where it is too short. `notices` come first, but empty ones."""
     snapshot = state.snapshot
     right: Row = [(" PAUSED ", "bold $background on $warning"), (" ", "")] if state.paused else []
+    right += [(" MINE ONLY ", "bold $background on $accent"), (" ", "")] if state.mine else []
     right += [(" AT PEAK ", "bold $background on $activations"), (" ", "")] if state.at_peak else []
     if snapshot is not None:
         right.append((clock(snapshot.time_s), MUTED))

@@ -254,10 +254,12 @@ def _tail(state: MonitorState, listed: int) -> Iterator[Span]:
     if refused:
         more = f" (+{len(refused) - 1} more)" if len(refused) > 1 else ""
         yield f"   not read: {refused[0].reason}{more}", "$warning"
-    if state.filter or state.only_focus:
+    if state.filter or state.only_focus or state.mine:
         which = [f"matching “{state.filter}”"] if state.filter else []
         which += [f"on GPU {state.focused.index}"] if state.only_focus and state.focused is not None else []
-        keys = [*(["esc"] if state.filter else []), *(["f"] if state.only_focus else [])]
+        which += ["of yours"] if state.mine else []
+        said = {"esc": bool(state.filter), "f": state.only_focus, "m": state.mine}
+        keys = [key for key, is_on in said.items() if is_on]
         yield f"   {listed} of {count(state)} processes: {' '.join(which)} · {' and '.join(keys)} for all", "$primary"
     elif not listed and not unknown and state.gpus:
         yield "   no process on any GPU", MUTED

@@ -19,6 +19,7 @@ from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.probes import with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
+from gpumem_tui.monitor.users import viewer
 from gpumem_tui.tui.kit.figures import Row, clock
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted, count, moved, offering
@@ -70,6 +71,7 @@ class MonitorScreen(ProcessActions):
         clock: a snapshot's time as text.
         replay: what plays the recording that the source is of; None for what is now.
         past: the snapshots before the moment that was sought last.
+        mine: list only the processes of `user`, who is watching; by default the one here.
         notifier: tells of alerts that begin.
     """
 
@@ -119,10 +121,13 @@ class MonitorScreen(ProcessActions):
         clock: Callable[[float], str] = clock,
         replay: Player | None = None,
         past: Callable[[], Sequence[Snapshot]] = tuple,
+        mine: bool = False,
+        user: str = "",
         notifier: Notifier | None = None,
     ) -> None:
         super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
         self.replay, self._past, self.notifier = replay, past, notifier
+        self._state = replace(self._state, mine=mine, user=user or viewer())
         self._bell = bell
         self._notice = notice
         self._clock = clock

@@ -66,11 +66,16 @@ Parts = Mapping[tuple[str, int], ProcessParts]
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
-    """How a table of processes is sorted and filtered; `sort` lists its columns in the order of the key that sorts."""
+    """How a table of processes is sorted and filtered; `sort` lists its columns in the order of the key that sorts.
+
+    Attributes:
+        mine: list only the processes of the user who watches.
+    """
 
     sort: Enum
     reverse: bool = False
     filter: str = ""
+    mine: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class MonitorState(TableState):
         focus: the device whose ledger and history are shown in full, by its key; empty for the first.
         cursor: the chosen process.
         only_focus: list only the processes of the device in focus.
+        user: what the user who watches is called on the machine that is watched.
         paused: new snapshots are kept from the screen.
     """
 
@@ -99,6 +105,7 @@ class MonitorState(TableState):
     sort: SortBy = field(default=SortBy.MEMORY, kw_only=True)
     tree: bool = False
     only_focus: bool = False
+    user: str = ""
     paused: bool = False
 
     @property
@@ -239,7 +246,8 @@ class Feed:
         self.notice = notice
         self._history.add(snapshot, published.figures)
         before = {alert.key for alert in self.alerts}
-        self.alerts = self._judge.update(snapshot, published.figures, published.out_of_memory, published.growing)
+        told = published.out_of_memory, published.growing, published.stopped
+        self.alerts = self._judge.update(snapshot, published.figures, *told)
         self.rings = any(alert.key not in before for alert in self.alerts)
         return True
 

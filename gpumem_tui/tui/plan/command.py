@@ -183,7 +183,8 @@ def ledger_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
         row(),
     ]
     between = range_line(answer.device_used_range, answer.unknowns)
-    notes = (between, report.peak_line(found, plan.batch_size), ranks_line(plan), *found.done.notes)
+    peak, parts = report.peak_line(found, plan.batch_size), report.parts_lines(found, plan.batch_size)
+    notes = (between, peak, *parts, ranks_line(plan), *found.done.notes)
     for text in filter(None, notes):
         lines += paragraph(text, width)
     return lines

@@ -11,7 +11,7 @@ from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Breakdown, Bucket, Ledger, Unknown, Value
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.report import assumed_line, peak_line
+from gpumem_tui.search.report import assumed_line, parts_lines, peak_line
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.search.words import caveat, compared, highest_line, range_line, shortfall
 from gpumem_tui.tui.search.state import SearchState
@@ -120,6 +120,7 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
         yield peak_line(state.traced, batch_size)
         if more := highest_line(state.traced.at(batch_size)):
             yield more
+        yield from parts_lines(state.traced, batch_size)
         if assumed := assumed_line(state.traced):
             yield assumed
 
