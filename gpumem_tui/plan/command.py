@@ -30,7 +30,7 @@ from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
@@ -39,7 +39,7 @@ from gpumem_tui.simulator.allocator.timeline import Timeline
 
 # The runs
 
-Watch = Callable[[CommandOutput | TraceStarted], None]
+Watch = Callable[[WhileTracing], None]
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class CommandPlan:
     def is_exact(self) -> bool:
         """Whether kernels choose and split their work on the planned GPU as on the one that was traced."""
         here, made_on = self.gpu, self.config.device.gpu
-        return (here.compute_capability, here.multiprocessors) == (made_on.compute_capability, made_on.multiprocessors)
+        return (here.sm, here.multiprocessors) == (made_on.sm, made_on.multiprocessors)
 
 
 def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> AffineTrace:

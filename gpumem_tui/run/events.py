@@ -10,11 +10,12 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
-from gpumem_tui.catalog.shapes import Gpu, GpuSpeed
+from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
 from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.text import cleaned
@@ -122,13 +123,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then."""
+    """Memory as a phase begins (or the run ends): allocator figures and the live buckets known by then.
+
+    Attributes:
+        progress: of a command, where its run is.
+    """
 
     step: int
     phase: str
     allocated_bytes: int
     reserved_bytes: int
     buckets: dict[str, int]
+    progress: HowFar = field(default_factory=HowFar)
     event: Literal["sample"] = "sample"
 
 
@@ -245,7 +251,7 @@ def encode(message: Request | ChildEvent) -> bytes:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def decode_request(line: bytes) -> Request:
@@ -260,6 +266,7 @@ def decode_request(line: bytes) -> Request:
     kind = TrialRequest if values["action"] == "trial" else TraceRequest
     gpu = values.pop("gpu")
     gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    gpu["context"] = Context(**gpu["context"]) if gpu["context"] is not None else None
     gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
     gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
     return kind(workload=WorkloadSpec.from_wire(values.pop("workload")), gpu=Gpu(**gpu), **values)

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.lengths import InputLengths
+from gpumem_tui.run.micro_batches import MicroBatches
 from gpumem_tui.run.parts import copies, parts_of_model, scales
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
@@ -47,6 +49,7 @@ class Program:
 
     Attributes:
         lengths: of its inputs; may be set before `start`.
+        micro_batches: how far it has come.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class Program:
         self._peaks = (0, 0)
         self._hooks: PhaseHooks | None = None
         self._step_began = time.perf_counter()
+        self.micro_batches = MicroBatches(steps)
+        self._micro_batch_is_counted = False
 
     # The program's hooks
 
@@ -130,7 +135,11 @@ class Program:
             self._recorder.name_modules(module)
             self._tag_module(module)
         if self._phase is not Phase.FORWARD:
+            self._micro_batch_is_counted = False
             self._enter(Phase.FORWARD)
+        if not self._micro_batch_is_counted and torch.is_grad_enabled():
+            self._micro_batch_is_counted = True
+            self.micro_batches.begin_micro_batch()
 
     def _leave_module(self, module: nn.Module, args: Any, *more: Any) -> None:
         """Note the end of a module's call: `more` is its keywords and its result, the latter alone after an error."""
@@ -211,6 +220,7 @@ class Program:
 
     def _time_step(self) -> None:
         now = time.perf_counter()
+        self.micro_batches.end_step()
         self.step_seconds.append(now - self._step_began)
         self._step_began = now
 
@@ -271,7 +281,8 @@ class Program:
 
     def name(self, bucket: Bucket, tensors: Iterable[Any], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""
-        found = [held for tensor in tensors if isinstance(tensor, torch.Tensor) for held in holding_memory(tensor)]
+        known = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and not is_lazy(tensor)]
+        found = [held for tensor in known for held in holding_memory(tensor)]
         self._recorder.tag(bucket, found, part)
         storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)

@@ -13,10 +13,11 @@ from gpumem_tui.run.events import Ready, TrialDone
 from gpumem_tui.search import report
 from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import Predicted, TraceProgress, TraceStarted, WhileTracing
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
+from gpumem_tui.search.words import how_far
 
 
 class CommandLog:
@@ -32,8 +33,11 @@ class CommandLog:
         if config.workload.command is not None and not self._quiet:
             complain(SIDE_EFFECTS, 0)
 
-    def show(self, event: CommandOutput | TraceStarted) -> None:
-        """Show a line that the command printed, or that it is being run again."""
+    def show(self, event: WhileTracing) -> None:
+        """Show a line that the command printed, that it is being run again, or how far it has come."""
+        if isinstance(event, TraceProgress):
+            self._progress.say(f"tracing batch size {event.batch_size}, {how_far(event.sample)}")
+            return
         if self._quiet:
             return
         self._progress.clear()
@@ -69,7 +73,7 @@ def run(
         verdict: Verdict | None = None
         try:
             for event in search_function(config, control):
-                if isinstance(event, CommandOutput | TraceStarted):
+                if isinstance(event, WhileTracing):
                     log.show(event)
                 elif isinstance(event, SearchFinished):
                     verdict = event.verdict
@@ -163,7 +167,7 @@ class _Printer:
             case TrialStarted():
                 self.progress.say(f"trial {event.number}: batch {event.batch_size} …")
             case TrialProgress(sample=sample):
-                self.progress.say(f"trial {event.number}: batch {event.batch_size}, step {sample.step} {sample.phase}")
+                self.progress.say(f"trial {event.number}: batch {event.batch_size}, {how_far(sample)}")
             case TrialFinished(number=number, result=result):
                 self._results[result.batch_size] = result
                 self._output.show(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable, converse
-from gpumem_tui.run.events import Failed, Output, Ready, TraceDone, TraceRequest
+from gpumem_tui.run.events import Failed, Output, Ready, Sample, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
@@ -51,12 +51,24 @@ class TraceStarted:
     batch_size: int
 
 
+@dataclass(frozen=True)
+class TraceProgress:
+    """A phase of the command that is traced begins."""
+
+    batch_size: int
+    sample: Sample
+
+
+WhileTracing = CommandOutput | TraceStarted | TraceProgress
+"""What happens while a command is traced."""
+
+
 def predict(
     config: SearchConfig,
     control: Control | None = None,
     batch_size: int | None = None,
     not_affine: str = "",
-    watch: Callable[[CommandOutput | TraceStarted], None] = lambda _event: None,
+    watch: Callable[[WhileTracing], None] = lambda _event: None,
 ) -> Predicted:
     """Return both predictions, the traced one from a child process.
 
@@ -81,7 +93,7 @@ def predict(
 
 def predicting(
     config: SearchConfig, control: Control, batch_size: int | None = None, not_affine: str = ""
-) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+) -> Iterator[Predicted | WhileTracing]:
     """Trace a step. Yields what happens meanwhile, and last what is predicted."""
     if config.workload.command is not None:
         yield from _tracing_command(config, control, batch_size, not_affine)
@@ -119,7 +131,7 @@ class _CommandTraces:
     runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
-    def run(self, size: int) -> Iterator[CommandOutput | TraceStarted]:
+    def run(self, size: int) -> Iterator[WhileTracing]:
         """Run the command at a batch size.
 
         Raises:
@@ -134,6 +146,8 @@ class _CommandTraces:
                 ready = event
             elif isinstance(event, Output):
                 yield CommandOutput(event.text)
+            elif isinstance(event, Sample):
+                yield TraceProgress(size, event)
             elif isinstance(event, TraceDone) and ready is not None:
                 self.runs[size] = ready, event
             elif isinstance(event, Failed):
@@ -153,7 +167,7 @@ class _CommandTraces:
         """The rows of the parts that the step cuts its batch into; 0 where it does not."""
         return max(done.rows_asked_for for _, done in self.runs.values())
 
-    def pair(self) -> Generator[CommandOutput | TraceStarted, None, tuple[int, int]]:
+    def pair(self) -> Generator[WhileTracing, None, tuple[int, int]]:
         """Run two sizes that the command takes, and return them: what it ends at, a multiple of 2, 4 or 8 may mend.
 
         Raises:
@@ -181,7 +195,7 @@ class _CommandTraces:
         given = Sizes(self.config.batch_multiple)
         return given.without(self.refused) if self.runs or not self.refused else replace(given, multiple=_MOST_MULTIPLE)
 
-    def fit(self, checked: int | None) -> Generator[CommandOutput | TraceStarted, None, Traced]:
+    def fit(self, checked: int | None) -> Generator[WhileTracing, None, Traced]:
         """Run two sizes, which give the affine form, and `checked`, which checks it; return the trace.
 
         Raises:
@@ -219,7 +233,7 @@ class _CommandTraces:
 
 def _tracing_command(
     config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
-) -> Iterator[Predicted | CommandOutput | TraceStarted]:
+) -> Iterator[Predicted | WhileTracing]:
     """Trace a command: at the batch size asked for alone, or as an affine form of the batch, which that size checks."""
     command = config.workload.command
     assert command is not None

@@ -14,7 +14,7 @@ from gpumem_tui.run.control import Cancelled, Control, Unusable, converse
 from gpumem_tui.run.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted, predicting
+from gpumem_tui.search.predicting import CommandOutput, Predicted, WhileTracing, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.verdict import Verdict, with_headroom
 
@@ -51,7 +51,7 @@ class SearchFinished:
     verdict: Verdict
 
 
-SearchEvent = Predicted | CommandOutput | TraceStarted | TrialStarted | TrialProgress | TrialFinished | SearchFinished
+SearchEvent = Predicted | WhileTracing | TrialStarted | TrialProgress | TrialFinished | SearchFinished
 
 
 def search(config: SearchConfig, control: Control | None = None) -> Iterator[SearchEvent]:

@@ -13,7 +13,7 @@ import msgspec
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.events import EventError, Failed, Ready, TraceDone, printable, uncollected
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceProgress, TraceStarted
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
 
@@ -66,6 +66,7 @@ _KINDS: dict[str, type] = {
     "predicted": _PredictedParts,
     "output": CommandOutput,
     "trace_started": TraceStarted,
+    "trace_progress": TraceProgress,
     "trial_started": TrialStarted,
     "progress": TrialProgress,
     "trial": TrialFinished,

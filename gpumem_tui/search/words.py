@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
-from gpumem_tui.run.events import TrialDone
+from gpumem_tui.run.events import Sample, TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import Replay
@@ -83,12 +83,17 @@ def range_line(used: Range, unknowns: Sequence[KnownUnknown]) -> str:
 
 def found_line(traced: Traced, batch_size: int) -> str:
     """Say what a batch that ran on the simulated GPU is worth on a real one; empty where that is known exactly."""
-    certain, may_fit = traced.max_batch_size, traced.may_fit_batch_size
-    used = traced.device_used_range(batch_size)
-    if isinstance(certain, Unknown) or isinstance(may_fit, Unknown) or certain == may_fit:
+    certain, expected, may_fit = traced.max_batch_size, traced.expected_batch_size, traced.may_fit_batch_size
+    if isinstance(certain, Unknown) or isinstance(expected, Unknown) or isinstance(may_fit, Unknown):
         return ""
-    sure = f"batch {certain:,} fits for certain" if certain else "no batch fits for certain"
-    return f"on a real one {sure}, {may_fit:,} may: {range_line(used, traced.unknowns(batch_size))}"
+    if certain == may_fit:
+        return ""
+    context = format_bytes(traced.ready.context_bytes)
+    largest = f"largest batch {certain:,} with the most that is possible, {expected:,} as expected, {may_fit:,} at best"
+    ran = f"ran at the expected CUDA context ({context}); on a real GPU with more of it, it may not"
+    if batch_size <= certain:
+        ran = f"ran at the expected CUDA context ({context}), and fits with the most that is possible too"
+    return f"{ran}: {largest}; {range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size))}"
 
 
 # Which prediction a trial is held against, and by how much that was off
@@ -250,3 +255,16 @@ def reserve_words(gpu: Gpu) -> str:
     sizes = [gpu.reserve_bytes, *(size_bytes for _, size_bytes in gpu.reserves)]
     first, last = gpu.reserves[0][0], gpu.reserves[-1][0]
     return f"{said}; {format_bytes(min(sizes))} to {format_bytes(max(sizes))} by driver ({first} to {last}, and others)"
+
+
+def how_far(sample: Sample) -> str:
+    """Say where a run is: its step and phase, the micro-batch where it accumulates, and how long the rest takes."""
+    at = sample.progress
+    parts = [f"step {sample.step + bool(at.micro_batch)} {sample.phase}"]
+    if at.micro_batch and at.micro_batches != 1:
+        parts.append(f"micro-batch {at.micro_batch}" + (f" of {at.micro_batches}" if at.micro_batches else ""))
+    if at.elapsed_s >= 1:
+        parts.append(f"{at.elapsed_s:.0f} s")
+    if at.left_s is not None and at.left_s >= 1:
+        parts.append(f"about {at.left_s:.0f} s left")
+    return ", ".join(parts)

@@ -26,7 +26,7 @@ from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import CommandOutput, Predicted, WhileTracing
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
@@ -222,7 +222,7 @@ class CommandPlanScreen(MainScreen):
         def tell(step: Step) -> None:
             self.post_message(self.Arrived(control, step))
 
-        def watch(event: CommandOutput | TraceStarted) -> None:
+        def watch(event: WhileTracing) -> None:
             if isinstance(event, CommandOutput):
                 tell(partial(views.printing, text=event.text))
 

@@ -10,7 +10,7 @@ from gpumem_tui.errors import EXIT_INTERRUPTED
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.events import Sample
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceProgress, TraceStarted
 from gpumem_tui.search.prediction import Formula, Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
 from gpumem_tui.search.verdict import Verdict
@@ -147,7 +147,7 @@ def reduce(state: SearchState, event: SearchEvent) -> SearchState:
         TypeError: not an event of a search.
     """
     match event:
-        case CommandOutput():
+        case CommandOutput() | TraceProgress():
             return state  # the lines are kept beside it, see `Printed`
         case TraceStarted(batch_size):
             return replace(state, tracing=batch_size)
