@@ -124,10 +124,18 @@ class DeviceMemory:
 
     def new_storage(self, size_bytes: int, source: int) -> torch.UntypedStorage:
         """Make a storage on the device, recorded as the allocation `source` once more."""
+        return self.hold(size_bytes, *self.allocate_again(source))
+
+    def hold(self, size_bytes: int, number: int, block: Block | None) -> torch.UntypedStorage:
+        """Make a storage on the device that an allocation serves."""
         storage = torch.UntypedStorage(size_bytes, device="meta")
-        number, block = self.allocate_again(source)
         self._hold(storage, number, block)
         return storage
+
+    def block_of(self, storage: torch.UntypedStorage) -> Block | None:
+        """Return the block that serves a storage; None where it holds no bytes."""
+        ref = self.live.get(storage._cdata)
+        return None if ref is None else ref.block
 
     def allocate_again(self, source: int) -> tuple[int, Block | None]:
         """Make an allocation like number `source`, and return its number and block (see `_allocate`)."""
