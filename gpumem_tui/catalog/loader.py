@@ -108,7 +108,7 @@ def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) ->
     alike = {
         gpu.multiprocessors
         for gpu in gpus().values()
-        if gpu.compute_capability == compute_capability and _about(total_bytes, gpu.total_bytes)
+        if gpu.compute_capability == compute_capability and not gpu.arch and _about(total_bytes, gpu.total_bytes)
     }
     return alike.pop() if len(alike) == 1 else None
 
@@ -128,6 +128,11 @@ def speed_of(title: str, total_bytes: int) -> GpuSpeed | None:
         and not (on_card and gpu.speed is not None and "module" in gpu.speed.source)
     }
     return found.pop() if len(found) == 1 else None
+
+
+def is_same_product(title: str, total_bytes: int, gpu: Gpu) -> bool:
+    """Return whether what the driver calls `title` is a GPU of this kind: by its model's name and its memory."""
+    return _model_words(title) == _model_words(gpu.title) and _about(total_bytes, gpu.total_bytes)
 
 
 def _model_words(title: str) -> frozenset[str]:
@@ -244,6 +249,7 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     reserves_mib: dict[str, int] = {}
     speed: GpuSpeed | None = None
     no_speed: str = ""
+    arch: str = ""
 
 
 def toml_tables(file_name: str) -> dict[str, dict[str, object]]:
@@ -254,9 +260,22 @@ def toml_tables(file_name: str) -> dict[str, dict[str, object]]:
     """
     text = files("gpumem_tui.catalog").joinpath(file_name).read_text(encoding="utf-8")
     try:
-        return msgspec.convert(tomllib.loads(text), dict[str, dict[str, object]])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return msgspec.convert(parse_toml(text, file_name), dict[str, dict[str, object]])
+    except msgspec.ValidationError as error:
         raise CatalogError(f"{file_name}: {error}") from error
+
+
+def parse_toml(text: str, name: str) -> dict[str, object]:
+    """Read a TOML text; `name` is what errors call it.
+
+    Raises:
+        CatalogError: it is none.
+    """
+    try:
+        found: dict[str, object] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(f"{name}: {error}") from error
+    return found
 
 
 def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
@@ -276,6 +295,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         reserves=tuple((int(driver), mib * MIB) for driver, mib in sorted(entry.reserves_mib.items())),
         speed=entry.speed,
         no_speed=entry.no_speed,
+        arch=entry.arch,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpumem_tui.catalog.tables import records
@@ -103,13 +103,26 @@ class GpuSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """What a process holds of one GPU beside its allocator, in bytes, and where that is known from."""
+
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One kind of GPU.
 
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
-    `speed` is None where no rates are known; `no_speed` says why.
+    `speed` is None where no rates are known; `no_speed` says why. `arch`: what ROCm's compilers call a GPU that runs no
+    CUDA ("gfx942"); `compute_capability` is what HIP says of it then, and `multiprocessors` are its compute units.
+    `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what is known of
+    its architecture.
     """
 
     name: str
@@ -123,6 +136,13 @@ class Gpu:
     reserves: tuple[tuple[int, int], ...] = ()
     speed: GpuSpeed | None = None
     no_speed: str = ""
+    arch: str = ""
+    context: Context | None = field(default=None, compare=False)
+
+    @property
+    def runtime(self) -> str:
+        """What its programs are compiled for."""
+        return "ROCm" if self.arch else "CUDA"
 
     @property
     def reserve_bytes(self) -> int:
@@ -137,8 +157,8 @@ class Gpu:
 
     @property
     def sm(self) -> str:
-        """The architecture as CUDA's tools write it, e.g. ``sm_80``."""
-        return "sm_{}{}".format(*self.compute_capability)
+        """The architecture as CUDA's tools write it, e.g. ``sm_80``; as ROCm's do, ``gfx942``."""
+        return self.arch or "sm_{}{}".format(*self.compute_capability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,12 +317,12 @@ class ModelShape:
         Raises:
             ShapeError: a field that the family does not have, or a shape that cannot exist.
         """
-        given: dict[str, int] = {field: value for field, value in changes.items() if value is not None}
-        for field in given:
-            if field not in self.record.fields:
+        given: dict[str, int] = {name: value for name, value in changes.items() if value is not None}
+        for name in given:
+            if name not in self.record.fields:
                 raise ShapeError(
-                    _option(field),
-                    f"{self.name} is a {self.family} model and has no {field.replace('_', ' ')} to set",
+                    _option(name),
+                    f"{self.name} is a {self.family} model and has no {name.replace('_', ' ')} to set",
                 )
         if not given:
             return self
@@ -321,10 +341,10 @@ class ModelShape:
 
     def check(self) -> None:
         """Raise ShapeError for the first field that makes this shape impossible."""
-        for field in sorted(self.record.fields):
-            value = getattr(self, field)
+        for name in sorted(self.record.fields):
+            value = getattr(self, name)
             if value <= 0:
-                raise ShapeError(_option(field), f"must be at least 1, not {value}")
+                raise ShapeError(_option(name), f"must be at least 1, not {value}")
         if self.record.has_attention:
             if not self.head_dim and self.hidden % self.heads:
                 raise ShapeError("--heads", f"{self.heads} heads do not divide a hidden size of {self.hidden}")

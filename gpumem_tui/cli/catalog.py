@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING
 import click
 
 from gpumem_tui.errors import EXIT_FAILED, OptionError
-from gpumem_tui.memory import format_bytes
+from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.report.objects import SCHEMA, picked
-from gpumem_tui.report.output import Printer, complain
+from gpumem_tui.report.output import Printer, complain, note
 
 if TYPE_CHECKING:
+    from gpumem_tui.catalog.calibration import Calibration
     from gpumem_tui.catalog.shapes import ModelShape
     from gpumem_tui.doctor.checks import Check
+    from gpumem_tui.monitor.snapshot import Snapshot
     from gpumem_tui.settings import Notify
 
 
@@ -69,26 +72,89 @@ def gpus(as_json: bool) -> int:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--python", metavar="PATH", help="Interpreter that trains (default: this one).")
-def doctor(as_json: bool, python: str | None) -> int:
-    """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken."""
-    from gpumem_tui.doctor.checks import Status, System, examine
-    from gpumem_tui.monitor.report import NoDriverAnswer, complete
-    from gpumem_tui.monitor.sampler import Sampler
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Measure what CUDA's context and libraries take of each kind of GPU here, for predictions and searches.",
+)
+@click.option(
+    "--output",
+    "output_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --calibrate: write there instead of the user's calibration.toml.",
+)
+def doctor(as_json: bool, python: str | None, calibrate: bool, output_path: Path | None) -> int:
+    """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken.
 
-    source = Sampler()
-    source.start()
-    try:
-        snapshot = complete(source)
-    except NoDriverAnswer:
-        snapshot = None
-    finally:
-        source.stop()
+    With --calibrate it starts a small program on each kind of GPU that nobody uses, and keeps what the driver says that
+    it takes beside PyTorch's allocator.
+    """
+    if output_path is not None and not calibrate:
+        raise click.UsageError("--output: belongs to --calibrate")
+    if calibrate:
+        return _calibrate(python, output_path, as_json=as_json)
+    from gpumem_tui.doctor.checks import Status, System, examine
+
+    snapshot = _snapshot()
     output, checks = Printer(as_json=as_json), []
     for check in examine(System.here(), snapshot, python):
         checks.append(check)
         output.show(lines=partial(_check_lines, check))
     output.show(body=lambda: {"schema": SCHEMA, "checks": checks})
     return EXIT_FAILED if any(check.status is Status.FAIL for check in checks) else 0
+
+
+def _snapshot() -> Snapshot | None:
+    """Return what the driver says of this machine; None where it does not answer."""
+    from gpumem_tui.monitor.report import NoDriverAnswer, complete
+    from gpumem_tui.monitor.sampler import Sampler
+
+    source = Sampler()
+    source.start()
+    try:
+        return complete(source)
+    except NoDriverAnswer:
+        return None
+    finally:
+        source.stop()
+
+
+def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
+    import sys
+
+    from gpumem_tui.catalog.calibration import save
+    from gpumem_tui.catalog.shapes import CatalogError
+    from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate
+    from gpumem_tui.monitor.devices import list_gpus
+
+    listed = list_gpus()
+    if isinstance(listed, Unknown):
+        return complain(f"--calibrate: {listed.reason}", EXIT_FAILED)
+    snapshot = _snapshot()
+    version = Unknown("the driver does not answer") if snapshot is None else snapshot.driver_version
+    driver = version if isinstance(version, str) else "of unknown version"
+    output, done, failed = Printer(as_json=as_json), [], 0
+    for gpu in {(one.name, one.total_bytes): one for one in reversed(listed)}.values():
+        note(f"GPU {gpu.index}, {gpu.name}")
+        try:
+            found = calibrate(gpu, driver, python or sys.executable, note)
+            where = save(found, path)
+        except (NotCalibrated, CatalogError, OSError) as error:
+            failed += 1
+            complain(f"--calibrate: {error}", EXIT_FAILED)
+        else:
+            done.append(found)
+            output.show(lines=partial(_calibrated_lines, found, where))
+    output.show(body=lambda: {"schema": SCHEMA, "calibrations": [asdict(found) for found in done]})
+    return EXIT_FAILED if failed or not done else 0
+
+
+def _calibrated_lines(found: Calibration, where: Path) -> Iterator[str]:
+    context = found.context
+    between = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}"
+    yield f"{found.gpu}: a process takes {between} beside PyTorch's allocator"
+    yield f"kept in {where}: predictions and searches for this GPU use it from now on"
 
 
 def _check_lines(check: Check) -> Iterator[str]:

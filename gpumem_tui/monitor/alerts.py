@@ -32,7 +32,7 @@ _LATELY_S = 30.0
 """An end for want of memory is an alert if it was no longer ago than this when it was first seen."""
 _NOTABLE_PERCENT = 5.0  # a process that held less of the device than this did not fill it
 
-_STALLED_S = 60.0
+_STOPPED_S = 60.0
 """A rank that writes a checkpoint or evaluates while the others wait for it may take less."""
 
 _TREND_S = 60.0
@@ -65,7 +65,7 @@ class AlertKind(Enum):
     STALE = "stale", "a driver's call has not returned: the readings are old"
     NEAR_FULL = "near_full", "memory in use is near the device's, or soon will be"
     GROWTH = "growth", "a watched process's memory after each step rises steadily"
-    STALLED = "stalled", "ranks of a watched job wait in a collective for one that has stopped"
+    STOPPED = "stopped", "ranks of a watched job wait in a collective for one that has stopped"
     HOT = "hot", "a GPU is near the temperature at which its clocks are lowered"
     THROTTLED = "throttled", "a GPU's clocks are lowered"
 
@@ -404,11 +404,11 @@ def _of_probes(
     lately = [end for end in ended if snapshot.time_s - end.time_s <= _LATELY_S]
     last_out = sorted(lately, key=lambda end: end.time_s)
     first_full = sorted(growing, key=lambda one: one.left_s, reverse=True)
-    long = [one for one in stopped if one.since_s >= _STALLED_S]
+    long = [one for one in stopped if one.since_s >= _STOPPED_S]
     kinds: list[tuple[AlertKind, Severity, Sequence[RanOutOfMemory | Growing | Stopped]]] = [
         (AlertKind.OOM, Severity.CRITICAL, last_out),
         (AlertKind.GROWTH, Severity.WARNING, first_full),
-        (AlertKind.STALLED, Severity.WARNING, long),
+        (AlertKind.STOPPED, Severity.WARNING, long),
     ]
     for kind, severity, processes in kinds:
         for one in processes:

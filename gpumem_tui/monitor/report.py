@@ -17,7 +17,9 @@ from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
     USUAL_RUNTIME,
+    WHOSE,
     DeviceState,
+    DriverReading,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -94,7 +96,7 @@ def first(source: Source) -> Snapshot:
     """
     snapshot = source.wait(None, _ANSWER_S)
     if snapshot is None:
-        raise NoDriverAnswer(f"the {vendor().driver} has not answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
+        raise NoDriverAnswer(f"no GPU driver has answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
     return snapshot
 
 
@@ -232,7 +234,9 @@ def snapshot_json(
     snapshot = with_unlisted(snapshot, probes)
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
-    other = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    other: dict[str, Any] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    if len(snapshot.drivers) > 1 or other:
+        other["drivers"] = [_driver_json(each) for each in snapshot.drivers]
     top = Body(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem, **other)
     top.put_all(("driver_version", "cuda_version"), snapshot)
     return top.done(
@@ -242,6 +246,12 @@ def snapshot_json(
         users=[_user_json(each) for each in user_totals({snapshot.host.name: snapshot})],
         alerts=[_alert_json(alert) for alert in alerts],
     )
+
+
+def _driver_json(driver: DriverReading) -> dict[str, Any]:
+    body = Body(**picked(driver, "vendor", "runtime", "problem"))
+    body.put_all(("driver_version", "runtime_version"), driver)
+    return body.done()
 
 
 def changes_json(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -305,6 +315,7 @@ def _user_json(each: UserTotal) -> dict[str, Any]:
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     body = Body(
         **picked(gpu, "index", "uuid", "name", "bus_id"),
+        **{name: value for name, value in picked(gpu, *WHOSE).items() if value not in (None, "")},
         state=gpu.state.value,
         state_reason=gpu.state_reason,
         age_s=round(gpu.age_s, 3),
@@ -364,8 +375,7 @@ def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80) -> Itera
 
 def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.time_s))
-    driver, cuda = _known(snapshot.driver_version), _known(snapshot.cuda_version)
-    yield f"{snapshot.host.name}  {when}  driver {driver}  {snapshot.runtime} {cuda}"
+    yield "  ".join([snapshot.host.name, when, *snapshot.versions])
     for alert in alerts:
         yield f"{alert.severity.value}: {alert.message}"
     if not snapshot.gpus:

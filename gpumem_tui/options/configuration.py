@@ -6,12 +6,16 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gpumem_tui.catalog.calibration import calibrated
+from gpumem_tui.catalog.calibration import load as load_calibrations
 from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.shapes import CatalogError, Context
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown, format_bytes
@@ -27,9 +31,12 @@ from gpumem_tui.options.workload import (
 )
 from gpumem_tui.plan.export import device_option
 from gpumem_tui.plan.plan import Plan, draft_of
-from gpumem_tui.search.config import SearchConfig, SearchTerms
+from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError
 from gpumem_tui.workload.spec import WorkloadSpec
+
+TYPED_CONTEXT = "--context-bytes"
+"""The source of a context that was typed."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Options(SearchTerms):
         share: use a GPU that others use.
         python: the interpreter that has torch; None for this one.
         target_tokens: `target_batch` in tokens; None for none.
+        context_bytes: what a process holds beside the allocator; None for what was measured or is known.
+        calibration: a file with what was measured; None for the user's.
     """
 
     trained: WorkloadOptions = field(default_factory=WorkloadOptions)
@@ -49,6 +58,23 @@ class Options(SearchTerms):
     share: bool = False
     python: str | None = None
     target_tokens: int | None = None
+    context_bytes: int | None = None
+    calibration: str | None = None
+
+    def with_context(self, device: Device) -> Device:
+        """Return a device whose GPU has the context that was typed, else measured on one of its kind.
+
+        Raises:
+            OptionError: the file of measurements cannot be read.
+        """
+        if self.context_bytes is not None:
+            said = Context(self.context_bytes, self.context_bytes, self.context_bytes, TYPED_CONTEXT)
+            return replace(device, gpu=replace(device.gpu, context=said))
+        try:
+            measured = load_calibrations(Path(self.calibration) if self.calibration else None)
+        except CatalogError as error:
+            raise OptionError(f"--calibration: {error}") from error
+        return replace(device, gpu=calibrated(replace(device.gpu, context=None), measured))
 
     def terms_of(self, workload: WorkloadSpec) -> dict[str, Any]:
         """Return how the workload is to be searched, by name, with a target in tokens as the nearest in samples.
@@ -121,6 +147,7 @@ def configure(options: Options) -> SearchConfig:
     device = choose_device(options.gpu, gpus, share=options.share)
     if workload.command is not None:
         device = with_ranks(device, workload.command.processes, gpus, share=options.share)
+    device = options.with_context(device)
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
     terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}

@@ -237,7 +237,7 @@ class CommandPlan:
     def is_exact(self) -> bool:
         """Whether kernels choose and split their work on the planned GPU as on the one that was traced."""
         here, made_on = self.gpu, self.config.device.gpu
-        return (here.compute_capability, here.multiprocessors) == (made_on.compute_capability, made_on.multiprocessors)
+        return (here.sm, here.multiprocessors) == (made_on.sm, made_on.multiprocessors)
 
 
 def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> AffineTrace:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
-from gpumem_tui.catalog.shapes import Gpu, GpuSpeed
+from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
 from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.simulator.allocator.profile import Profile
@@ -266,6 +266,7 @@ def decode_request(line: bytes) -> Request:
     kind = TrialRequest if values["action"] == "trial" else TraceRequest
     gpu = values.pop("gpu")
     gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    gpu["context"] = Context(**gpu["context"]) if gpu["context"] is not None else None
     gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
     gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
     return kind(workload=WorkloadSpec.from_wire(values.pop("workload")), gpu=Gpu(**gpu), **values)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.lengths import InputLengths
@@ -280,7 +281,8 @@ class Program:
 
     def name(self, bucket: Bucket, tensors: Iterable[Any], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""
-        found = [held for tensor in tensors if isinstance(tensor, torch.Tensor) for held in holding_memory(tensor)]
+        known = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and not is_lazy(tensor)]
+        found = [held for tensor in known for held in holding_memory(tensor)]
         self._recorder.tag(bucket, found, part)
         storages = [tensor.untyped_storage() for tensor in found if tensor.is_cuda]
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)

@@ -64,8 +64,19 @@ _SAID: dict[str, Any] = {
     "problem": _MAYBE_TEXT,
     "unavailable": _REASONS,
 }
+_STOPPED = {
+    "stopped_at": _object(
+        phase=_MAYBE_TEXT,
+        collective=_MAYBE_TEXT,
+        source=_MAYBE_TEXT,
+        function=_MAYBE_TEXT,
+        busy={"type": "boolean"},
+        waits={"type": "boolean"},
+        stack={"type": "array", "items": _TEXT},
+    )
+}
 _UNLISTED = _object(
-    {name: kind for name, kind in _SAID.items() if name not in ("pid", "device")},
+    {**{name: kind for name, kind in _SAID.items() if name not in ("pid", "device")}, **_STOPPED},
     pid={"type": "integer"},
     device=_TEXT,
     gpu_uuid=_MAYBE_TEXT,
@@ -81,7 +92,7 @@ _USER = _object(
     resident_bytes=_COUNT,
 )
 _PROCESS = _object(
-    {"probe": _object(**_SAID)},
+    {"probe": _object(_STOPPED, **_SAID)},
     pid={"type": "integer"},
     kind={"enum": ["C", "G", "C+G"]},
     instance=_TEXT,
@@ -102,6 +113,12 @@ _MEMORY: dict[str, Any] = {
 }
 _INSTANCE = _object(index={"type": "integer"}, uuid=_TEXT, name=_TEXT, **_MEMORY)
 _GPU = _object(
+    {
+        "vendor": _TEXT,
+        "vendor_index": {"type": "integer"},
+        "runtime_index": {"type": "integer"},
+        "partition": _TEXT,
+    },
     index={"type": "integer"},
     uuid=_TEXT,
     name=_TEXT,
@@ -139,14 +156,22 @@ _GPU = _object(
 )
 _ALERT = _object(
     severity={"enum": ["note", "warning", "critical"]},
-    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "stalled", "hot", "throttled"]},
+    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "stopped", "hot", "throttled"]},
     gpu_uuid=_TEXT,
     instance=_TEXT,
     message=_TEXT,
     since_s={"type": "number"},
 )
+_DRIVER = _object(
+    vendor=_TEXT,
+    driver_version=_MAYBE_TEXT,
+    runtime=_TEXT,
+    runtime_version=_MAYBE_TEXT,
+    problem=_TEXT,
+    unavailable=_REASONS,
+)
 MONITOR = _object(
-    {"runtime": _TEXT},
+    {"runtime": _TEXT, "drivers": {"type": "array", "items": _DRIVER}},
     schema={"const": 1},
     time_s={"type": "number"},
     problem=_TEXT,

@@ -52,7 +52,7 @@ CAUSES = {
     AlertKind.STALE: Cause([machine([gpu(state=DeviceState.STALE, state_reason="a call hangs", age_s=4.0)])]),
     AlertKind.NEAR_FULL: Cause([machine([gpu(used_bytes=79 * GIB)])]),
     AlertKind.GROWTH: Cause([machine()], growing=[Growing(UUID, "PID 7: cuda:0 after each step grows", 7200.0)]),
-    AlertKind.STALLED: Cause([machine()], stopped=[Stopped(UUID, "PID 7: rank 1 stopped first", 61.0)]),
+    AlertKind.STOPPED: Cause([machine()], stopped=[Stopped(UUID, "PID 7: rank 1 stopped first", 61.0)]),
     AlertKind.HOT: Cause([machine([gpu(temperature_c=89)])]),
     AlertKind.THROTTLED: Cause([machine([gpu(throttle=("too hot",))], after_s=second) for second in range(7)]),
 }

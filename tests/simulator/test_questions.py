@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,3 +120,27 @@ def test_results_lie_in_memory_as_on_cuda(operator: Callable[[torch.Tensor], Any
         expected = layouts(operator(torch.empty(8, 12, device="cuda")))
     with on() as (device, _):
         assert layouts(operator(torch.empty(8, 12, device=device))) == expected
+
+
+def test_what_programs_do_with_parameters_works_on_those_without_data(layer: nn.Linear) -> None:
+    weight = layer.cuda().weight
+    kind: Any = type(weight)
+    again = kind(weight.data, **vars(weight))  # as accelerate and PEFT make another one
+    assert type(again) is type(copy.copy(weight)) is nn.Parameter
+    assert again.data_ptr() == weight.data_ptr() != layer.bias.data_ptr()
+    assert len(weight.tolist()) == WIDE
+    with pytest.raises(TypeError, match="device type tensor to numpy"):
+        weight.numpy()
+    weight.data = weight.data.half()
+    assert (type(weight), weight.dtype) == (nn.Parameter, torch.float16)
+    layer.load_state_dict({name: one.clone() for name, one in layer.state_dict().items()}, assign=True)
+    assert type(layer.weight) is nn.Parameter
+    layer.cpu()
+    assert type(layer.weight) is nn.Parameter
+    assert layer.weight.device.type == "cpu"
+    assert not any("fake" in name for name in vars(layer.weight))
+    found: list[type] = []
+    thread = threading.Thread(target=lambda: found.append(type(layer.cuda().weight)))
+    thread.start()
+    thread.join()
+    assert found == [nn.Parameter]

@@ -273,9 +273,9 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         """Return an address of its own for each storage that holds memory, as programs compare them."""
         return storage._cdata if gpu.memory.holds(storage) else int(_STORAGE.data_ptr(storage))
 
-    def array(tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.fake_device.type != DEVICE_TYPE:
-            return convert(tensor, *args, **kwargs)
+    def array(tensor: FakeTensor | nn.Parameter, *args: Any, **kwargs: Any) -> Any:
+        if not is_here(tensor):
+            return (convert if isinstance(tensor, FakeTensor) else _BASE.numpy)(tensor, *args, **kwargs)
         raise TypeError(  # in CUDA's words
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
             "first."
@@ -301,6 +301,7 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     return {
         (nn.Parameter, "__reduce_ex__"): reduce_parameter_ex,
         (nn.Parameter, "data_ptr"): address_in,
+        (nn.Parameter, "numpy"): array,
         (FakeTensor, "numpy"): array,
         (torch.Tensor, "pin_memory"): _pin,
         (torch.Tensor, "is_pinned"): _is_pinned,

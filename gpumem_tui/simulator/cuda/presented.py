@@ -268,8 +268,13 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
         return plain_repr(tensor) if gpu.mode.is_dispatching else cuda_names.text_of(tensor)
 
     replacements.set(FakeTensor, "__repr__", shown)
-    listed = FakeTensor.tolist
-    replacements.set(FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist() if is_here(tensor) else listed(tensor))
+    for kind in (FakeTensor, nn.Parameter):
+        listed: Any = kind.tolist
+
+        def to_list(tensor: torch.Tensor, _listed: Any = listed) -> Any:
+            return tensor.detach().cpu().tolist() if is_here(tensor) else _listed(tensor)
+
+        replacements.set(kind, "tolist", to_list)
     construct: Any = default_devices.DeviceContext.__init__
 
     def make_default(context: Any, device: Any) -> None:

@@ -161,7 +161,7 @@ class DeviceMemory:
         if _is_of_host(args):
             return
         gpu = self._gpu
-        if is_assumed(func, args, gpu.gpu.compute_capability):
+        if is_assumed(func, args, gpu.gpu.compute_capability, gpu.gpu.arch):
             self.assumed[func._opname] += 1
         taken: dict[int, tuple[int, Block | None]] = {}
         for position, buffer in enumerate((*scratch(func, args, gpu.profile), *more)):

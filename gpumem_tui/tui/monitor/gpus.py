@@ -14,7 +14,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, Bucket, Ledger, Unknown, V
 from gpumem_tui.monitor.alerts import AlertKind
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Instance
-from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.vendors import known as known_vendors
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
     MUTED,
@@ -135,7 +135,7 @@ def short_name(name: str) -> str:
     >>> short_name("NVIDIA GeForce RTX 4090")
     'RTX 4090'
     """
-    for words in vendor().product_words:
+    for words in (words for vendor in known_vendors() for words in vendor.product_words):
         name = name.replace(words, "")
     return name
 

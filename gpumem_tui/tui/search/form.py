@@ -25,6 +25,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
 from gpumem_tui.options.configuration import (
+    TYPED_CONTEXT,
     Options,
     allocator_settings,
     asked_by,
@@ -55,10 +56,9 @@ _KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_
 _ORDER = (
     "kind", "model", "config", "workload", "command", "gpus", "host", "remote_directory", "gpu", "precision",
     "optimizer", "recompute", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple", "target_batch",
-    "target_tokens",
-    "headroom", "limit_bytes", "share", "steps", "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank",
-    "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab",
-    "image_size", "dequantize", "assumed_rows", "longest",
+    "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps", "timeout_s",
+    "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization", "lora_targets",
+    "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size", "dequantize", "assumed_rows", "longest",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""
@@ -168,6 +168,7 @@ class FormValues:
     def begins(self, option: OptionRow) -> str:
         """Return what an option's field begins with."""
         options, given, there = self._options, self._given.options, self._there
+        context = self._config.device.gpu.context
         values: dict[str, Any] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
         values |= {field.name: getattr(options, field.name) for field in fields(options)}
         values |= {field.name: getattr(options.changes, field.name) for field in fields(options.changes)}
@@ -176,6 +177,7 @@ class FormValues:
             "command": Command(options.command or given.command, "").text,
             "python": self._config.python if self._config.python != sys.executable else None,
             "share": bool(self._config.device.others_bytes),
+            "context_bytes": context.low_bytes if context and context.source == TYPED_CONTEXT else None,
         }
         if there is not None:
             values |= {field.name: getattr(there.asked, field.name) for field in fields(there.asked)}
@@ -238,7 +240,7 @@ class FormValues:
         config = replace(
             self._config,
             workload=workload,
-            device=device,
+            device=_with_context(asked, device),
             python=python,
             allocator=allocator_settings() if self._config.device.host else self._config.allocator,
             **{**asked.terms_of(workload), "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
@@ -337,6 +339,13 @@ def with_proposal(command: Command, proposal: Proposal) -> Command:
     at = next(index for index in range(len(words)) if words[index : index + len(given)] == given)
     words[at : at + len(given)] = proposed
     return replace(command, words=tuple(words))
+
+
+def _with_context(asked: Options, device: Device) -> Device:
+    """Return a device with what was typed of its context; what was measured of it before stays where nothing was."""
+    kept = device.gpu.context
+    stays = kept is not None and kept.source != TYPED_CONTEXT and asked.context_bytes is None and not asked.calibration
+    return device if stays else asked.with_context(device)
 
 
 class EditScreen(ModalScreen[Edited | None]):

@@ -1,0 +1,112 @@
+"""What was measured of a box's own GPUs: a file of figures by GPU, driver and torch, written once and read by searches.
+
+The user's file is ``calibration.toml`` beside the settings; `gpumem-tui doctor --calibrate` writes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from gpumem_tui.catalog.loader import is_same_product, parse_toml
+from gpumem_tui.catalog.shapes import CatalogError, Context, Gpu
+
+_SUGGESTION = "`gpumem-tui doctor --calibrate` writes one"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What one kind of GPU's context was measured to take, under one driver and one torch.
+
+    Attributes:
+        gpu: as the driver calls it.
+        total_bytes: of its memory, as the driver has it.
+        measured: the day, as YYYY-MM-DD.
+        stages: bytes on the device beside the allocator, by what the process had used by then, in order: ``context``,
+            ``cuBLAS``, ``cuDNN``, ``NCCL``.
+        eager_bytes: with every kernel loaded at the start (``CUDA_MODULE_LOADING=EAGER``); None for not measured.
+    """
+
+    gpu: str
+    total_bytes: int
+    driver: str
+    torch: str
+    measured: str
+    stages: dict[str, int] = field(default_factory=dict)
+    eager_bytes: int | None = None
+
+    @property
+    def context(self) -> Context:
+        """What a training process is expected to take: with cuBLAS and cuDNN, where both were loaded."""
+        alone = [size_bytes for name, size_bytes in self.stages.items() if name != "NCCL"]
+        eager = os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+        most = max([*alone, *([self.eager_bytes] if eager and self.eager_bytes else [])])
+        words = f"measured on this {self.gpu} on {self.measured}, driver {self.driver}, torch {self.torch}"
+        return Context(min(alone), most, most, f"{words} (calibration)")
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """What a file has one calibration of."""
+        return self.gpu, self.total_bytes, self.driver, self.torch
+
+
+def default_path() -> Path:
+    """Return where the user's file is looked for: beside the settings."""
+    from platformdirs import user_config_path
+
+    return user_config_path("gpumem-tui") / "calibration.toml"
+
+
+def load(path: Path | None = None) -> tuple[Calibration, ...]:
+    """Read the calibrations of a file; of the user's, which need not exist, if `path` is None.
+
+    Raises:
+        CatalogError: there is no such file, or it is none; one line says which and why.
+    """
+    wanted = path or default_path()
+    try:
+        found = msgspec.convert(parse_toml(wanted.read_text("utf-8"), str(wanted)), dict[str, list[Calibration]])
+    except FileNotFoundError as error:
+        if path is None:
+            return ()
+        raise CatalogError(f"{wanted}: there is no such file; {_SUGGESTION}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{wanted}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
+    except msgspec.ValidationError as error:
+        raise CatalogError(f"{wanted}: is no calibration: {error}; {_SUGGESTION}") from error
+    calibrations = tuple(found.get("calibration", ()))
+    if any(not one.stages for one in calibrations):
+        raise CatalogError(f"{wanted}: is no calibration: one has no stages; {_SUGGESTION}")
+    return calibrations
+
+
+def save(new: Calibration, path: Path | None = None) -> Path:
+    """Write a calibration into a file, in place of the one of the same GPU, driver and torch; return the file.
+
+    Raises:
+        CatalogError: the file that is there is no calibration; it stays.
+        OSError: it cannot be written.
+    """
+    wanted = path or default_path()
+    kept = [one for one in (load(wanted) if wanted.exists() else ()) if one.key != new.key]
+    lines = ["# What gpumem-tui measured of GPUs with `gpumem-tui doctor --calibrate`, in bytes."]
+    for one in (*kept, new):
+        lines += ["", "[[calibration]]", *(f'{name} = "{getattr(one, name)}"' for name in ("gpu", "driver", "torch"))]
+        lines += [f'measured = "{one.measured}"', f"total_bytes = {one.total_bytes}"]
+        lines += [] if one.eager_bytes is None else [f"eager_bytes = {one.eager_bytes}"]
+        lines += ["[calibration.stages]", *(f"{name} = {size_bytes}" for name, size_bytes in one.stages.items())]
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    beside = wanted.with_name(f".{wanted.name}-{os.getpid()}")
+    beside.write_text("\n".join(lines) + "\n", "utf-8")
+    beside.replace(wanted)
+    return wanted
+
+
+def calibrated(gpu: Gpu, calibrations: Sequence[Calibration]) -> Gpu:
+    """Return a GPU with the context that was measured on one of its kind, the newest; as it is where none was."""
+    alike = [one for one in calibrations if is_same_product(one.gpu, one.total_bytes, gpu)]
+    return replace(gpu, context=max(alike, key=lambda one: one.measured).context) if alike else gpu
