@@ -15,7 +15,7 @@ from gpumem_tui.simulator.allocator.caching import CachingAllocator
 
 
 @dataclass
-class Effect:
+class AtOnce:
     """What stays in use of the requests, and how far the statistics rose above what they were at first.
 
     Attributes:
@@ -35,7 +35,7 @@ def is_at_once(allocator: CachingAllocator) -> bool:
 
 
 @contextmanager
-def observed(allocator: CachingAllocator, effect: Effect, stays: Mapping[int, Block | None]) -> Iterator[None]:
+def observed(allocator: CachingAllocator, effect: AtOnce, stays: Mapping[int, Block | None]) -> Iterator[None]:
     """Learn what the requests within the context do, of which `stays` has the blocks in the end."""
     stats = allocator.stats
     peaks, before, driver = stats.peaks, stats.current, (stats.num_device_alloc, stats.num_device_free)
@@ -55,7 +55,7 @@ def observed(allocator: CachingAllocator, effect: Effect, stays: Mapping[int, Bl
         stats.raise_peaks(peaks)
 
 
-def do_again(allocator: CachingAllocator, effect: Effect) -> dict[int, Block]:
+def do_again(allocator: CachingAllocator, effect: AtOnce) -> dict[int, Block]:
     """Do requests whose effect is known, from free blocks that lie as they did; return the blocks that stay."""
     stats, made = allocator.stats, {}
     stats.raise_peaks([start + rise for start, rise in zip(stats.current, effect.rises, strict=True)])

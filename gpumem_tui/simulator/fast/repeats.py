@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.blocks import Block
-from gpumem_tui.simulator.allocator.effects import Effect, do_again, is_at_once, observed
+from gpumem_tui.simulator.allocator.effects import AtOnce, do_again, is_at_once, observed
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
@@ -414,7 +414,7 @@ class CallPattern:
     outputs: tuple[CallOutput | Any, ...]
     structure: Any
     at_end: tuple[int, ...] = ()
-    effects: dict[int, Effect] = field(default_factory=dict, compare=False, repr=False)
+    effects: dict[int, AtOnce] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def forward_is_its_own(self) -> bool:
@@ -452,7 +452,7 @@ class Repetition:
         by_number = {output.number: output for output in outputs}
         if not (is_at_once(self._gpu.allocator) and self.pattern.forward_is_its_own):
             self._replay(self.pattern.forward, by_number, storages)
-        elif (effect := self.pattern.effects.setdefault(self._state, Effect())).is_known:
+        elif (effect := self.pattern.effects.setdefault(self._state, AtOnce())).is_known:
             self._forward_at_once(effect, by_number, storages)
         else:
             stays: dict[int, Block | None] = {}
@@ -465,7 +465,7 @@ class Repetition:
         return [self._mode.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
 
     def _forward_at_once(
-        self, effect: Effect, outputs: dict[int, CallOutput], storages: dict[int, torch.UntypedStorage]
+        self, effect: AtOnce, outputs: dict[int, CallOutput], storages: dict[int, torch.UntypedStorage]
     ) -> None:
         blocks = do_again(self._gpu.allocator, effect)
         sources = self.pattern.sources[: sum(event > 0 for event in self.pattern.forward)]
