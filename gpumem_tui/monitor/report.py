@@ -258,15 +258,15 @@ def changes_json(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return what has changed from one reading to the next: the members of each object that have other values.
 
     Objects in a list are told by their place, as ``{"gpus": {"0": {"power_w": 301.0}}}``, while as many are there as
-    before and each is of the same GPU or process; else the list is whole, and so is any other value. What a probe says
+    before; else the list is whole, and so is any other value. What a probe says
     is told by its members, under "probe_changes". A reading that lacks a member is told whole.
     """
     changes = _changes(before, now)
     return now if changes is None else {"schema": SCHEMA, "since": before["time_s"], "changes": changes}
 
 
-_NAMES = {"gpus": ("uuid", "index"), "instances": ("uuid",), "processes": ("pid", "instance", "kind", "start_time_s")}
-"""By what the objects in a list are told apart."""
+_LISTS = ("gpus", "instances", "processes")
+"""Whose objects are told by their place."""
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | None:
@@ -276,8 +276,8 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | No
     changed: dict[str, Any] = {}
     for key, value in _members(before, now).items():
         old, parts = before.get(key), None
-        if key in _NAMES and _are_same(key, old, value):
-            pairs = zip(old or (), value, strict=True)
+        if key in _LISTS and isinstance(old, list) and isinstance(value, list) and len(old) == len(value):
+            pairs = zip(old, value, strict=True)
             found = {str(place): _changes(*pair) for place, pair in enumerate(pairs)}
             parts = None if None in found.values() else {place: each for place, each in found.items() if each}
         elif key == "host":
@@ -291,12 +291,6 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | No
 def _members(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the members that are new or have another value."""
     return {name: value for name, value in now.items() if name not in before or value != before[name]}
-
-
-def _are_same(key: str, old: object, new: object) -> bool:
-    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
-        return False
-    return all(one.get(name) == other.get(name) for one, other in zip(old, new, strict=True) for name in _NAMES[key])
 
 
 def _unlisted_json(each: UnlistedProcess, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,7 +396,7 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
 def _gpu_row(gpu: GpuReading) -> str:
     row = _GPUS.row(
         str(gpu.index),
-        gpu.name,
+        gpu.full_name,
         _used(gpu.memory),
         _number(gpu.utilization_percent, " %"),
         _number(gpu.temperature_c, " °C"),
