@@ -39,6 +39,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """Else each of the many processes that tests start compiles the package anew, and the test processes the tests."""
 
+os.environ["OMP_NUM_THREADS"] = "1"
+"""Threads of several processes that wait for each other turn on every core there is."""
+
 gc.disable()
 """Until all is imported: see below."""
 

@@ -47,7 +47,7 @@ class WarmPython:
 
     @classmethod
     def path(cls, name: str = warm.TORCH) -> str:
-        """Return the program to start, `warm.TORCH` or `warm.TRANSFORMERS`."""
+        """Return the program to start: `warm.TORCH`, `warm.TRANSFORMERS` or `warm.TRAINING`."""
         factory = cls._factory
         assert factory is not None, "tests ask for it, not their modules"
         if cls._folder is None:

@@ -5,7 +5,8 @@ executable called ``python``: it hands its arguments, environment, directory and
 ends as the forked process does. That one goes through what an interpreter does as it starts: `sitecustomize` is
 imported, torch seems not to be, and importing it is what is waited for. Libraries that look for a GPU as they are
 imported are not imported beforehand. What trains with transformers is forked from a second server, which has that too
-and is forked from the first one when it is first wanted.
+and is forked from the first one when it is first wanted; likewise for what really trains, whose optimizer loads torch's
+compiler.
 
 All workers that the tests are divided among share one server. It ends with the process that started them.
 """
@@ -38,7 +39,7 @@ _CLIENT = """#!{python} -IS
 import fcntl, json, os, signal, socket, sys
 
 arguments = sys.argv[1:]
-known = arguments and (arguments[0] in ("-m", "-c", "-u") or os.path.isfile(arguments[0]))
+known = arguments and (arguments[0] in ("-m", "-c", "-u", "-") or os.path.isfile(arguments[0]))
 if not known:
     os.execv({python!r}, [{python!r}, *arguments])
 opened = [0, 1, 2]
@@ -52,7 +53,7 @@ server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({server!r})
 task = {{
     "python": os.path.abspath(sys.argv[0]), "arguments": arguments, "directory": os.getcwd(),
-    "environment": dict(os.environ), "descriptors": opened, "transformers": {transformers},
+    "environment": dict(os.environ), "descriptors": opened, "name": {name!r},
 }}
 socket.send_fds(server, [json.dumps(task).encode()], opened)
 for number in opened:
@@ -64,8 +65,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-TORCH, TRANSFORMERS = "torch/bin/python", "transformers/bin/python"
-"""What is imported as each starts; the first has transformers, too, if its program says so."""
+TORCH, TRANSFORMERS, TRAINING = "torch/bin/python", "transformers/bin/python", "training/bin/python"
+"""By what each has imported as it starts; a program of whichever that says so has transformers."""
 
 _MAIN = """
 import os, sys
@@ -102,7 +103,10 @@ _BEFOREHAND = (
 )
 """What scripts and libraries import sooner or later, and what does not look for a GPU."""
 
-_OF_TRANSFORMERS = ("datasets", "transformers.models.llama.modeling_llama")
+_FURTHER = {
+    TRANSFORMERS: ("datasets", "transformers.models.llama.modeling_llama"),
+    TRAINING: ("torch._dynamo",),
+}
 _USES_TRANSFORMERS = re.compile(rb"\b(transformers|hugging_face|trl|peft|accelerate)\b")
 """Tells it in the words of a command, or in its script."""
 
@@ -124,16 +128,16 @@ def start(folder: Path, ends_with: int) -> None:
     address = str(folder / "server.sock")
     listener.bind(address)
     listener.listen(64)
-    for name, transformers in ((TORCH, False), (TRANSFORMERS, True)):
+    for name in (TORCH, *_FURTHER):
         client = folder / name
         client.parent.mkdir(parents=True)
-        client.write_text(_CLIENT.format(python=sys.executable, server=address, transformers=transformers))
+        client.write_text(_CLIENT.format(python=sys.executable, server=address, name=name))
         client.chmod(0o755)
         _make_environment(client.parents[1])
     root = str(Path(__file__).parents[1])
     subprocess.run(
         [sys.executable, "-c", _MAIN.format(root=root, fd=listener.fileno(), pid=ends_with)],
-        env={**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         pass_fds=(listener.fileno(),),
         start_new_session=True,
@@ -164,29 +168,30 @@ def serve(listener_fd: int, ends_with: int) -> CodeType:
     _import_all(_BEFOREHAND)
     listener = socket.socket(fileno=listener_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    second: socket.socket | None = None
+    further: dict[str, socket.socket] = {}
     waits_for: list[int | socket.socket] = [listener, ended]
     while ended not in select.select(waits_for, [], [])[0]:
         client, _ = listener.accept()
         message, streams, _, _ = socket.recv_fds(client, _LARGEST_MESSAGE, _MOST_FILES)
-        if _uses_transformers(json.loads(message)):
-            if second is None:
-                second, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        name = _wanted(json.loads(message))
+        if name in _FURTHER:
+            if name not in further:
+                further[name], requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 if os.fork() == 0:
-                    _close(listener, second, client, ended, *streams)
-                    return _serve_second(requests)
+                    _close(listener, client, ended, *further.values(), *streams)
+                    return _serve_further(requests, _FURTHER[name])
                 requests.close()
-            socket.send_fds(second, [message], [client.fileno(), *streams])
+            socket.send_fds(further[name], [message], [client.fileno(), *streams])
         elif os.fork() == 0:
-            _close(listener, ended, *([second] if second is not None else []))
+            _close(listener, ended, *further.values())
             return _watched(message, client, streams)
         _close(client, *streams)
     os._exit(0)
 
 
-def _serve_second(requests: socket.socket) -> CodeType:
-    """Do the same with transformers imported, for what the first server hands on, until that ends."""
-    _import_all(_OF_TRANSFORMERS)
+def _serve_further(requests: socket.socket, names: Sequence[str]) -> CodeType:
+    """Do the same with more imported, for what the first server hands on, until that ends."""
+    _import_all(names)
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_MESSAGE, _MOST_FILES)
         if not message:
@@ -206,13 +211,14 @@ def _import_all(names: Sequence[str]) -> None:
     gc.freeze()  # else the first collection of each process copies every page
 
 
-def _uses_transformers(task: dict[str, Any]) -> bool:
-    if task["transformers"]:
-        return True
+def _wanted(task: dict[str, Any]) -> str:
     words = task["arguments"]
     script = Path(task["directory"], next((word for word in words if word.endswith(".py")), ""))
     text = script.read_bytes() if script.is_file() else b""
-    return _USES_TRANSFORMERS.search(" ".join(words).encode() + b" " + text) is not None
+    if _USES_TRANSFORMERS.search(" ".join(words).encode() + b" " + text) is not None:
+        return TRANSFORMERS
+    name: str = task["name"]
+    return name
 
 
 def _close(*opened: socket.socket | int) -> None:
@@ -287,6 +293,9 @@ def _program(arguments: list[str]) -> CodeType:
         return compile(arguments[1], "<string>", "exec")
     script = arguments[0]
     sys.argv = arguments
+    if script == "-":
+        sys.path.insert(0, "")
+        return compile(sys.stdin.read(), "<stdin>", "exec")
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     main: Any = sys.modules["__main__"]
     main.__file__ = script

@@ -108,7 +108,7 @@ def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) ->
     alike = {
         gpu.multiprocessors
         for gpu in gpus().values()
-        if gpu.compute_capability == compute_capability and _about(total_bytes, gpu.total_bytes)
+        if gpu.compute_capability == compute_capability and not gpu.arch and _about(total_bytes, gpu.total_bytes)
     }
     return alike.pop() if len(alike) == 1 else None
 
@@ -249,6 +249,7 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     reserves_mib: dict[str, int] = {}
     speed: GpuSpeed | None = None
     no_speed: str = ""
+    arch: str = ""
 
 
 def toml_tables(file_name: str) -> dict[str, dict[str, object]]:
@@ -294,6 +295,7 @@ def _gpu(name: str, table: Mapping[str, object]) -> Gpu:
         reserves=tuple((int(driver), mib * MIB) for driver, mib in sorted(entry.reserves_mib.items())),
         speed=entry.speed,
         no_speed=entry.no_speed,
+        arch=entry.arch,
     )
 
 

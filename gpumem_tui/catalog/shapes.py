@@ -119,8 +119,10 @@ class Gpu:
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
     their number is not known. `reserves`: where it is known to move with the driver, bytes by its major version.
-    `speed` is None where no rates are known; `no_speed` says why. `context`: what was measured or said of one of
-    them, which makes it no other kind of GPU; None for what is known of its architecture.
+    `speed` is None where no rates are known; `no_speed` says why. `arch`: what ROCm's compilers call a GPU that runs no
+    CUDA ("gfx942"); `compute_capability` is what HIP says of it then, and `multiprocessors` are its compute units.
+    `context`: what was measured or said of one of them, which makes it no other kind of GPU; None for what is known of
+    its architecture.
     """
 
     name: str
@@ -134,7 +136,13 @@ class Gpu:
     reserves: tuple[tuple[int, int], ...] = ()
     speed: GpuSpeed | None = None
     no_speed: str = ""
+    arch: str = ""
     context: Context | None = field(default=None, compare=False)
+
+    @property
+    def runtime(self) -> str:
+        """What its programs are compiled for."""
+        return "ROCm" if self.arch else "CUDA"
 
     @property
     def reserve_bytes(self) -> int:
@@ -149,8 +157,8 @@ class Gpu:
 
     @property
     def sm(self) -> str:
-        """The architecture as CUDA's tools write it, e.g. ``sm_80``."""
-        return "sm_{}{}".format(*self.compute_capability)
+        """The architecture as CUDA's tools write it, e.g. ``sm_80``; as ROCm's do, ``gfx942``."""
+        return self.arch or "sm_{}{}".format(*self.compute_capability)
 
 
 @dataclass(frozen=True, slots=True)

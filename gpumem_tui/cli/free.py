@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ _Read = Callable[[], Mapping[str, "Snapshot | str"]]
     metavar="SIZE",
     help="With so much memory free, such as 20GiB, whoever computes there too.",
 )
+@click.option("--vendor", "brand", metavar="NAME", help="Of this vendor, such as AMD; else of the first with so many.")
 @click.option("--wait", is_flag=True, help="Wait until there are so many (one, without --gpus).")
 @click.option(
     "--interval",
@@ -54,6 +55,9 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
     cannot be read is not, nor one that is divided into MIG instances. They are told by number, or by UUID where GPUs
     differ, as CUDA counts those in another order. Of several hosts each line begins with the host. Exit code 3: there
     are not so many, and nothing is printed.
+
+    All are of one vendor. AMD's are told as HIP_VISIBLE_DEVICES takes them:
+    HIP_VISIBLE_DEVICES=$(gpumem-tui free --vendor AMD).
     """
     from gpumem_tui.monitor.devices import free_gpus
 
@@ -64,12 +68,13 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
             while True:
                 found = read()
                 known = {name: each for name, each in found.items() if not isinstance(each, str)}
-                enough = {
-                    name: (chosen, snapshot)
+                free = {
+                    name: _of_one_vendor(
+                        free_gpus(snapshot, memory_bytes, {} if name else os.environ), count, values["brand"]
+                    )
                     for name, snapshot in known.items()
-                    if len(chosen := free_gpus(snapshot, memory_bytes, {} if name else os.environ)[:count])
-                    >= (count or 1)
                 }
+                enough = {name: (chosen, known[name]) for name, chosen in free.items() if chosen}
                 if enough or not values["wait"]:
                     break
                 time.sleep(interval_s)
@@ -88,31 +93,53 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
     return 0
 
 
+def _of_one_vendor(gpus: Sequence[GpuReading], count: int | None, brand: str | None) -> list[GpuReading]:
+    """Return so many GPUs of one vendor, by default all; none where no vendor has so many.
+
+    Args:
+        brand: whose; None for the first that has so many.
+    """
+    for each in dict.fromkeys(gpu.vendor for gpu in gpus):
+        chosen = [gpu for gpu in gpus if gpu.vendor == each][:count]
+        if (brand is None or brand.casefold() == each.casefold()) and len(chosen) >= (count or 1):
+            return chosen
+    return []
+
+
 _Found = Mapping[str, "tuple[list[GpuReading], Snapshot]"]
 
 
 def _lines(found: _Found, *, named: bool) -> Iterator[str]:
+    from gpumem_tui.monitor.vendors import of_brand
+
     for name, (gpus, snapshot) in found.items():
-        is_alike = len({gpu.name for gpu in snapshot.gpus}) == 1
-        devices = ",".join(str(gpu.index) if is_alike else gpu.uuid for gpu in gpus)
+        brand = gpus[0].vendor
+        is_alike = len({gpu.name for gpu in snapshot.gpus if gpu.vendor == brand}) == 1
+        by_number = is_alike or not of_brand(brand).orders_by_speed
+        devices = ",".join(str(gpu.number) if by_number else gpu.uuid for gpu in gpus)
         yield f"{name} {devices}" if named else devices
 
 
 def _body(found: _Found) -> dict[str, Any]:
-    from gpumem_tui.report.objects import SCHEMA, known, picked
+    from gpumem_tui.report.objects import SCHEMA
 
     return {
         "schema": SCHEMA,
         "machines": [
             {
                 "host": name or None,
-                "gpus": [
-                    {**picked(gpu, "index", "uuid", "name"), "free_bytes": known(gpu.memory).free_bytes} for gpu in gpus
-                ],
+                "gpus": list(map(_gpu, gpus)),
             }
             for name, (gpus, _) in found.items()
         ],
     }
+
+
+def _gpu(gpu: GpuReading) -> dict[str, Any]:
+    from gpumem_tui.report.objects import known, picked
+
+    which = picked(gpu, "index", "vendor", "number", "uuid", "name")
+    return {**which, "free_bytes": known(gpu.memory).free_bytes}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
-from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.vendors import known, of_brand, vendor
 from gpumem_tui.simulator.allocator.profile import too_old
 
 _TORCH_TIMEOUT_S = 120.0
@@ -104,6 +104,8 @@ def examine(system: System, snapshot: Snapshot | None, python: str | None) -> It
     """
     yield driver_check(system, snapshot)
     if snapshot is not None and not snapshot.problem:
+        yield from other_drivers_checks(snapshot)
+    if snapshot is not None and not snapshot.problem:
         yield gpus_check(snapshot.gpus)
         yield processes_check(snapshot.gpus)
     yield device_files_check(system)
@@ -123,8 +125,9 @@ def driver_check(system: System, snapshot: Snapshot | None) -> Check:
         return Check("driver", Status.FAIL, f"the {asked.driver} does not answer", remedy)
     if not snapshot.problem:
         driver, cuda = snapshot.driver_version, snapshot.cuda_version
+        which = asked.driver if len(snapshot.drivers) > 1 else "driver"
         versions = [
-            f"driver {driver.reason if isinstance(driver, Unknown) else driver}",
+            f"{which} {driver.reason if isinstance(driver, Unknown) else driver}",
             f"{snapshot.runtime} {cuda.reason if isinstance(cuda, Unknown) else cuda}",
         ]
         return Check("driver", Status.OK, ", ".join(versions))
@@ -132,6 +135,22 @@ def driver_check(system: System, snapshot: Snapshot | None) -> Check:
         found, _, remedy = snapshot.problem.partition(": ")
         return Check("driver", Status.FAIL, found, remedy)
     return Check("driver", Status.SKIP, f"no {asked.brand} GPU here; --gpu sim:NAME simulates one")
+
+
+def other_drivers_checks(snapshot: Snapshot) -> Iterator[Check]:
+    """Check the drivers of further vendors, beside that whose GPUs come first."""
+    for driver in snapshot.drivers:
+        whose, runtime = of_brand(driver.vendor), driver.runtime_version
+        if driver.vendor == vendor().brand:
+            continue
+        found, _, remedy = driver.problem.partition(": ")
+        if not driver.problem:
+            words = runtime.reason if isinstance(runtime, Unknown) else f"{driver.runtime} {runtime}"
+            yield Check(whose.driver, Status.OK, f"{driver.driver_version}, {words}")
+        elif driver.problem.startswith(whose.not_loaded):
+            yield Check(whose.driver, Status.SKIP, f"{found}; to watch {whose.brand} GPUs too, {remedy}")
+        else:
+            yield Check(whose.driver, Status.FAIL, found, remedy)
 
 
 def gpus_check(gpus: Sequence[GpuReading]) -> Check:
@@ -143,7 +162,12 @@ def gpus_check(gpus: Sequence[GpuReading]) -> Check:
     silent = [gpu for gpu in gpus if gpu.state is not DeviceState.OK]
     if silent:
         reasons = "; ".join(f"GPU {gpu.index} is {gpu.state.value}: {gpu.state_reason}" for gpu in silent)
-        return Check("GPUs", Status.FAIL, f"{models}; {reasons}", f"see {vendor().faults_log}; reset it, or reboot")
+        return Check(
+            "GPUs",
+            Status.FAIL,
+            f"{models}; {reasons}",
+            f"see {of_brand(silent[0].vendor).faults_log}; reset it, or reboot",
+        )
     return Check("GPUs", Status.OK, models)
 
 
@@ -169,13 +193,14 @@ def processes_check(gpus: Sequence[GpuReading]) -> Check:
 
 def device_files_check(system: System) -> Check:
     """Check whether this user may open the GPUs' device files, as programs must."""
-    pattern = re.compile(vendor().device_files)
+    pattern = re.compile("|".join(each.device_files for each in known()))
     files = [path for path in sorted((system.root / "dev").glob("*")) if pattern.fullmatch(path.name)]
     if not files:
         return Check("device files", Status.SKIP, "there are none in /dev")
     closed = [str(path.name) for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
-        remedy = f"join the group that `ls -l {vendor().device_paths[0]}*` shows, or ask who administers this machine"
+        place = f"/dev/{re.sub('[0-9]*$', '', closed[0])}"
+        remedy = f"join the group that `ls -l {place}*` shows, or ask who administers this machine"
         return Check("device files", Status.FAIL, f"no permission to open /dev/{', /dev/'.join(closed)}", remedy)
     return Check("device files", Status.OK, f"{len(files)} can be opened")
 
@@ -185,9 +210,9 @@ def container_check(system: System) -> Check:
     marks = [name for name in (".dockerenv", "run/.containerenv") if (system.root / name).exists()]
     if not marks and "container" not in system.environ:
         return Check("container", Status.SKIP, "not in a container")
-    withheld, remedy = vendor().withheld(system.environ)
-    if withheld:
-        return Check("container", Status.FAIL, withheld, remedy)
+    for withheld, remedy in (each.withheld(system.environ) for each in known()):
+        if withheld:
+            return Check("container", Status.FAIL, withheld, remedy)
     return Check("container", Status.OK, "the driver's libraries are not withheld")
 
 

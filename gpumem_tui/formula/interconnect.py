@@ -51,7 +51,13 @@ def links(gpu: Gpu) -> tuple[Link, ...] | Unknown:
         return Unknown(f"the links of {gpu.title} are not in the catalog")
     inside = [Link("PCIe", speed.pcie, GPUS_OF_A_NODE)]
     if speed.nvlink is not None:
-        inside.append(Link("NVLink", speed.nvlink, _PAIR if gpu.name.startswith(BRIDGED) else GPUS_OF_A_NODE))
+        inside.append(
+            Link(
+                "Infinity Fabric" if gpu.arch else "NVLink",
+                speed.nvlink,
+                _PAIR if gpu.name.startswith(BRIDGED) else GPUS_OF_A_NODE,
+            )
+        )
     return (*inside, *_between_nodes(speed, inside[-1]))
 
 

@@ -89,6 +89,8 @@ def engine(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> Engine | Unknown:
     speed = gpu.speed
     if speed is None:
         return Unknown(f"the arithmetic rate of {gpu.title} is not in the catalog")
+    if gpu.arch:
+        return Unknown(f"what share of its rates a step gets on {gpu.title} is not known: shares are of NVIDIA's GPUs")
     convolves = shape.record.has_batch_norm
     share = _CONVOLUTIONS if convolves else _TRANSFORMERS
     computes_in = PRECISION_RECORDS[recipe.precision].computes_in

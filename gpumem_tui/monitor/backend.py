@@ -203,6 +203,8 @@ class Vendor:
         driver: what a user calls the driver, "NVIDIA driver"; `library` its library, "NVML".
         runtime: what programs are compiled for, "CUDA"; `tool` what prints the driver's state, "nvidia-smi".
         visible: the variable that holds the indices of the GPUs that a program of this runtime sees.
+        orders_by_speed: whether the runtime puts the fastest of different GPUs first, unlike the driver.
+        torch_build: what is in the version of a torch built for this runtime ("+rocm"); empty for the usual build.
         open: makes a backend, for the thread that calls it; the argument is the folder of the kernel's own files,
             ``/proc``. It loads the vendor's library: not at a program's start.
         no_driver: how a snapshot's `problem` begins where this machine has no such driver, `not_loaded` where it is
@@ -226,6 +228,8 @@ class Vendor:
     runtime: str
     tool: str
     visible: str = "CUDA_VISIBLE_DEVICES"
+    orders_by_speed: bool = False
+    torch_build: str = ""
     open: Callable[[Path], GpuBackend]
     no_driver: str
     not_loaded: str

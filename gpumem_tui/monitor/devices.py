@@ -124,17 +124,17 @@ def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str
 
     Args:
         memory_bytes: with so much memory free, whoever computes there; None for those on which nobody does.
-        environ: whose ``CUDA_VISIBLE_DEVICES`` they are among, if it has any.
+        environ: whose ``CUDA_VISIBLE_DEVICES``, or its vendor's like, they are among, if it has any.
     """
-    seen: Reading[tuple[str, ...]] | None = None
-    if "CUDA_VISIBLE_DEVICES" in environ:
-        ordered = {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        seen = visible_devices([Candidate(gpu.index, gpu.uuid, gpu.name) for gpu in snapshot.gpus], ordered)
-    return [
-        gpu
-        for gpu in snapshot.gpus
-        if is_free(gpu, memory_bytes) and not (isinstance(seen, tuple) and gpu.uuid not in seen)
-    ]
+    seen: set[str] = set()
+    for brand in {gpu.vendor for gpu in snapshot.gpus}:
+        whose = [Candidate(gpu.number, gpu.uuid, gpu.name) for gpu in snapshot.gpus if gpu.vendor == brand]
+        visible = environ.get(vendors.of_brand(brand).visible)
+        listed: Reading[tuple[str, ...]] = tuple(gpu.uuid for gpu in whose)
+        if visible is not None:
+            listed = visible_devices(whose, {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        seen.update(() if isinstance(listed, Unknown) else listed)
+    return [gpu for gpu in snapshot.gpus if gpu.uuid in seen and is_free(gpu, memory_bytes)]
 
 
 def is_free(gpu: GpuReading, memory_bytes: int | None = None) -> bool:
@@ -155,7 +155,7 @@ class Candidate:
     """A GPU as CUDA could list it.
 
     Attributes:
-        index: the driver's, which is the order on the PCI bus.
+        index: the driver's under its vendor, which is the order on the PCI bus.
         instances: UUIDs of its MIG instances; with any, CUDA sees one of them and never the whole GPU.
     """
 
@@ -163,6 +163,7 @@ class Candidate:
     uuid: str
     name: str
     instances: tuple[str, ...] = ()
+    vendor: str = ""
 
 
 def visible_devices(gpus: Sequence[Candidate], environ: Mapping[str, str]) -> Reading[tuple[str, ...]]:

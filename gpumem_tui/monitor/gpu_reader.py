@@ -239,19 +239,23 @@ class _Seen:
 
 
 class Roster:
-    """Remembers GPUs by UUID, so that one that vanishes stays listed as lost."""
+    """Remembers a vendor's GPUs by UUID, so that one that vanishes stays listed as lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, brand: str) -> None:
+        self._brand = brand
+        self._base = 0
         self._seen: dict[str, _Seen] = {}
 
     def readings(
-        self, readers: Iterable[GpuReader], hosts: Hosts, host: HostReading, *, runs: bool
+        self, readers: Iterable[GpuReader], hosts: Hosts, host: HostReading, *, base: int, runs: bool
     ) -> tuple[GpuReading, ...]:
         """Return every GPU, by index; one that the driver no longer lists keeps its index, after who has it now.
 
         Args:
+            base: the index of the driver's first GPU.
             runs: whether the driver does.
         """
+        self._base = base
         now = monotonic()
         by_uuid: dict[str, GpuReading] = {}
         for each in readers:
@@ -259,7 +263,7 @@ class Roster:
             by_uuid.setdefault(reading.uuid, reading)
         found = list(by_uuid.values())
         found += [
-            _lost_reading(seen.index, seen.identity, "the driver no longer lists it", now - seen.at)
+            self._lost_reading(seen.index, seen.identity, "the driver no longer lists it", now - seen.at)
             for uuid, seen in self._seen.items()
             if uuid not in by_uuid
         ]
@@ -271,13 +275,13 @@ class Roster:
         identity = self._identity(reader.index, raw, state)
         age_s = 0.0 if raw.read_at is None else now - raw.read_at
         if state is DeviceState.LOST:
-            return _lost_reading(reader.index, identity, reason, age_s)
+            return self._lost_reading(reader.index, identity, reason, age_s)
         unified = identity is not None and identity.integrated and isinstance(raw.memory, Unknown)
         memory = _host_memory(host) if unified else raw.memory
         instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
         processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
         return GpuReading(
-            **_named(reader.index, identity),
+            **self._named(reader.index, identity),
             **vars(raw.telemetry),
             state=state,
             state_reason=reason,
@@ -301,28 +305,33 @@ class Roster:
         self._seen[identity.uuid] = _Seen(index, identity, monotonic() if raw.read_at is None else raw.read_at)
         return identity
 
+    def _lost_reading(self, index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
+        """Make the reading of a GPU that does not answer: nothing of it is known but its name."""
+        unknown: Any = Unknown(reason)
+        return GpuReading(
+            **self._named(index, identity),
+            **dict.fromkeys(READINGS, unknown),
+            state=DeviceState.LOST,
+            state_reason=reason,
+            age_s=age_s,
+            memory=unknown,
+            ledger=unknown,
+            processes=unknown,
+        )
 
-def _lost_reading(index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
-    """Make the reading of a GPU that does not answer: nothing of it is known but its name."""
-    unknown: Any = Unknown(reason)
-    return GpuReading(
-        **_named(index, identity),
-        **dict.fromkeys(READINGS, unknown),
-        state=DeviceState.LOST,
-        state_reason=reason,
-        age_s=age_s,
-        memory=unknown,
-        ledger=unknown,
-        processes=unknown,
-    )
-
-
-def _named(index: int, identity: Identity | None) -> dict[str, Any]:
-    """Return the fields of a reading that say which GPU it is of; None of one that never answered."""
-    if identity is None:
-        unnamed = {"uuid": f"unknown-{index}", "name": "unknown GPU", "compute_capability": NOT_READ_YET}
-        return {"index": index, **unnamed}
-    return {"index": index, **picked(identity, "uuid", "name", "bus_id", "compute_capability")}
+    def _named(self, index: int, identity: Identity | None) -> dict[str, Any]:
+        """Return the fields of a reading that say which GPU it is of; None of one that never answered."""
+        which = {"index": self._base + index, "vendor": self._brand, "vendor_index": index if self._base else None}
+        if identity is None:
+            return {
+                **which,
+                "uuid": f"unknown-{self._base + index}",
+                "name": "unknown GPU",
+                "compute_capability": NOT_READ_YET,
+            }
+        runtime = identity.runtime_index
+        which["runtime_index"] = runtime if isinstance(runtime, int) and runtime != index else None
+        return {**which, **picked(identity, "uuid", "name", "bus_id", "partition", "compute_capability")}
 
 
 def _host_memory(host: HostReading) -> Reading[Memory]:

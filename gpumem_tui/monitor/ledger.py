@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gpumem_tui.memory import Bucket, Ledger, LedgerRow, Unknown, Value, format_bytes
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuProcess, Memory
-from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.vendors import known
 
 HOLDERS = "processes of other containers or users, a display, or the driver"
 """Who holds memory that no listed process accounts for, where nothing more is known."""
@@ -84,9 +84,9 @@ def _fit(claims: Sequence[int], used_bytes: int) -> list[int]:
 
 
 def _process_note(process: GpuProcess, row_bytes: Value) -> str:
-    server, note = vendor().sharing_server
-    shares = server and not isinstance(process.host, Unknown) and process.host.name.startswith(server)
-    notes = [note] if shares else []
+    name = "" if isinstance(process.host, Unknown) else process.host.name
+    servers = (each.sharing_server for each in known())
+    notes = [note for server, note in servers if server and name.startswith(server)]
     if row_bytes != process.used_bytes:
         notes.append(f"scaled down from {format_bytes(process.used_bytes)}: the processes' figures exceed what is used")
     return "; ".join(notes)

@@ -29,7 +29,7 @@ from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, Instance, Snapshot, Source
 from gpumem_tui.monitor.users import user_totals
-from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.vendors import of_brand, vendor
 from gpumem_tui.text import printable
 
 if TYPE_CHECKING:
@@ -99,6 +99,11 @@ _USER = ("user",)
 _HOST_UP = Family("host_up", "1 if the host's readings are its newest, 0 if it is away")
 _TIME = Family("snapshot_timestamp_seconds", "When the newest readings were put together")
 _DRIVER = Family("driver", "1 if the driver answers", ("driver", "cuda"))
+_DRIVERS = Family(
+    "vendor_driver",
+    "1 if the driver of a vendor answers, of several",
+    ("vendor", "driver", "runtime", "runtime_version"),
+)
 _UP = Family("gpu_up", "1 if the GPU answers, 0 if it is stale or lost", _GPU)
 _AGE = Family("gpu_age_seconds", "How old its readings are", _GPU)
 _TOTAL = Family("gpu_memory_total_bytes", "Memory of the device", _GPU)
@@ -310,10 +315,15 @@ def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeRepor
         return
     versions = [_label(snapshot.driver_version), _label(snapshot.cuda_version)]
     sheet.add(_DRIVER, host, versions, 0 if snapshot.problem else 1)
-    library = vendor().library
-    calls = Family(f"{library.lower()}_calls", f"Calls of the {library} library", ("function",), counter=True)
-    for function, count in snapshot.calls.items():
-        sheet.add(calls, host, [function], count)
+    for driver in snapshot.drivers if len(snapshot.drivers) > 1 else ():
+        known = [driver.vendor, _label(driver.driver_version), driver.runtime, _label(driver.runtime_version)]
+        sheet.add(_DRIVERS, host, known, 0 if driver.problem else 1)
+    counted = [(of_brand(each.vendor), each.calls) for each in snapshot.drivers] or [(vendor(), snapshot.calls)]
+    for whose, calls in counted:
+        name = f"{whose.library.lower().replace(' ', '_')}_calls"
+        family = Family(name, f"Calls of the {whose.library} library", ("function",), counter=True)
+        for function, count in calls.items():
+            sheet.add(family, host, [function], count)
     sheet.add(_HOST_CPU, host, (), snapshot.host.cpu_percent, 0.01)
     sheet.add(_HOST_USED, host, (), snapshot.host.memory_used_bytes)
     sheet.add(_HOST_TOTAL, host, (), snapshot.host.memory_total_bytes)

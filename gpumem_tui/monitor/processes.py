@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 
 from gpumem_tui.memory import Unknown, Value
+from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.text import printable
 
 _HOST_NAMESPACE = "pid:[4026531836]"
@@ -144,7 +144,7 @@ class HostProcesses:
             names = os.listdir(folder)
         except OSError as error:
             return isinstance(error, PermissionError)
-        devices = vendor().device_paths
+        devices = tuple(path for vendor in vendors.known() for path in vendor.device_paths)
         for name in names:
             try:
                 if os.readlink(folder / name).startswith(devices):

@@ -112,16 +112,16 @@ class Telemetry:
     )
     nvlink_rx_bytes: Reading[int] = _entry(
         "Data that came over its NVLinks since the driver was loaded",
-        Pace.SLOW, ReadingMetric("nvlink_receive_bytes", counter=True),
+        Pace.SLOWER, ReadingMetric("nvlink_receive_bytes", counter=True),
     )  # fmt: skip
     nvlink_tx_bytes: Reading[int] = _entry(
         "Data that went over its NVLinks since the driver was loaded",
-        Pace.SLOW, ReadingMetric("nvlink_transmit_bytes", counter=True),
+        Pace.SLOWER, ReadingMetric("nvlink_transmit_bytes", counter=True),
     )  # fmt: skip
-    nvlink_rx_bytes_per_s: Reading[int] = _entry("NVLink traffic to the GPU between the last two looks", Pace.SLOW)
-    nvlink_tx_bytes_per_s: Reading[int] = _entry("NVLink traffic from the GPU between the last two looks", Pace.SLOW)
+    nvlink_rx_bytes_per_s: Reading[int] = _entry("NVLink traffic to the GPU between the last two looks", Pace.SLOWER)
+    nvlink_tx_bytes_per_s: Reading[int] = _entry("NVLink traffic from the GPU between the last two looks", Pace.SLOWER)
     energy_j: Reading[float] = _entry(
-        "Energy drawn since the driver was loaded", Pace.SLOW, ReadingMetric("energy_joules", counter=True)
+        "Energy drawn since the driver was loaded", Pace.SLOWER, ReadingMetric("energy_joules", counter=True)
     )
     ecc_corrected: Reading[int] = _entry(
         "Memory errors that were corrected since the driver was loaded",

@@ -17,7 +17,9 @@ from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
     USUAL_RUNTIME,
+    WHOSE,
     DeviceState,
+    DriverReading,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -94,7 +96,7 @@ def first(source: Source) -> Snapshot:
     """
     snapshot = source.wait(None, _ANSWER_S)
     if snapshot is None:
-        raise NoDriverAnswer(f"the {vendor().driver} has not answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
+        raise NoDriverAnswer(f"no GPU driver has answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
     return snapshot
 
 
@@ -232,7 +234,9 @@ def snapshot_json(
     snapshot = with_unlisted(snapshot, probes)
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
-    other = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    other: dict[str, Any] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    if len(snapshot.drivers) > 1 or other:
+        other["drivers"] = [_driver_json(each) for each in snapshot.drivers]
     top = Body(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem, **other)
     top.put_all(("driver_version", "cuda_version"), snapshot)
     return top.done(
@@ -244,19 +248,25 @@ def snapshot_json(
     )
 
 
+def _driver_json(driver: DriverReading) -> dict[str, Any]:
+    body = Body(**picked(driver, "vendor", "runtime", "problem"))
+    body.put_all(("driver_version", "runtime_version"), driver)
+    return body.done()
+
+
 def changes_json(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return what has changed from one reading to the next: the members of each object that have other values.
 
     Objects in a list are told by their place, as ``{"gpus": {"0": {"power_w": 301.0}}}``, while as many are there as
-    before and each is of the same GPU or process; else the list is whole, and so is any other value. What a probe says
+    before; else the list is whole, and so is any other value. What a probe says
     is told by its members, under "probe_changes". A reading that lacks a member is told whole.
     """
     changes = _changes(before, now)
     return now if changes is None else {"schema": SCHEMA, "since": before["time_s"], "changes": changes}
 
 
-_NAMES = {"gpus": ("uuid", "index"), "instances": ("uuid",), "processes": ("pid", "instance", "kind", "start_time_s")}
-"""By what the objects in a list are told apart."""
+_LISTS = ("gpus", "instances", "processes")
+"""Whose objects are told by their place."""
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | None:
@@ -266,8 +276,8 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | No
     changed: dict[str, Any] = {}
     for key, value in _members(before, now).items():
         old, parts = before.get(key), None
-        if key in _NAMES and _are_same(key, old, value):
-            pairs = zip(old or (), value, strict=True)
+        if key in _LISTS and isinstance(old, list) and isinstance(value, list) and len(old) == len(value):
+            pairs = zip(old, value, strict=True)
             found = {str(place): _changes(*pair) for place, pair in enumerate(pairs)}
             parts = None if None in found.values() else {place: each for place, each in found.items() if each}
         elif key == "host":
@@ -281,12 +291,6 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | No
 def _members(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the members that are new or have another value."""
     return {name: value for name, value in now.items() if name not in before or value != before[name]}
-
-
-def _are_same(key: str, old: object, new: object) -> bool:
-    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
-        return False
-    return all(one.get(name) == other.get(name) for one, other in zip(old, new, strict=True) for name in _NAMES[key])
 
 
 def _unlisted_json(each: UnlistedProcess, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,6 +309,7 @@ def _user_json(each: UserTotal) -> dict[str, Any]:
 def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     body = Body(
         **picked(gpu, "index", "uuid", "name", "bus_id"),
+        **{name: value for name, value in picked(gpu, *WHOSE).items() if value not in (None, "")},
         state=gpu.state.value,
         state_reason=gpu.state_reason,
         age_s=round(gpu.age_s, 3),
@@ -364,8 +369,7 @@ def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80) -> Itera
 
 def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.time_s))
-    driver, cuda = _known(snapshot.driver_version), _known(snapshot.cuda_version)
-    yield f"{snapshot.host.name}  {when}  driver {driver}  {snapshot.runtime} {cuda}"
+    yield "  ".join([snapshot.host.name, when, *snapshot.versions])
     for alert in alerts:
         yield f"{alert.severity.value}: {alert.message}"
     if not snapshot.gpus:
@@ -392,7 +396,7 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
 def _gpu_row(gpu: GpuReading) -> str:
     row = _GPUS.row(
         str(gpu.index),
-        gpu.name,
+        gpu.full_name,
         _used(gpu.memory),
         _number(gpu.utilization_percent, " %"),
         _number(gpu.temperature_c, " °C"),

@@ -1,7 +1,7 @@
 """Snapshots of all GPUs, live, whatever the driver does.
 
 One thread makes the snapshots and never calls the driver. Calls that may hang are made by workers, one for each GPU,
-one for the driver as a whole and one for the host: at each interval they are asked to read, the healthy ones answer
+one for each driver as a whole and one for the host: at each interval they are asked to read, the healthy ones answer
 within milliseconds, and those that do not are shown with what they read last and how old it is. (If a hung call holds a
 lock inside the library, calls about other GPUs hang too, and all are marked stale; the snapshots go on.)
 """
@@ -12,19 +12,20 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.backend import Vendor
-from gpumem_tui.monitor.driver import Driver
-from gpumem_tui.monitor.gpu_reader import GpuReader, Roster, have_moved, not_returned
+from gpumem_tui.monitor.gpu_reader import GpuReader
 from gpumem_tui.monitor.readings import NOT_READ_YET, Reading
-from gpumem_tui.monitor.snapshot import HostProcess, HostReading, Snapshot
+from gpumem_tui.monitor.snapshot import DriverReading, GpuReading, HostProcess, HostReading, Snapshot
 from gpumem_tui.monitor.threads import LatestSnapshot, Worker
+from gpumem_tui.monitor.vendor_gpus import VendorGpus
 
 _PATIENCE_S = 0.1
 """How long a snapshot waits for GPUs that have not answered yet: they come with the next one."""
@@ -35,7 +36,6 @@ _SLOW_PATIENCE_S = 1.0
 _START_PATIENCE_S = 1.0
 """The same for starting the driver."""
 _HOST_STUCK_AFTER_S = 2.0
-_LONGEST_BACK_OFF_S = 10.0
 
 Look = Callable[[Iterable[int]], Mapping[int, Reading[HostProcess]]]
 
@@ -91,7 +91,7 @@ class Sampler(LatestSnapshot):
         look: finds the processes of pids; by default `processes.HostProcesses().look`.
         clock: the time of snapshots, in seconds since the epoch.
         proc: the folder of the kernel's own files, ``/proc``.
-        vendor: whose driver is asked first; by default the built-in one.
+        vendor: whose GPUs alone are watched; by default those of every vendor.
 
     Attributes:
         notice: what else is to be said beside the snapshots, which say what is wrong with the GPUs.
@@ -112,14 +112,12 @@ class Sampler(LatestSnapshot):
         self._slow_every = max(1, round(slow_interval_s / interval_s))
         self._clock = clock
         self._proc = proc
-        self._driver = Driver(vendor, proc)
+        self._only = vendor
+        self._parts: list[VendorGpus] = []
         self._host = HostReader(look)
-        self._roster = Roster()
-        self._readers: dict[int, GpuReader] = {}
-        self._former_calls: Counter[str] = Counter()
-        self._adopted: tuple[Vendor, int, int] | None = None
-        self._retries = 0
-        self._start_at = self._count_at = 0.0
+        self._plug_ins_asked = False
+        self._plug_ins: tuple[tuple[Vendor, ...], tuple[str, ...]] | None = None
+        self._plug_in_faults: tuple[str, ...] = ()
         self._stopped = False
         self._progress = threading.Condition()
 
@@ -138,7 +136,8 @@ class Sampler(LatestSnapshot):
     # ---- the thread that makes snapshots
 
     def _run(self) -> None:
-        self._driver_worker = Worker("gpu-driver", self._driver.tend, self._tell)
+        self._add_vendors(vendors.BUILT_IN if self._only is None else [self._only])
+        self._plug_ins_worker = Worker("gpu-vendors", self._load_plug_ins, self._tell)
         self._host_worker = Worker("gpu-host", self._host.read, self._tell)
         self._host_worker.ask()  # imports what it needs while the driver starts
         next_at = monotonic()
@@ -151,12 +150,20 @@ class Sampler(LatestSnapshot):
             first = False
             next_at = max(next_at + self._interval_s, monotonic())
             self._wait_for(lambda: self._stopped, next_at - monotonic())
-        for worker in (self._driver_worker, self._host_worker, *(each.worker for each in self._readers.values())):
-            worker.end()
+        for ending in [self._plug_ins_worker.end, self._host_worker.end, *(part.end for part in self._parts)]:
+            ending()
+
+    def _add_vendors(self, found: Iterable[Vendor]) -> None:
+        for vendor in found:
+            self._parts.append(VendorGpus(vendor, self._proc, self._interval_s, self._slow_every, self._tell))
+
+    def _load_plug_ins(self) -> None:
+        self._plug_ins = vendors.plugged_in()
 
     def _round(self, first: bool) -> None:
         """Have everything read that is due, and put it together."""
-        self._tend_driver()
+        self._tend_drivers()
+        self._look_for_plug_ins(first)
         self._poll_gpus()
         if self._host_worker.is_idle:
             self._host.pids = self._pids()
@@ -164,7 +171,7 @@ class Sampler(LatestSnapshot):
             self._wait_for(lambda: self._host_worker.is_idle, _PATIENCE_S)
         known = self._known()
         self._publish()
-        if first and self._readers:
+        if first and self._readers():
             self._follow_up(known)
 
     def _tell(self) -> None:
@@ -175,68 +182,50 @@ class Sampler(LatestSnapshot):
         with self._progress:
             self._progress.wait_for(lambda: self._stopped or condition(), max(0.0, timeout_s))
 
-    def _tend_driver(self) -> None:
-        """Have the driver started, restarted, or its GPUs counted, if it is time for that."""
-        if not self._driver_worker.is_idle:
+    def _tend_drivers(self) -> None:
+        """Have each driver started, restarted, or its GPUs counted, if it is time for that."""
+        asked = [part for part in self._parts if part.tend()]
+        if asked:
+            patience_s = _PATIENCE_S if all(part.driver.runs for part in asked) else _START_PATIENCE_S
+            self._wait_for(lambda: all(part.worker.is_idle for part in asked), patience_s)
+
+    def _look_for_plug_ins(self, first: bool) -> None:
+        """Load the vendors of plug-ins once: at once where no other has a driver, else beside the second round."""
+        if self._plug_ins_asked or self._only is not None:
+            if self._plug_ins is not None:
+                found, self._plug_ins = self._plug_ins, None
+                self._add_vendors(found[0])
+                self._plug_in_faults = found[1]
+                self._tend_drivers()
             return
-        now = monotonic()
-        healthy = any(not each.raw.lost for each in self._readers.values())
-        self._retries = 0 if healthy else self._retries
-        count_due = now >= self._count_at
-        anew = not self._driver.runs or not healthy or (count_due and self._driver.sees_other_gpus)
-        if anew and now >= self._start_at and all(each.worker.is_idle for each in self._readers.values()):
-            self._start_at = now + min(_LONGEST_BACK_OFF_S, self._interval_s * 2**self._retries)
-            self._retries += 1
-            self._driver.give_up()
-        elif not (self._driver.runs and count_due):
+        missed = all(part.is_settled and part.driver.status.absent for part in self._parts)
+        if first and not missed:
             return
-        self._count_at = now + self._interval_s * self._slow_every
-        self._driver_worker.ask()
-        self._wait_for(lambda: self._driver_worker.is_idle, _PATIENCE_S if self._driver.runs else _START_PATIENCE_S)
+        self._plug_ins_asked = True
+        self._plug_ins_worker.ask()
+        if missed:
+            self._wait_for(lambda: self._plug_ins_worker.is_idle, _START_PATIENCE_S)
+            self._look_for_plug_ins(first)
+
+    def _readers(self) -> list[GpuReader]:
+        return [reader for part in self._parts for reader in part.readers.values()]
 
     def _poll_gpus(self) -> None:
         """Have every GPU read that is not being read still."""
-        driver = self._driver.status
-        if driver.gpu_count is None:
-            return
-        self._adopt(self._driver.vendor, driver.starts, driver.gpu_count)
-        for reader in self._readers.values():
-            reader.worker.ask()
+        for part in self._parts:
+            part.ask()
         patience_s = _PATIENCE_S if self.latest() else _FIRST_PATIENCE_S
-        self._wait_for(lambda: all(each.is_fresh or each.is_stuck for each in self._readers.values()), patience_s)
-        self._drop_absent()
-        if have_moved(self._readers.values()):
-            self._count_at = 0.0
-            for reader in self._readers.values():
-                reader.look_again()
-
-    def _adopt(self, vendor: Vendor, starts: int, count: int) -> None:
-        """Keep one reader for each index that the driver has; those that are there find out whose index it is now."""
-        if (vendor, starts, count) != self._adopted:
-            if self._adopted is not None and self._adopted[0] is not vendor:
-                self._drop(tuple(self._readers))
-            self._adopted = (vendor, starts, count)
-            for reader in self._readers.values():
-                reader.look_again()
-        for index in range(count):
-            if index not in self._readers:
-                self._readers[index] = GpuReader(index, vendor.open(self._proc), self._slow_every, self._tell)
-
-    def _drop_absent(self) -> None:
-        self._drop([index for index, each in self._readers.items() if each.absent and each.worker.is_idle])
-
-    def _drop(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            reader = self._readers.pop(index)
-            reader.worker.end()
-            self._former_calls.update(reader.backend.calls)
+        asked = [reader for part in self._parts if part.driver.runs for reader in part.readers.values()]
+        self._wait_for(lambda: all(each.is_fresh or each.is_stuck for each in asked), patience_s)
+        for part in self._parts:
+            part.sort_out()
 
     def _pids(self) -> frozenset[int]:
-        return frozenset().union(*(each.raw.pids for each in self._readers.values()))
+        return frozenset().union(*(each.raw.pids for each in self._readers()))
 
     def _known(self) -> tuple[bool, bool, bool]:
         """Return what is known: each GPU's memory and processes; who these processes are; what is slow to read."""
-        readers = self._readers.values()
+        readers = self._readers()
         return (
             all(each.is_fresh for each in readers),
             self._host_worker.is_idle and self._host.looked_up == self._pids(),
@@ -267,26 +256,33 @@ class Sampler(LatestSnapshot):
     def _publish(self) -> None:
         if self._stopped:
             return
-        driver, vendor = self._driver.status, self._driver.vendor
-        backend = self._driver.backend
-        hung = backend.in_progress() if backend and not self._driver.runs else None
-        error = self._driver_worker.error
-        unread = f"the {vendor.driver} does not start: {not_returned(*hung)}" if hung else error
         host = self._host_reading()
+        gpus: list[GpuReading] = []
+        for part in self._parts:
+            gpus += part.readings(max((gpu.index + 1 for gpu in gpus), default=0), self._host.processes, host)
+        present = [part for part in self._parts if not part.driver.status.absent] or self._parts[:1]
+        drivers = [part.driver_reading() for part in present]
+        running = [(each, part) for each, part in zip(drivers, present, strict=True) if part.driver.runs]
+        leading, chosen = (running or list(zip(drivers, present, strict=True)))[0]
+        vendors.choose(chosen.vendor)
         self._newest.put(
             Snapshot(
                 time_s=self._clock(),
-                driver_version=Unknown(unread) if unread else driver.driver_version,
-                cuda_version=Unknown(unread) if unread else driver.runtime_version,
-                gpus=self._roster.readings(
-                    self._readers.values(), self._host.processes, host, runs=driver.gpu_count is not None
-                ),
+                driver_version=leading.driver_version,
+                cuda_version=leading.runtime_version,
+                gpus=tuple(gpus),
                 host=host,
-                problem=unread or driver.problem,
-                calls=self._calls(),
-                runtime=vendor.runtime,
+                problem="" if any(part.driver.status.gpu_count for part in present) else self._problem(drivers),
+                calls=sum((Counter(each.calls) for each in drivers), Counter[str]()),
+                runtime=leading.runtime,
+                drivers=tuple(drivers),
             )
         )
+
+    def _problem(self, drivers: Sequence[DriverReading]) -> str:
+        """Return why no GPU can be watched."""
+        faults = self._plug_in_faults if all(part.driver.status.absent for part in self._parts) else ()
+        return "; ".join([*(each.problem for each in drivers), *faults])
 
     def _publish_error(self, error: str) -> None:
         """Publish the last snapshot again with an error of the program as its problem."""
@@ -305,10 +301,3 @@ class Sampler(LatestSnapshot):
             return self._host.reading
         stale = Unknown(error or f"stale {busy_s:.0f} s")
         return replace(self._host.reading, cpu_percent=stale, memory_used_bytes=stale)
-
-    def _calls(self) -> dict[str, int]:
-        total = Counter(self._former_calls)
-        for backend in (*(each.backend for each in self._readers.values()), self._driver.backend):
-            if backend is not None:
-                total.update(backend.calls)
-        return dict(total)

@@ -23,6 +23,10 @@ USUAL_RUNTIME = "CUDA"
 """What a snapshot's `cuda_version` is of where nothing else is said."""
 
 
+WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
+"""Of a GPU: what its JSON leaves out where there is nothing to be said, and that of an older version always."""
+
+
 class DeviceState(Enum):
     """Whether a device answers. The value is the key used in JSON."""
 
@@ -120,7 +124,12 @@ class GpuReading(Telemetry):
     """One GPU at one moment: what it holds, and each entry of the table of readings.
 
     Attributes:
-        index: the driver's; a lost GPU keeps it, even if another has it by now.
+        index: the driver's, where GPUs of a second vendor are counted on from the first's; a lost GPU keeps it, even if
+            another has it by now.
+        vendor: whose it is ("NVIDIA"); empty where a machine with an older version of the program does not say.
+        vendor_index: the number that its vendor's tool gives it, where that is not `index`.
+        runtime_index: the number that its runtime gives it, where that is not the vendor's tool's.
+        partition: how the GPU is divided that it is a part of, and which part ("CPX/NPS4 3"); empty for a whole one.
         uuid: names the GPU for ever; "unknown-1" for the one at index 1 that has not answered once.
         state, state_reason: how the device stands, and why ("DeviceGetPowerUsage has not returned for 4 s").
         age_s: how old the readings are when the snapshot is made.
@@ -143,9 +152,24 @@ class GpuReading(Telemetry):
     processes: Reading[tuple[GpuProcess, ...]]
     compute_capability: Reading[tuple[int, int]]
     bus_id: str = ""
+    vendor: str = ""
+    vendor_index: int | None = None
+    runtime_index: int | None = None
+    partition: str = ""
     unified: bool = False
     mig: bool = False
     instances: tuple[Instance, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """Return its name, with how it is divided where it is a part ("AMD Instinct MI300X CPX/NPS4 3")."""
+        return f"{self.name} {self.partition}".rstrip()
+
+    @property
+    def number(self) -> int:
+        """Return the number by which its runtime's variable names it, such as CUDA_VISIBLE_DEVICES."""
+        numbers = (self.runtime_index, self.vendor_index, self.index)
+        return next(number for number in numbers if number is not None)
 
     @property
     def all_processes(self) -> tuple[GpuProcess, ...]:
@@ -207,16 +231,38 @@ class HostReading:
 
 
 @dataclass(frozen=True)
+class DriverReading:
+    """A vendor's driver.
+
+    Attributes:
+        vendor: whose ("NVIDIA").
+        driver_version, runtime_version: as the driver says; unknown with the remedy while it does not run.
+        runtime: what `runtime_version` is a version of ("CUDA").
+        problem: why none of its GPUs can be watched, and how to fix it; empty otherwise.
+        calls: calls of its library made so far, by function; none of another machine's.
+    """
+
+    vendor: str
+    driver_version: Reading[str]
+    runtime: str
+    runtime_version: Reading[str]
+    problem: str
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Every GPU of the machine.
 
     Attributes:
         time_s: seconds since the epoch.
-        driver_version, cuda_version: as the driver says; unknown with the remedy while it does not run.
+        driver_version, cuda_version: as the first driver that runs says; unknown with the remedy while none runs.
         problem: one line when no GPU can be watched (no driver, library mismatch, ...) or the program itself failed,
             with how to fix it; empty otherwise.
-        calls: calls of the vendor's library made so far, by function: what watching costs.
+        calls: calls of the vendors' libraries made so far, by function: what watching costs.
         runtime: what `cuda_version` is a version of: what the vendor calls what programs are compiled for.
+        drivers: those of this machine, in the order of their GPUs; empty where an older version of the program, or one
+            on a machine with the usual one alone, does not say.
         unlisted: what trains here and is on no GPU's list, as far as probes were asked (`probes.with_unlisted`).
     """
 
@@ -229,6 +275,17 @@ class Snapshot:
     calls: Mapping[str, int] = field(default_factory=dict)
     runtime: str = USUAL_RUNTIME
     unlisted: tuple[UnlistedProcess, ...] = ()
+    drivers: tuple[DriverReading, ...] = ()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Return the versions of each driver that runs and of its runtime, in words: "driver 550.54", "CUDA 12.4"."""
+        running = [each for each in self.drivers if isinstance(each.driver_version, str)]
+        named: list[tuple[str, Reading[str]]] = [("driver", self.driver_version), (self.runtime, self.cuda_version)]
+        if len(running) > 1:
+            pairs = (((f"{d.vendor} driver", d.driver_version), (d.runtime, d.runtime_version)) for d in running)
+            named = [each for pair in pairs for each in pair]
+        return tuple(f"{name} {version}" for name, version in named if isinstance(version, str))
 
 
 class Source(Protocol):

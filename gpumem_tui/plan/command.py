@@ -33,7 +33,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
-from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
+from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.timeline import Timeline
 
@@ -237,7 +237,7 @@ class CommandPlan:
     def is_exact(self) -> bool:
         """Whether kernels choose and split their work on the planned GPU as on the one that was traced."""
         here, made_on = self.gpu, self.config.device.gpu
-        return (here.compute_capability, here.multiprocessors) == (made_on.compute_capability, made_on.multiprocessors)
+        return (here.sm, here.multiprocessors) == (made_on.sm, made_on.multiprocessors)
 
 
 def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> AffineTrace:
@@ -245,7 +245,9 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
         return trace
 
     def changed(sizes: tuple[int, ...], run: AffineTrace | Timeline) -> tuple[int, ...]:
-        ours = {index for index, site in enumerate(run.site_table) if site.operator == CUBLAS_WORKSPACE}
+        ours = {
+            index for index, site in enumerate(run.site_table) if site.operator in (CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE)
+        }
         return tuple(now_bytes if site in ours else size for size, site in zip(sizes, run.sites, strict=True))
 
     apart = tuple((size, replace(run, sizes=changed(run.sizes, run))) for size, run in trace.apart)

@@ -305,7 +305,7 @@ def _ledger(found: CommandAnswer) -> str:
         *_bucket_rows(found.breakdown, highest=found.highest),
         ("= allocated", format_bytes(found.peak_allocated_bytes), ""),
         ("reserved", format_bytes(found.peak_reserved_bytes), ""),
-        ("CUDA context", format_bytes(found.traced.ready.context_bytes), ""),
+        (f"{found.traced.gpu.runtime} context", format_bytes(found.traced.ready.context_bytes), ""),
         ("device used", format_bytes(found.device_used_bytes), ""),
         ("– at least and at most", format_range(found.device_used_range), ""),
     ]

@@ -82,7 +82,7 @@ class TraceKey:
 
     shape: ModelShape
     recipe: Recipe
-    compute_capability: tuple[int, int]
+    architecture: str
     model_file: ModelFile | None = None
     only_at: int = 0
 
@@ -124,7 +124,7 @@ def trace_key(plan: Plan) -> TraceKey | Unknown:
     if reason := why_formula_only(plan.shape, plan.recipe):
         return Unknown(reason)
     recipe = plan.recipe if plan.recipe.sharding != "none" else replace(plan.recipe, gpus=1)
-    return TraceKey(plan.shape, recipe, plan.gpu.compute_capability, plan.model_file)
+    return TraceKey(plan.shape, recipe, plan.gpu.sm, plan.model_file)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import (
     USUAL_RUNTIME,
+    WHOSE,
+    DriverReading,
     GpuProcess,
     GpuReading,
     HostProcess,
@@ -35,7 +37,7 @@ from gpumem_tui.monitor.snapshot import (
     Snapshot,
     UnlistedProcess,
 )
-from gpumem_tui.report.objects import SCHEMA
+from gpumem_tui.report.objects import SCHEMA, picked
 from gpumem_tui.text import cleaned
 
 _ESCAPE = re.compile(rb'\\(?:u([0-9a-fA-F]{4})|["\\/])|\\')
@@ -124,10 +126,11 @@ def _whole(hint: Any) -> Any:
 _OWN_PLACE = ("memory", "processes", "ledger")
 """Of a device: what is made of several values of the line."""
 MEMORY = LineParts(Memory)
-GPU = LineParts(GpuReading, *_OWN_PLACE, "instances")
+GPU = LineParts(GpuReading, *_OWN_PLACE, "instances", *WHOSE)
 INSTANCE = LineParts(Instance, *_OWN_PLACE)
 PROCESS = LineParts(GpuProcess, "host")
-SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "unlisted")
+SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "drivers", "unlisted")
+DRIVER = LineParts(DriverReading, "calls")
 HOST = LineParts(HostReading, lacks_all=True)
 HOST_PROCESS = LineParts(HostProcess, "pid", lacks_all=True)
 ALERT = LineParts(Alert, lacks_all=True)
@@ -188,12 +191,19 @@ class GpuLine(_Gpu):  # type: ignore[misc]
 
     processes: list[ProcessLine] | None
     instances: list[InstanceLine]
+    vendor: str = ""
+    vendor_index: Whole | None = None
+    runtime_index: Whole | None = None
+    partition: str = ""
 
 
 class HostLine(_Host):  # type: ignore[misc]
     """The machine around the GPUs."""
 
     unavailable: dict[str, str]
+
+
+DriverLine: Any = msgspec.defstruct("DriverLine", [*DRIVER.types, ("unavailable", dict[str, str])])
 
 
 class ReadingLine(_Snapshot):  # type: ignore[misc]
@@ -205,6 +215,7 @@ class ReadingLine(_Snapshot):  # type: ignore[misc]
     alerts: list[AlertLine]
     unavailable: dict[str, str]
     runtime: str = USUAL_RUNTIME
+    drivers: list[DriverLine] = msgspec.field(default_factory=list)
     unlisted_probes: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
@@ -497,6 +508,7 @@ def _snapshot(body: ReadingLine) -> Snapshot:
         gpus=tuple(map(_gpu, body.gpus)),
         host=HostReading(*HOST.of(body.host)),
         runtime=body.runtime,
+        drivers=tuple(DriverReading(*DRIVER.of(each)) for each in body.drivers),
         unlisted=_unlisted_of(body),
         **SNAPSHOT.named(body),
     )
@@ -514,6 +526,7 @@ def _gpu(body: GpuLine) -> GpuReading:
         ledger=_ledger(body, memory, processes),
         processes=processes,
         instances=tuple(map(_instance, body.instances)),
+        **picked(body, *WHOSE),
         **GPU.named(body),
     )
 

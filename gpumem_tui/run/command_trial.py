@@ -41,7 +41,7 @@ from gpumem_tui.run.events import (
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
-from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
+from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, not_known_of, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.text import flush_output
 from gpumem_tui.workload.errors import is_users
@@ -93,6 +93,7 @@ class _Trial:
         self.program.start()
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
+        self.reporter.on_error = self._failed_on_longer
 
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
@@ -111,6 +112,12 @@ class _Trial:
         if self.program.steps and not self.reporter.is_concluded:
             made, wanted = self.program.steps, self.request.steps
             self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
+            self.reporter.conclude(self.outcome())
+
+    def _failed_on_longer(self, detail: str) -> None:
+        """Report the program's own steps where it cannot take the longer inputs of the one after them."""
+        if not self.reporter.is_concluded and self.program.lengths.tries_longer(self.program.steps):
+            self.notes.append(f"the program ends at that length, so what it took until then counts alone: {detail}")
             self.reporter.conclude(self.outcome())
 
     def outcome(self) -> ChildEvent:
@@ -181,12 +188,12 @@ class _Simulated(_Trial):
             self.changes.start()
 
     def all_notes(self) -> tuple[str, ...]:
-        newer = newer_than_checked(torch.__version__)
-        return (*((newer,) if newer else ()), *super().all_notes(), *self.rows.used, *self.gpu.notes)
+        known = (newer_than_checked(torch.__version__), not_known_of(self.request.gpu))
+        return (*filter(None, known), *super().all_notes(), *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
-        from gpumem_tui.simulator.device.scratch import assumption
+        from gpumem_tui.simulator.device.scratch import assumptions
 
         self.program.name_what_lives()
         gc.disable()  # the program is over, and a trace is a million objects without a cycle
@@ -197,13 +204,13 @@ class _Simulated(_Trial):
         if isinstance(self.request, TrialRequest):
             return self.trial_done("fit", (timeline, ""))
         assumed: Counter[str] = self.gpu.mode.assumed
-        reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(assumed.items()))
+        reasons = assumptions(assumed, self.request.gpu)
         seconds = time.perf_counter() - self.started
         size = self.request.batch_size or 0
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
-        done = replace(done, is_estimate=self.compiler.is_estimate)
+        done = replace(done, is_estimate=self.compiler.is_estimate or bool(not_known_of(self.request.gpu)))
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

@@ -30,7 +30,7 @@ from gpumem_tui.run.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, profile_for, too_old
+from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, not_known_of, profile_for, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
 from gpumem_tui.text import flush_output
@@ -104,13 +104,14 @@ def _serve(events_fd: int) -> None:
             leave_compiler_unloaded(torch)
             register()
             newer = newer_than_checked(torch.__version__)
-            notes: dict[str, None] = {newer: None} if newer else {}
+            unknown = not_known_of(request.gpu)
+            notes: dict[str, None] = {line: None for line in (newer, unknown) if line}
             rows = AssumedRows(request.workload.assumed_rows, notes)
             compiler = follow_compiler(notes)
             if isinstance(request, TraceRequest):
                 done = trace(request, profile, report, rows)
                 if isinstance(done, TraceDone):
-                    done = replace(done, is_estimate=compiler.is_estimate)
+                    done = replace(done, is_estimate=compiler.is_estimate or bool(unknown))
             else:
                 done = _Trial(request, profile, report, may_run).on_simulated_gpu(rows)
             report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
@@ -285,7 +286,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
         Untraceable: it does what cannot be followed without values.
     """
     from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, AffineTrace, NotAffine
-    from gpumem_tui.simulator.device.scratch import assumption
+    from gpumem_tui.simulator.device.scratch import assumptions
 
     started = time.perf_counter()
     tracer = _tracer(request, profile, report, rows)
@@ -301,7 +302,7 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
             return Failed("trace", str(error), tracer.peaks(error.sizes))
         only_at, not_affine = request.batch_size, str(error)
         found = AffineTrace.constant(tracer.at(only_at))
-    reasons = tuple((operator, times, assumption(operator)) for operator, times in sorted(tracer.assumed.items()))
+    reasons = assumptions(tracer.assumed, request.gpu)
     growing = growth_line(found.at(only_at or CHECKED_BATCH_SIZE))
     notes = (growing,) if growing else ()
     seconds = time.perf_counter() - started

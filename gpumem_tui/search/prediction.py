@@ -215,14 +215,15 @@ class Traced:
         """Return what makes the device total a range, and what it leaves a step."""
         found = []
         if not self._context.is_exact:
-            found.append(KnownUnknown("CUDA context", self._context, self.ready.context_source))
+            found.append(KnownUnknown(f"{self.gpu.runtime} context", self._context, self.ready.context_source))
         if not self._total.is_exact:
             found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
         without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
         reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit)
         if not reserved.is_exact:
+            library = "MIOpen" if self.gpu.arch else "cuDNN"
             more = Range(0, reserved.high_bytes - reserved.low_bytes)
-            found.append(KnownUnknown("cuDNN workspaces", more, "depend on the algorithms that cuDNN picks"))
+            found.append(KnownUnknown(f"{library} workspaces", more, f"depend on the algorithms that {library} picks"))
         return tuple(found)
 
     @property

@@ -341,7 +341,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
         temporaries_line(traced.held_at_peak(batch_size)),
         range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
         sharding_line(config.workload.recipe),
-        f"CUDA context {context_words(traced)}",
+        f"{traced.gpu.runtime} context {context_words(traced)}",
         f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
         layers_line(traced),
     )

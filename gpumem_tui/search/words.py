@@ -83,12 +83,17 @@ def range_line(used: Range, unknowns: Sequence[KnownUnknown]) -> str:
 
 def found_line(traced: Traced, batch_size: int) -> str:
     """Say what a batch that ran on the simulated GPU is worth on a real one; empty where that is known exactly."""
-    certain, may_fit = traced.max_batch_size, traced.may_fit_batch_size
-    used = traced.device_used_range(batch_size)
-    if isinstance(certain, Unknown) or isinstance(may_fit, Unknown) or certain == may_fit:
+    certain, expected, may_fit = traced.max_batch_size, traced.expected_batch_size, traced.may_fit_batch_size
+    if isinstance(certain, Unknown) or isinstance(expected, Unknown) or isinstance(may_fit, Unknown):
         return ""
-    sure = f"batch {certain:,} fits for certain" if certain else "no batch fits for certain"
-    return f"on a real one {sure}, {may_fit:,} may: {range_line(used, traced.unknowns(batch_size))}"
+    if certain == may_fit:
+        return ""
+    context = format_bytes(traced.ready.context_bytes)
+    largest = f"largest batch {certain:,} with the most that is possible, {expected:,} as expected, {may_fit:,} at best"
+    ran = f"ran at the expected CUDA context ({context}); on a real GPU with more of it, it may not"
+    if batch_size <= certain:
+        ran = f"ran at the expected CUDA context ({context}), and fits with the most that is possible too"
+    return f"{ran}: {largest}; {range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size))}"
 
 
 # Which prediction a trial is held against, and by how much that was off

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import Snapshot, Source
-from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.vendors import known
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ def _worth_watching(snapshot: Snapshot | None) -> bool:
     """Return whether a GPU answers, or a driver is there and something is wrong with it."""
     if snapshot is None or snapshot.gpus:
         return True
-    return bool(snapshot.problem) and not snapshot.problem.startswith(vendor().no_driver)
+    return bool(snapshot.problem) and not snapshot.problem.startswith(tuple(vendor.no_driver for vendor in known()))
 
 
 def _anything_publishes() -> bool:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from gpumem_tui import host_memory
 from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.devices import Candidate, visible_devices
 from gpumem_tui.monitor.probes import ProbeFigures, Probes
 from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuReading
+from gpumem_tui.monitor.vendors import known, of_brand
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import CPU, Trained
 from gpumem_tui.watch import hosts
@@ -162,7 +164,8 @@ def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed],
 
 
 def _candidate(gpu: GpuReading) -> Candidate:
-    return Candidate(gpu.index, gpu.uuid, gpu.name, tuple(instance.uuid for instance in gpu.instances))
+    parts = tuple(instance.uuid for instance in gpu.instances)
+    return Candidate(gpu.number, gpu.uuid, gpu.name, parts, gpu.vendor)
 
 
 # Which GPU of the machine a process means by cuda:0
@@ -171,23 +174,33 @@ def _candidate(gpu: GpuReading) -> Candidate:
 def gpu_uuid(process: ProbedProcess, sample: ProbeSample, gpus: Sequence[Candidate]) -> Reading[str]:
     """Return the UUID, as NVML writes it, of the device of a sample.
 
-    By the UUID that the process itself reports; where its torch is too old to tell, by the device's number and the
-    environment that it was started with.
+    By the UUID that the process itself reports; where its torch is too old to tell, or is built for a runtime that has
+    other UUIDs than the driver, by the device's number and the environment that it was started with.
     """
     record = sample.record
     if record.device == CPU:
         return Unknown("host memory")
-    if record.device_uuid:
+    whose = next((each for each in known() if each.torch_build and each.torch_build in process.process.torch), None)
+    if record.device_uuid and whose is None:
         return _listed(record.device_uuid, gpus)
     environ = hosts.environ(hosts.PROC / str(process.pid)) if process.pid is not None else {}
     if process.process.visible_devices is not None:
         environ = {**environ, "CUDA_VISIBLE_DEVICES": process.process.visible_devices}
+    gpus = sorted((gpu for gpu in gpus if _is_of(gpu, whose)), key=lambda gpu: gpu.index)
+    if whose is not None:
+        visible = {"CUDA_VISIBLE_DEVICES": environ[whose.visible]} if whose.visible in environ else {}
+        environ = {**visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     seen = visible_devices(gpus, environ)
     if isinstance(seen, Unknown):
         return seen
     if record.device >= len(seen):
         return Unknown(f"{sample.device} is none of the {len(seen)} GPUs that its environment lets it see")
     return seen[record.device]
+
+
+def _is_of(gpu: Candidate, whose: Vendor | None) -> bool:
+    """Return whether a build of torch for a vendor's runtime, or for the usual one, runs on a GPU."""
+    return gpu.vendor == whose.brand if whose is not None else not of_brand(gpu.vendor).torch_build
 
 
 def _listed(uuid: str, gpus: Sequence[Candidate]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import MIB
+from gpumem_tui.monitor.vendors.amd import calls
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, Scenario, numbers
 
@@ -146,8 +147,11 @@ def fake_amd(amd_machine: AmdMachine, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name, value in amd_machine.environment.items():
         if name != "PATH":
             monkeypatch.setenv(name, value)
+    monkeypatch.setattr(calls, "_LIBRARY", calls._Library())  # other tests are on a machine without it
     yield amd_machine
     amd_machine.show(machine_of([]))  # whatever hangs in the library returns
+    while calls._LIBRARY.starts > 0:  # a sampler that ends leaves it started
+        calls.stop(calls.AmdCaller())
 
 
 __all__ = ["Calls", "Scenario"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
 
 from gpumem_tui.memory import MIB
 from tests.cli.conftest import Program
+from tests.sharing import WarmPython
 from tests.snapshots import files
 from tests.snapshots.files import written
 
@@ -86,13 +86,13 @@ def test_against_a_command(program: Program, tmp_path: Path) -> None:
         (tmp_path / f"train{batch}.py").write_text(SCRIPT.replace("{batch}", str(batch)))
     path = tmp_path / "run.pickle"
     gpu = ("--gpu", "sim:t4-16gb")
-    command = ("--", sys.executable, str(tmp_path / "train64.py"))
+    command = ("--", WarmPython.path(), str(tmp_path / "train64.py"))
     assert program("predict", *gpu, "--snapshot", str(path), "--quiet", *command).code == 0
     done = program("look", str(path), "--against", *gpu, *command)
     assert done.code == 0, done.err
     assert "first difference: none" in done.out
     assert "(+0 bytes)" in done.out
-    other = ("--", sys.executable, str(tmp_path / "train96.py"))
+    other = ("--", WarmPython.path(), str(tmp_path / "train96.py"))
     done = program("look", str(path), "--against", "--json", *gpu, *other)
     assert done.code == 0, done.err
     against = json.loads(done.out)["against"]
@@ -112,7 +112,7 @@ def test_a_recording_of_a_real_gpu_against_the_program_it_was_made_of(program: P
         f"import sys\nsys.path.insert(0, {str(recordings)!r})\nimport torch, decoder\n"
         "kept = decoder.forward_and_backward(100, torch.device('cuda'))\n"
     )
-    options = ("--against", "--json", "--gpu", "sim:rtx-4090-24gb", "--", sys.executable, str(script))
+    options = ("--against", "--json", "--gpu", "sim:rtx-4090-24gb", "--", WarmPython.path(), str(script))
     done = program("look", str(recorded), *options)
     assert done.code == 0, done.err
     against = json.loads(done.out)["against"]

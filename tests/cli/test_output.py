@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.sharing import WarmPython
+
 _HEADLESS = (
     ["models"],
     ["settings"],
@@ -17,9 +19,9 @@ _HEADLESS = (
 
 def _shell(arguments: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
     """Run the program with a shell's redirection of its own."""
-    command = f'exec "$0" -m gpumem_tui "$@" {redirection}'
+    command = f'exec -a "{WarmPython.path()}" "$0" -m gpumem_tui "$@" {redirection}'
     return subprocess.run(
-        ["sh", "-c", command, sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False
+        ["bash", "-c", command, sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False
     )
 
 

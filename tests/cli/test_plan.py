@@ -26,6 +26,7 @@ from gpumem_tui.plan.state import chosen, opened
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.cli.conftest import Program
 from tests.plan.plans import plans
+from tests.sharing import WarmPython
 
 SMALL = ("--layers", "1", "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len", "64")
 
@@ -136,10 +137,16 @@ def test_json_has_the_same_numbers_as_predict(program: Program) -> None:
 @pytest.mark.slow
 def test_whoever_watches_is_told_that_a_trace_takes_its_time(program: Program) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "gpumem_tui", "plan", *SMALL, "--json"]
+    command = [WarmPython.path(), "-m", "gpumem_tui", "plan", *SMALL, "--json"]
     with os.fdopen(ours, "rb") as terminal:
         done = subprocess.run(
-            command, cwd=program.folder, stdout=subprocess.PIPE, stderr=theirs, timeout=240, check=True
+            command,
+            executable=sys.executable,
+            cwd=program.folder,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            timeout=240,
+            check=True,
         )
         said = terminal.read1()
         os.close(theirs)

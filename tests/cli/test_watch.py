@@ -19,7 +19,9 @@ import pytest
 from gpumem_tui.watch import hosts
 from tests.attach.loops import LET_US_TRACE, running
 from tests.cli.conftest import Program
+from tests.sharing import WarmPython
 from tests.waiting import DEADLINE_S, wait_until
+from tests.warm import TRAINING
 from tests.watch.rings import RECORD, RingFile, gone, this_process
 
 TRAIN = """
@@ -79,7 +81,7 @@ def folder(tmp_path: Path) -> Path:
 def training(folder: Path, *prefix: str) -> Iterator[tuple[int, list[int]]]:
     """The script, started by itself or under a command; its pid and the bytes that it counted."""
     with subprocess.Popen(
-        [*prefix, sys.executable, "-c", f"{LET_US_TRACE}\n{TRAIN}"],
+        [*prefix, WarmPython.path(TRAINING), "-c", f"{LET_US_TRACE}\n{TRAIN}"],
         env={**os.environ, "GPUMEM_TUI_DIR": str(folder)},
         stdout=subprocess.PIPE,
         text=True,
@@ -192,7 +194,7 @@ def test_run_says_how_one_ended_that_could_not_say_it(program: Program, folder: 
 @pytest.mark.slow
 def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     env = {"GPUMEM_TUI_DIR": str(folder)}
-    done = program("run", sys.executable, "-c", RUN_OUT, env=env)
+    done = program("run", WarmPython.path(TRAINING), "-c", RUN_OUT, env=env)
     assert done.code == 1
     assert "torch.OutOfMemoryError" in done.err
     assert ": out of memory; `gpumem-tui watch " in done.err.splitlines()[-1]

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.command.running import Project
-from tests.sharing import WarmPython
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     """An empty folder in which scripts can be run."""
-    return Project(tmp_path, WarmPython.path())
+    return Project(tmp_path)

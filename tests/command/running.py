@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Project:
     """A user's folder with scripts in it. `python` is what that word stands for in a command."""
 
     folder: Path
-    python: str = sys.executable
+    python: str = field(default_factory=WarmPython.path)
 
     def write(self, name: str, text: str) -> Path:
         """Put a file into it."""

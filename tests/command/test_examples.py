@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.command.running import Project
@@ -242,7 +240,7 @@ def test_a_module_of_a_package_configured_by_a_file(project: Project) -> None:
 """,
     )
     project.write("train.sh", 'exec "$1" -m training.run')
-    done = project.predict("sh", "train.sh", sys.executable)
+    done = project.predict("sh", "train.sh", project.python)
     assert done.json["traced"]["buckets"]["optimizer"] == 2 * 4 * (1024 * 1024 + 1024)
 
 

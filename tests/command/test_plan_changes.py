@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.command.running import Project
-from tests.sharing import WarmPython
 
 pytestmark = pytest.mark.scripts
 
@@ -110,7 +109,7 @@ Rows = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Every change to the script as it is, by key."""
-    project = Project(tmp_path_factory.mktemp("planned"), WarmPython.path())
+    project = Project(tmp_path_factory.mktemp("planned"))
     project.write("train.py", SCRIPT)
     rows: Rows = {}
     for changes in TOGETHER:
@@ -123,7 +122,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 @pytest.mark.parametrize("change", BY_HAND)
 def test_it_is_what_the_same_change_by_hand_gives(tried: Rows, change: str, tmp_path: Path) -> None:
-    project = Project(tmp_path, WarmPython.path())
+    project = Project(tmp_path)
     project.write("train.py", SCRIPT)
     by_hand = project.predict("python", "train.py", change).json["traced"]
     row = tried[change]
@@ -151,7 +150,7 @@ def _rounded(size_bytes: int) -> int:
 
 
 def test_the_progress_of_the_runs_is_told(tmp_path: Path) -> None:
-    project = Project(tmp_path, WarmPython.path())
+    project = Project(tmp_path)
     project.write("train.py", SCRIPT)
     done = project.plan("python", "train.py", options=("--what-if", "set-to-none"))
     assert "what-if 1 of 1: gradients set to None … " in done.stderr

@@ -119,7 +119,7 @@ def test_a_batch_size_that_is_not_given_is_the_usual_one(project: Project) -> No
 
 def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
     project.write("train.py", SCRIPT)
-    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", sys.executable, "train.py", "--batch-size", "8")
+    arguments = ("--gpu", "sim:h100-80gb", "--no-what-if", "--", project.python, "train.py", "--batch-size", "8")
     done = project.run("plan", *arguments)
     assert done.code == 0
     assert done.stderr.count("made a AdamW") == 1
@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_runs_and_what_is_known_is_printed(project: Project) -> 
     project.write(
         "train.py", SCRIPT.replace("    while True:", "    import time\n    while True:\n        time.sleep(3)", 1)
     )
-    words = ("plan", "--json", "--gpu", "sim:a100-80gb", "--what-if", "sgd", "--", sys.executable, "train.py")
+    words = ("plan", "--json", "--gpu", "sim:a100-80gb", "--what-if", "sgd", "--", project.python, "train.py")
     with subprocess.Popen(
         [sys.executable, "-m", "gpumem_tui", *words],
         cwd=project.folder,

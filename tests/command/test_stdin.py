@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.command.running import Project
@@ -27,7 +25,7 @@ def test_a_progress_bar_that_asks_stty_for_the_width(project: Project) -> None:
 
 def test_every_trial_gets_the_program_that_was_piped_in(project: Project) -> None:
     program = SCRIPT.replace("randn(8,", "randn(int(__import__('sys').argv[1]),")
-    command = (sys.executable, "-", "{batch}")
+    command = (project.python, "-", "{batch}")
     options = ("--json", "--gpu", "sim:a100-80gb", "--limit", "256MiB", "--")
     done = project.run("search", *options, *command, piped=program)
     assert done.code == 0, done.stderr

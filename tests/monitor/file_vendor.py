@@ -1,4 +1,4 @@
-"""A second vendor, whose driver says everything in files as amdgpu does in sysfs: for tests of the seam.
+"""A third vendor, whose driver says everything in files as amdgpu does in sysfs: for tests of the seam.
 
 ``card0/device/mem_info_vram_total``, ``…_used``, ``gpu_busy_percent``, ``hwmon/temp1_input`` (thousandths of a degree),
 ``unique_id``; ``kfd/proc/PID/vram_0`` is what a process holds of a card.
@@ -16,7 +16,7 @@ from gpumem_tui.monitor.backend import Gone, Identity, ListedProcess, NoSuchGpu,
 from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
 
-NO_DRIVER = "no AMD driver on this machine"
+NO_DRIVER = "no Acme driver on this machine"
 _NOT_DIVIDED = Unknown("not supported")
 
 
@@ -99,7 +99,7 @@ class FileGpu:
     def identity(self) -> Identity:
         """Its unique_id is there even if the card has gone."""
         uuid = self._number("unique_id")
-        return Identity(uuid=f"AMD-{uuid}", name="AMD Instinct MI300X")
+        return Identity(uuid=f"X-{uuid}", name="Acme X1")
 
     def memory(self) -> Reading[Memory]:
         """The driver keeps nothing apart."""
@@ -142,16 +142,16 @@ class FileGpu:
 
 
 FILES = Vendor(
-    brand="AMD",
-    product_words=("AMD ",),
-    driver="AMD driver",
+    brand="Acme",
+    product_words=("Acme ",),
+    driver="Acme driver",
     library="sysfs",
-    runtime="ROCm",
-    tool="rocm-smi",
+    runtime="XRT",
+    tool="x-smi",
     open=FileBackend,
     no_driver=NO_DRIVER,
-    not_loaded="the AMD driver is not loaded",
-    no_gpu="the AMD driver runs, but lists no GPU: see `lspci`",
-    device_files=r"kfd",
-    device_paths=("/dev/kfd", "/dev/dri/render"),
+    not_loaded="the Acme driver is not loaded",
+    no_gpu="the Acme driver runs, but lists no GPU: see `lspci`",
+    device_files=r"acme\d",
+    device_paths=("/dev/acme",),
 )

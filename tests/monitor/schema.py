@@ -113,6 +113,12 @@ _MEMORY: dict[str, Any] = {
 }
 _INSTANCE = _object(index={"type": "integer"}, uuid=_TEXT, name=_TEXT, **_MEMORY)
 _GPU = _object(
+    {
+        "vendor": _TEXT,
+        "vendor_index": {"type": "integer"},
+        "runtime_index": {"type": "integer"},
+        "partition": _TEXT,
+    },
     index={"type": "integer"},
     uuid=_TEXT,
     name=_TEXT,
@@ -156,8 +162,16 @@ _ALERT = _object(
     message=_TEXT,
     since_s={"type": "number"},
 )
+_DRIVER = _object(
+    vendor=_TEXT,
+    driver_version=_MAYBE_TEXT,
+    runtime=_TEXT,
+    runtime_version=_MAYBE_TEXT,
+    problem=_TEXT,
+    unavailable=_REASONS,
+)
 MONITOR = _object(
-    {"runtime": _TEXT},
+    {"runtime": _TEXT, "drivers": {"type": "array", "items": _DRIVER}},
     schema={"const": 1},
     time_s={"type": "number"},
     problem=_TEXT,

@@ -58,6 +58,11 @@ CAUSES = {
 }
 
 
+def test_ranks_that_wait_for_less_than_a_minute_are_no_alert() -> None:
+    brief = Stopped(UUID, "PID 7: rank 1 stopped first", 59.0)
+    assert Cause([machine()], stopped=[brief]).alerts() == ()
+
+
 def test_every_kind_has_a_cause() -> None:
     assert CAUSES.keys() == set(AlertKind), "an alert that no test makes begin"
 

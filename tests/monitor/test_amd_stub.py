@@ -192,6 +192,19 @@ def test_a_library_that_does_not_start_says_why(fake_amd: AmdMachine, code: int,
     assert not raised.value.no_driver
 
 
+def test_without_a_driver_in_the_kernel_the_library_s_gpus_count(fake_amd: AmdMachine) -> None:
+    fake_amd.load(driver=False)
+    backend = AmdSmi(fake_amd.proc)
+    for _ in range(2):
+        with pytest.raises(StartFault, match="no AMD driver on this machine: load it") as raised:
+            backend.start()
+        assert raised.value.no_driver
+    fake_amd.show(machine_of([AmdGpu()]))
+    backend.start()
+    assert backend.count() == 1
+    backend.stop()
+
+
 _START = """
 import sys
 from pathlib import Path

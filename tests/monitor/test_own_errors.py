@@ -95,9 +95,9 @@ def test_a_mistake_where_snapshots_are_made_is_named_in_the_next_one(
     sampler.start()
     until(sampler, lambda found: bool(found.gpus))
     with monkeypatch.context() as broken:
-        broken.setattr("gpumem_tui.monitor.sampler.have_moved", lambda _readers: 1 // 0)
+        broken.setattr("gpumem_tui.monitor.vendor_gpus.have_moved", lambda _readers: 1 // 0)
         bad = until(sampler, lambda found: OURS in found.problem)
-        assert _is_ours(bad.problem, "ZeroDivisionError", "monitor/sampler.py:")
+        assert _is_ours(bad.problem, "ZeroDivisionError", "monitor/vendor_gpus.py:")
         assert bad.gpus, "what was known stays"
     until(sampler, lambda found: not found.problem)
 

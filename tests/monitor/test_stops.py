@@ -39,6 +39,13 @@ def test_where_they_stand_tells_who_stopped_first_of_ranks_in_lockstep(others: S
     assert stopped == first + (f"; ranks 0, 2 {said}" if others.waits else "")
 
 
+def test_of_two_in_lockstep_the_one_that_waits_is_not_the_first() -> None:
+    assert words(rank(0, IN_FORWARD, silent_s=29.0), rank(1, IN_REDUCE)) == (
+        "rank 0 stopped first, after step 9, 29 s ago, in forward at model.py:10 (forward), idle; "
+        "rank 1 waits in all_reduce at train.py:30"
+    )
+
+
 def test_two_that_wait_at_one_place_for_nobody_that_is_known() -> None:
     assert words(rank(0, IN_REDUCE), rank(1, IN_REDUCE)) == (
         "no rank has finished a step for 30 s; ranks 0, 1 wait in all_reduce at train.py:30"

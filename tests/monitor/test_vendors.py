@@ -18,13 +18,13 @@ from gpumem_tui.monitor.devices import list_gpus
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.vendors.amd.vendor import AMD
 from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
-from tests.amdsmi_stub.machine import AmdGpu, AmdMachine, machine_of
+from tests.amdsmi_stub.machine import DRIVER_NOT_LOADED, AmdGpu, AmdMachine, machine_of
 from tests.monitor.file_vendor import FILES
-from tests.monitor.file_vendor import NO_DRIVER as NO_AMD_DRIVER
+from tests.monitor.file_vendor import NO_DRIVER as NO_FILES_DRIVER
 from tests.monitor.vendor_kit import KitGpu, VendorKit
 from tests.monitor.watching import no_processes, until
 from tests.nvml_stub.machine import FakeMachine
-from tests.nvml_stub.scenario import LIBRARY_NOT_FOUND, FakeGpu, FakeProcess, Scenario
+from tests.nvml_stub.scenario import LIBRARY_NOT_FOUND, Calls, FakeGpu, FakeProcess, Scenario
 
 PACKAGE = Path(gpumem_tui.__file__).parent
 
@@ -87,12 +87,13 @@ class AmdLab:
         )
 
     def take_driver(self) -> None:
-        """As the kernel has it without amdgpu."""
+        """As the kernel and the library have it without amdgpu."""
         self._machine.load(driver=False)
+        self._machine.show(machine_of([], calls=Calls(errors={"amdsmi_init": DRIVER_NOT_LOADED})))
 
 
 class FileLab:
-    """The second vendor's machine: files."""
+    """The third vendor's machine: files."""
 
     vendor = FILES
 
@@ -179,7 +180,7 @@ def test_a_plug_in_s_gpus_are_watched_where_the_built_in_vendor_has_no_driver(
     fake_nvml: FakeMachine, tmp_path: Path, plugged: list[_Entry]
 ) -> None:
     fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
-    plugged.append(_Entry("amd", FILES))
+    plugged.append(_Entry("files", FILES))
     FileLab(tmp_path).show(KitGpu())
     sampler = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path)
     sampler.start()
@@ -187,8 +188,8 @@ def test_a_plug_in_s_gpus_are_watched_where_the_built_in_vendor_has_no_driver(
         found = until(sampler, lambda snapshot: bool(snapshot.gpus))
     finally:
         sampler.stop()
-    assert [gpu.name for gpu in found.gpus] == ["AMD Instinct MI300X"]
-    assert (found.runtime, found.problem) == ("ROCm", "")
+    assert [gpu.name for gpu in found.gpus] == ["Acme X1"]
+    assert (found.runtime, found.problem) == ("XRT", "")
     assert vendors.vendor() is FILES, "whose words screens use"
 
 
@@ -196,7 +197,7 @@ def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
     fake_nvml: FakeMachine, tmp_path: Path, plugged: list[_Entry]
 ) -> None:
     fake_nvml.show(Scenario(init=LIBRARY_NOT_FOUND))
-    plugged += [_Entry("amd", FILES), _Entry("broken", ImportError("no module rocm")), _Entry("text", "no vendor")]
+    plugged += [_Entry("files", FILES), _Entry("broken", ImportError("no module rocm")), _Entry("text", "no vendor")]
     sampler = Sampler(0.05, 0.1, look=no_processes, proc=tmp_path)
     sampler.start()
     try:
@@ -204,7 +205,7 @@ def test_without_any_driver_it_is_the_built_in_vendor_s_that_is_missed(
     finally:
         sampler.stop()
     assert found.problem.startswith(NVIDIA.no_driver)
-    assert NO_AMD_DRIVER not in found.problem
+    assert NO_FILES_DRIVER not in found.problem
     assert "the vendor “broken” cannot be loaded: an error of gpumem-tui itself: ImportError" in found.problem
     assert "the vendor “text” is no Vendor: module:text" in found.problem
     assert list_gpus() == Unknown(NVIDIA.no_driver)

@@ -164,6 +164,27 @@ def test_while_steps_end_nothing_is_published(monkeypatch: pytest.MonkeyPatch) -
     assert told == []
 
 
+def test_a_program_that_stops_after_steps_is_told_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOPPED_S", 0.0)
+    steps, told, turns = StepCount(), list[Stall](), iter(range(9))
+    over = threading.Event()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    steps.register(optimizer)
+
+    def sleep(_seconds: float) -> None:
+        turn = next(turns, None)
+        steps.run += turn is not None and turn < 4
+        if turn is None:
+            watchdog.end()
+            over.set()
+
+    watchdog = Watchdog(steps, told.append, sleep)
+    watchdog.follow()
+    over.wait()
+    assert {stall.step for stall in told} == {5}
+    assert steps.steps == 5, "nothing was counted by looking"
+
+
 def test_a_program_that_counts_its_threads_does_not_see_it() -> None:
     before, waits = threading.active_count(), threading.Event()
 

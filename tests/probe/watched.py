@@ -15,6 +15,7 @@ from gpumem_tui.probe import wire
 from gpumem_tui.probe.files import SITE_DIRECTORY, Files, WireError
 from gpumem_tui.watch.documents import Header, decode_header, decode_record
 from tests.sharing import WarmPython
+from tests.warm import TRAINING
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -65,7 +66,7 @@ def run(
     environment = {**os.environ, "GPUMEM_TUI_DIR": str(directory), "OMP_NUM_THREADS": "1", **(more or {})}
     environment["PYTHONPATH"] = str(SITE_DIRECTORY) if watched else ""
     done = subprocess.run(
-        [python or WarmPython.path(), *map(str, arguments)],
+        [python or WarmPython.path(TRAINING), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharing import WarmPython
+
 pytestmark = [
     pytest.mark.scripts,
     pytest.mark.skipif(find_spec("triton") is None, reason="Inductor writes kernels for triton, which is not here"),
@@ -24,7 +26,17 @@ vocabulary padded to 50,304."""
 
 @pytest.mark.parametrize("batch_size", RESERVED_GIB)
 def test_a_compiled_gpt2_reserves_what_was_measured(batch_size: int) -> None:
-    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--", "python"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpumem_tui",
+        "predict",
+        "--json",
+        "--gpu",
+        "sim:a100-80gb",
+        "--",
+        WarmPython.path(),
+    ]
     done = subprocess.run([*command, str(SCRIPT), "--batch-size", str(batch_size)], capture_output=True, check=True)
     traced = json.loads(done.stdout)["traced"]
     assert any("1 graph compiled" in note and "no frame ran eager" in note for note in traced["notes"])

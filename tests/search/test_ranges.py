@@ -145,9 +145,11 @@ class TestWords:
     def test_a_simulated_search_says_what_it_is_worth_on_a_real_gpu(self) -> None:
         certain, expected, may_fit = _sizes(_UNSURE)
         assert found_line(_EXACT, expected) == ""
-        assert found_line(_UNSURE, expected).startswith(
-            f"on a real one batch {certain} fits for certain, {may_fit} may: device used "
-        )
+        line = found_line(_UNSURE, expected)
+        assert line.startswith("ran at the expected CUDA context (0.42 GiB); on a real GPU with more of it, it may not")
+        largest = f"{certain} with the most that is possible, {expected} as expected, {may_fit} at best"
+        assert f"largest batch {largest}; device used " in line
+        assert "and fits with the most that is possible too" in found_line(_UNSURE, certain)
 
     def test_json_has_both_ends_beside_what_it_had(self) -> None:
         body = range_json("may fit", Range(1, 2), 7, _UNSURE.unknowns(8))

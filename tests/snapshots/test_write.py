@@ -17,6 +17,7 @@ from gpumem_tui.snapshots.recording import RecordedRun, record, snapshot, write_
 from gpumem_tui.step import Phase, Site
 from tests.cli.conftest import Program, program
 from tests.search.traces import training
+from tests.sharing import WarmPython
 
 __all__ = ["program"]
 
@@ -207,12 +208,10 @@ class TestProgram:
         assert (frame["line"], frame["name"]) == (5, "build")
 
     def test_a_command(self, program: Program, tmp_path: Path) -> None:
-        import sys
-
         (tmp_path / "train.py").write_text(SCRIPT)
         path = tmp_path / "command.pickle"
         options = ("--gpu", "sim:t4-16gb", "--quiet", "--snapshot", str(path))
-        done = program("predict", *options, "--", sys.executable, str(tmp_path / "train.py"))
+        done = program("predict", *options, "--", WarmPython.path(), str(tmp_path / "train.py"))
         assert done.code == 0, done.err
         made = [entry for entry in accepted(path)["device_traces"][0] if entry["action"] == "alloc"]
         data = [entry["size"] for entry in made if entry["category"] == "batch_data"]

@@ -1,7 +1,7 @@
-"""Whose GPUs the Monitor watches and the search runs on: NVIDIA's, or those of an installed plug-in.
+"""Whose GPUs are watched and searched on: those of the vendors that come with the program, and of plug-ins.
 
-A plug-in's `Vendor` is an entry point of the group ``gpumem_tui.vendors``. The built-in vendor is asked first, and the
-entry points only where it has no driver: reading them costs more than the whole of a driver's start.
+A plug-in's `Vendor` is an entry point of the group ``gpumem_tui.vendors``. They are looked for last: reading them costs
+more than the whole of a driver's start.
 """
 
 from __future__ import annotations
@@ -16,19 +16,31 @@ from gpumem_tui.monitor.vendors.nvidia.vendor import NVIDIA
 
 GROUP = "gpumem_tui.vendors"
 BUILT_IN = (NVIDIA, AMD)
+"""In the order in which their GPUs are numbered."""
 
+_known = {each.brand: each for each in BUILT_IN}
 _chosen = NVIDIA
 
 
 def vendor() -> Vendor:
-    """Return the vendor whose driver was started last; the built-in one before any was."""
+    """Return the vendor whose words stand for the machine as a whole: the first whose driver runs."""
     return _chosen
 
 
 def choose(found: Vendor) -> None:
-    """Make a vendor the one whose words screens use from here on."""
+    """Make a vendor the one whose words stand for the machine."""
     global _chosen
     _chosen = found
+
+
+def of_brand(brand: str) -> Vendor:
+    """Return the vendor of a GPU; where none of that brand is known here, as of another host, the machine's."""
+    return _known.get(brand, _chosen)
+
+
+def known() -> tuple[Vendor, ...]:
+    """Return every vendor that is known so far, those of plug-ins once they were looked for."""
+    return tuple(_known.values())
 
 
 def candidates(first: Vendor) -> Iterator[Vendor]:
@@ -53,6 +65,9 @@ def plugged_in() -> tuple[tuple[Vendor, ...], tuple[str, ...]]:
             continue
         if not isinstance(loaded, Vendor):
             faults.append(f"the vendor “{entry.name}” is no Vendor: {entry.value}")
-        elif loaded not in BUILT_IN:
+        elif loaded.brand not in {each.brand for each in BUILT_IN}:
             found.append(loaded)
+            _known[loaded.brand] = loaded
+        elif loaded not in BUILT_IN:
+            faults.append(f"the vendor “{entry.name}” is of a brand that the program knows: {loaded.brand}")
     return tuple(found), tuple(faults)

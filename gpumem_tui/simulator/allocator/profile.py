@@ -78,6 +78,7 @@ class Profile:
 
 CUBLAS_WORKSPACE = "cuBLAS workspace"
 CUBLASLT_WORKSPACE = "cuBLASLt workspace"
+HIPBLAS_WORKSPACE = "hipBLAS workspace"
 """The operators under which a trace has them."""
 
 _Version = tuple[int, ...]
@@ -88,6 +89,10 @@ _CUBLAS_LARGE_SINCE: dict[int, _Version] = {9: (2, 0), 10: (2, 12), 12: (2, 12)}
 """`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB by major compute
 capability since a torch version: Hopper (pytorch/pytorch#91564), Blackwell (#175344, merged in February 2026; published
 runs of torch 2.11 on a B200 and an RTX PRO 6000 still hold 8,519,680 bytes a thread, tests/published)."""
+
+_HIPBLAS_BYTES, _HIPBLAS_LARGE_BYTES = 32 * MIB, 128 * MIB
+_HIPBLAS_LARGE_ON = ("gfx94", "gfx95")
+"""PyTorch's notes on HIP, "hipBLAS workspaces" (pytorch/pytorch#138791): 32 MiB, from the MI300 on 128 MiB."""
 
 _CUBLASLT_BYTES = 1 * MIB
 _CUBLASLT_KEPT_SINCE: _Version = (2, 9)
@@ -144,7 +149,7 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     return Profile(
         name=f"torch {major_minor} {gpu.sm}",
         cublas_workspace_bytes=_cublas_workspace_bytes(version, gpu),
-        cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version),
+        cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version, gpu),
         keeps_cublaslt_workspace=version >= _CUBLASLT_KEPT_SINCE,
         context_bytes=context_bytes,
         context_source=context_source,
@@ -152,6 +157,17 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
         threads_per_multiprocessor=_THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048),
         context_range=_context_range(gpu, context_bytes),
         compute_capability=gpu.compute_capability,
+    )
+
+
+def not_known_of(gpu: Gpu) -> str:
+    """Say what is not known of a GPU's runtime, so that no verdict of a trace is certain; empty for CUDA."""
+    if not gpu.arch:
+        return ""
+    return (
+        f"{gpu.title} is an estimate: no run on ROCm was compared. PyTorch's allocator and its hipBLAS workspaces are "
+        "as its sources have them; the ROCm context, hipBLASLt's workspaces, and what MIOpen and the attention kernels "
+        "take are not known"
     )
 
 
@@ -169,6 +185,9 @@ def _context(gpu: Gpu) -> tuple[int, str]:
     """Return what the context is expected to take, and where that is from."""
     if gpu.context is not None:
         return gpu.context.expected_bytes, gpu.context.source
+    if gpu.arch:
+        found = _CONTEXTS["rocm"]["expected"]
+        return found["mib"] * MIB, f"assumed for {gpu.sm}: {found['source']}; nothing was measured on it"
     capability = _capability(gpu)
     if capability in _CONTEXTS["expected"]:
         found = _CONTEXTS["expected"][capability]
@@ -185,6 +204,10 @@ def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     """Return what the context was found between on this architecture, or on any other where it was not looked at."""
     if gpu.context is not None:
         return Range(gpu.context.low_bytes, gpu.context.high_bytes)
+    if gpu.arch:
+        found_mib = [found["mib"] for found in _CONTEXTS["rocm"]["loaded"]]
+        more_bytes = 2 * _hipblas_workspace_bytes(gpu)  # as much again for hipBLASLt, of both threads
+        return Range(min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + more_bytes)
     elsewhere = _CONTEXTS["elsewhere"]
     found_mib = [found["mib"] for found in _CONTEXTS["loaded"].get(_capability(gpu), elsewhere)]
     if len(found_mib) < _FEW:
@@ -201,15 +224,26 @@ def _capability(gpu: Gpu) -> str:
 
 def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     """Return what the user set in `CUBLAS_WORKSPACE_CONFIG` (pairs of ``:KIB:COUNT``), else torch's default."""
-    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    chosen = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    if gpu.arch:
+        chosen = os.environ.get("HIPBLAS_WORKSPACE_CONFIG", chosen)
+    pairs = re.findall(r":(\d+):(\d+)", chosen)
     if pairs:
         return sum(int(size) * KIB * int(count) for size, count in pairs)
+    if gpu.arch:
+        return _hipblas_workspace_bytes(gpu)
     since = _CUBLAS_LARGE_SINCE.get(gpu.compute_capability[0])
     return _CUBLAS_LARGE_BYTES if since is not None and torch_version >= since else _CUBLAS_BYTES
 
 
-def _cublaslt_workspace_bytes(torch_version: _Version) -> int:
+def _hipblas_workspace_bytes(gpu: Gpu) -> int:
+    return _HIPBLAS_LARGE_BYTES if gpu.arch.startswith(_HIPBLAS_LARGE_ON) else _HIPBLAS_BYTES
+
+
+def _cublaslt_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     """Return what the user set in `CUBLASLT_WORKSPACE_SIZE` (KiB), else torch's default; 0 if cuBLAS' own serves."""
+    if gpu.arch:
+        return 0  # hipBLASLt's is not known: it is in the range of the context
     shares = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", str(int(torch_version >= _CUBLASLT_SHARED_SINCE)))
     if shares == "1":
         return 0

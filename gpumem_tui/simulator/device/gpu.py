@@ -109,9 +109,11 @@ class SimulatedGpu:
         """Call the modules of `model` by their qualified names from now on."""
         self.sites.name_modules(model)
 
-    def begin_round(self) -> None:
-        """State that a call begins which is answered as others alike were."""
-        self._rounds.append(Round(self.recorder.position, self.recorder.allocations, self.allocator.state()))
+    def begin_round(self) -> int:
+        """State that a call begins which is answered as others alike were; return the allocator's `state`."""
+        state = self.allocator.state()
+        self._rounds.append(Round(self.recorder.position, self.recorder.allocations, state))
+        return state
 
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far; if it failed, up to where memory ran out."""
@@ -129,7 +131,7 @@ class SimulatedGpu:
             f"the device has {requested_text(self.gpu.cuda_total_bytes)}, {requested_text(free)} of it free: "
             f"{requested_text(error.allocated_bytes)} allocated by PyTorch, "
             f"{requested_text(error.reserved_bytes - error.allocated_bytes)} reserved but unallocated, "
-            f"{requested_text(self.profile.context_bytes)} CUDA context."
+            f"{requested_text(self.profile.context_bytes)} {self.gpu.runtime} context."
         )
         self.on_out_of_memory(message)
         return torch.OutOfMemoryError(message)
@@ -194,7 +196,7 @@ class Backend:
             get_rng_state_all=lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(self.devices)],
             get_device_name=lambda *_, **__: self._gpu.gpu.title,
             get_device_capability=lambda *_, **__: self._gpu.gpu.compute_capability,
-            get_arch_list=lambda: ["sm_{}{}".format(*self._gpu.gpu.compute_capability)],
+            get_arch_list=lambda: [self._gpu.gpu.sm],
             memory_summary=lambda *_, **__: "\n".join(
                 f"{name:<36}{value:>20}" for name, value in self.memory_stats().items()
             ),
@@ -242,10 +244,10 @@ class Backend:
             multi_processor_count=profile.multiprocessors,
             max_threads_per_multi_processor=profile.threads_per_multiprocessor,
             max_threads_per_block=THREADS_PER_BLOCK,
-            warp_size=WARP_SIZE,
+            warp_size=2 * WARP_SIZE if gpu.arch else WARP_SIZE,
             is_integrated=0,
             is_multi_gpu_board=0,
-            gcnArchName="",
+            gcnArchName=gpu.arch,
             pci_bus_id=0,
             pci_device_id=0,
             pci_domain_id=0,

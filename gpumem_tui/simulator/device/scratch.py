@@ -7,12 +7,13 @@ known to take none nor has its sizes here is counted as taking none, and every t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
 from gpumem_tui.simulator.device import convolution, recurrent
@@ -38,6 +39,13 @@ _UNKNOWN = {
     "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",
 }
 """Operators known to take scratch of a size that is not known, and why."""
+
+_OTHER_ON_ROCM = {
+    **{name: words.replace("cuDNN", "MIOpen") for name, words in _UNKNOWN.items() if "cuDNN's " in words},
+    "sparse mm": "hipSPARSE's workspace, and that of sorting the indices, are not known",
+    "_scaled_dot_product_flash_attention": "ROCm's kernel is AOTriton's or CK's; counted as CUDA's flash attention",
+    "_scaled_dot_product_efficient_attention": "ROCm's kernel is AOTriton's or CK's; counted as CUDA's",
+}
 
 _ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")
 _CUDNN_ATTENTION = ((9, 0), (10, 0), (10, 3))
@@ -83,27 +91,36 @@ _WITHOUT_NAMESPACES = ("c10d", "_c10d_functional", "fsdp", "gpumem_tui")
 result and no more."""
 
 
-def is_assumed(func: torch._ops.OpOverload[..., Any], args: Sequence[Any], compute_capability: tuple[int, int]) -> bool:
+def is_assumed(
+    func: torch._ops.OpOverload[..., Any], args: Sequence[Any], compute_capability: tuple[int, int], arch: str = ""
+) -> bool:
     """Return whether what an operator takes on this architecture is not known, so that none is an assumption."""
     settled = _SETTLED.get(func._opname)
     if settled is not None and settled(args):
         return False
-    return _is_assumed(func, compute_capability)
+    return _is_assumed(func, compute_capability, arch)
 
 
 @lru_cache(4096)
-def _is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[int, int]) -> bool:
+def _is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[int, int], arch: str) -> bool:
     name = func._opname
     if name in _ATTENTION:
-        return compute_capability in _CUDNN_ATTENTION
+        return bool(arch) or compute_capability in _CUDNN_ATTENTION
     if name in _UNKNOWN:
         return True
     known = name in _SCRATCH or name in _WITHOUT or func.is_view or torch.Tag.pointwise in func.tags
     return not known and func.namespace not in _WITHOUT_NAMESPACES and not name.startswith(_WITHOUT_FAMILIES)
 
 
-def assumption(operator: str) -> str:
+def assumptions(counted: Mapping[str, int], gpu: Gpu) -> tuple[tuple[str, int, str], ...]:
+    """Return operators whose scratch is an assumption: (operator, times, why)."""
+    return tuple((operator, times, assumption(operator, gpu.arch)) for operator, times in sorted(counted.items()))
+
+
+def assumption(operator: str, arch: str = "") -> str:
     """Return why an operator's scratch is an assumption."""
+    if arch and operator in _OTHER_ON_ROCM:
+        return _OTHER_ON_ROCM[operator]
     return _UNKNOWN.get(operator, NOT_EXAMINED)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
-from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.snapshot import DriverReading, Snapshot
+from gpumem_tui.monitor.vendors import of_brand
 from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
 from gpumem_tui.tui.monitor.state import MonitorState
 
@@ -65,15 +65,27 @@ def alert_row(alerts: Sequence[Alert], width: int) -> Row:
     return row
 
 
+def is_trouble_beside(snapshot: Snapshot, driver: DriverReading) -> bool:
+    """Return whether a driver has a problem while another's GPUs are watched; that it lacks its library is none.
+
+    Many a machine has an integrated GPU that nobody computes on.
+    """
+    return (
+        not snapshot.problem
+        and bool(driver.problem)
+        and not driver.problem.startswith(of_brand(driver.vendor).not_loaded)
+    )
+
+
 def _facts(snapshot: Snapshot) -> list[str]:
     host = snapshot.host
     facts = [host.name]
-    facts += [f"driver {snapshot.driver_version}"] if isinstance(snapshot.driver_version, str) else []
-    facts += [f"{snapshot.runtime} {snapshot.cuda_version}"] if isinstance(snapshot.cuda_version, str) else []
+    facts += snapshot.versions
     facts += [f"CPU {host.cpu_percent:>3.0f}%"] if not isinstance(host.cpu_percent, Unknown) else []
     used, total = host.memory_used_bytes, host.memory_total_bytes
     if isinstance(used, int) and isinstance(total, int):
         facts.append(f"memory {used / GIB:.0f}/{total / GIB:.0f} GiB")
+    facts += [f"{each.vendor}: {each.problem}" for each in snapshot.drivers if is_trouble_beside(snapshot, each)]
     return facts
 
 
@@ -91,13 +103,13 @@ def trouble_rows(snapshot: Snapshot | None, width: int, height: int, waited_s: f
     measure = min(_WIDEST, width)
     lines: list[Row] = []
     if snapshot is None:
-        lines.append([(f"Asking the {vendor().driver}", "bold")])
+        lines.append([("Asking the GPU driver", "bold")])
         if waited_s >= 2:
             said = f"It has not answered for {waited_s:.0f} s. The screen goes on as soon as it does."
             lines += _wrapped(said, measure)
     else:
         lines.append([("No GPU to watch", "bold $warning")])
-        lines += [[], *_wrapped(snapshot.problem or f"The {vendor().driver} lists no GPU on this machine.", measure)]
+        lines += [[], *_wrapped(snapshot.problem or "The driver lists no GPU on this machine.", measure)]
     lines += [[], *(_pair(key, what, measure) for key, what in _MEANWHILE)]
     if snapshot is not None:
         lines += [

@@ -166,33 +166,53 @@ def figure(value: Any) -> Reading[int]:
 def start(call: AmdCaller, proc: Path) -> None:
     """Load the library and start it, unless somebody has. Each success needs a `stop`.
 
+    A kernel that shows no driver counts only where the library finds no GPU either: a container may hide the one, not
+    the other.
+
     Raises:
         StartFault: it does not start.
     """
-    if not _has_driver(proc):
-        remedy = "load it with `sudo modprobe amdgpu`, or give the container its GPUs (docker: --device=/dev/kfd)"
-        raise StartFault(NO_DRIVER, remedy, no_driver=True)
+    has_driver = _has_driver(proc)
     with _LIBRARY.lock:
-        if _LIBRARY.binding is None:
-            _LIBRARY.binding = _load()
-        if not _LIBRARY.starts:
-            try:
-                call("amdsmi_init")
-            except AmdFault as fault:
-                raise _start_fault(fault) from fault
+        try:
+            if _LIBRARY.binding is None:
+                _load_library()
+                _LIBRARY.binding = _load()
+            if not _LIBRARY.starts:
+                _initialize(call)
+            if not has_driver and not call("amdsmi_get_processor_handles"):
+                _shut_down(call)
+                raise StartFault(NO_DRIVER)
+        except StartFault as fault:
+            if has_driver:
+                raise
+            raise StartFault(NO_DRIVER, _GET_DRIVER, no_driver=True) from fault
         _LIBRARY.starts += 1
+
+
+_GET_DRIVER = "load it with `sudo modprobe amdgpu`, or give the container its GPUs (docker: --device=/dev/kfd)"
+
+
+def _initialize(call: AmdCaller) -> None:
+    try:
+        call("amdsmi_init")
+    except AmdFault as fault:
+        raise _start_fault(fault) from fault
 
 
 def stop(call: AmdCaller) -> None:
     """Let go of the library; who was the last ends it."""
     with _LIBRARY.lock:
         _LIBRARY.starts -= 1
-        if _LIBRARY.starts:
-            return
-        try:
-            call("amdsmi_shut_down")
-        except Fault:
-            return  # a driver that is gone cannot be shut down, and need not be
+        if not _LIBRARY.starts:
+            _shut_down(call)
+
+
+def _shut_down(call: AmdCaller) -> None:
+    try:
+        call("amdsmi_shut_down")
+    except Fault:
+        return  # a driver that is gone cannot be shut down, and need not be
 
 
 def _has_driver(proc: Path) -> bool:
@@ -218,7 +238,6 @@ def _load() -> ModuleType:
     Raises:
         StartFault: the library or the binding is not there, or they do not fit.
     """
-    _load_library()
     own = Path(_rocm(), "share/amd_smi")
     if (own / "amdsmi").is_dir() and str(own) not in sys.path:
         sys.path.insert(0, str(own))

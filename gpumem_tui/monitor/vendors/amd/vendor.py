@@ -32,6 +32,7 @@ AMD = Vendor(
     runtime="ROCm",
     tool="amd-smi",
     visible="HIP_VISIBLE_DEVICES",
+    torch_build="+rocm",
     open=_open,
     no_driver=NO_DRIVER,
     not_loaded=NO_LIBRARY,

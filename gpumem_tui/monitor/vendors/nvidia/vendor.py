@@ -58,6 +58,7 @@ NVIDIA = Vendor(
     library="NVML",
     runtime="CUDA",
     tool="nvidia-smi",
+    orders_by_speed=True,
     open=_open,
     no_driver=NO_DRIVER,
     not_loaded=NO_DRIVER_LOADED,
