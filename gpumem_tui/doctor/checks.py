@@ -145,7 +145,7 @@ def other_drivers_checks(snapshot: Snapshot) -> Iterator[Check]:
             continue
         found, _, remedy = driver.problem.partition(": ")
         if not driver.problem:
-            words = f"{driver.runtime} {runtime.reason if isinstance(runtime, Unknown) else runtime}"
+            words = runtime.reason if isinstance(runtime, Unknown) else f"{driver.runtime} {runtime}"
             yield Check(whose.driver, Status.OK, f"{driver.driver_version}, {words}")
         elif driver.problem.startswith(whose.not_loaded):
             yield Check(whose.driver, Status.SKIP, f"{found}; to watch {whose.brand} GPUs too, {remedy}")

@@ -396,7 +396,7 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
 def _gpu_row(gpu: GpuReading) -> str:
     row = _GPUS.row(
         str(gpu.index),
-        gpu.name,
+        gpu.full_name,
         _used(gpu.memory),
         _number(gpu.utilization_percent, " %"),
         _number(gpu.temperature_c, " °C"),

@@ -161,6 +161,11 @@ class GpuReading(Telemetry):
     instances: tuple[Instance, ...] = ()
 
     @property
+    def full_name(self) -> str:
+        """Return its name, with how it is divided where it is a part ("AMD Instinct MI300X CPX/NPS4 3")."""
+        return f"{self.name} {self.partition}".rstrip()
+
+    @property
     def number(self) -> int:
         """Return the number by which its runtime's variable names it, such as CUDA_VISIBLE_DEVICES."""
         numbers = (self.runtime_index, self.vendor_index, self.index)

@@ -33,7 +33,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
-from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
+from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.timeline import Timeline
 
@@ -245,7 +245,9 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
         return trace
 
     def changed(sizes: tuple[int, ...], run: AffineTrace | Timeline) -> tuple[int, ...]:
-        ours = {index for index, site in enumerate(run.site_table) if site.operator == CUBLAS_WORKSPACE}
+        ours = {
+            index for index, site in enumerate(run.site_table) if site.operator in (CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE)
+        }
         return tuple(now_bytes if site in ours else size for size, site in zip(sizes, run.sites, strict=True))
 
     apart = tuple((size, replace(run, sizes=changed(run.sizes, run))) for size, run in trace.apart)

@@ -93,6 +93,7 @@ class _Trial:
         self.program.start()
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
+        self.reporter.on_error = self._failed_on_longer
 
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
@@ -111,6 +112,12 @@ class _Trial:
         if self.program.steps and not self.reporter.is_concluded:
             made, wanted = self.program.steps, self.request.steps
             self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
+            self.reporter.conclude(self.outcome())
+
+    def _failed_on_longer(self, detail: str) -> None:
+        """Report the program's own steps where it cannot take the longer inputs of the one after them."""
+        if not self.reporter.is_concluded and self.program.lengths.tries_longer(self.program.steps):
+            self.notes.append(f"the program ends at that length, so what it took until then counts alone: {detail}")
             self.reporter.conclude(self.outcome())
 
     def outcome(self) -> ChildEvent:

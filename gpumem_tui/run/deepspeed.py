@@ -66,12 +66,14 @@ MASTER_WEIGHTS = "fp32 master weights"
 GRADIENT_PARTITIONS = "gradient partitions"
 REDUCE_BUCKETS = "reduce buckets"
 GATHERED = "gathered parameters"
+OFFLOAD_BUFFERS = "offload buffers"
 
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 _STANDING = (
     (Bucket.PARAMETERS, "", ("bit16_groups_flat", "fp16_partitioned_groups_flat", "lp_param_buffer")),
     (Bucket.OPTIMIZER, MASTER_WEIGHTS, _MASTERS),
     (Bucket.GRADIENTS, GRADIENT_PARTITIONS, ("averaged_gradients", "grad_partitions_flat_buffer")),
+    (Bucket.TEMPORARY, OFFLOAD_BUFFERS, ("temp_grad_buffer_for_gpu_offload",)),
 )
 """Attributes of `DeepSpeedZeroOptimizer` and `DeepSpeedZeroOptimizer_Stage3` of DeepSpeed 0.19 (runtime/zero/)."""
 

@@ -155,6 +155,10 @@ class InputLengths:
         self._begins_after = steps
         return True
 
+    def tries_longer(self, steps: int) -> bool:
+        """Return whether the step after so many is one on inputs of a length that nobody asked for."""
+        return self._source not in ("", "--longest") and steps >= self._begins_after
+
     # What is said of them
 
     @property

@@ -109,6 +109,7 @@ class Reporter:
     Attributes:
         is_concluded: the outcome was sent. `has_all_steps`: all steps that were asked for were made.
         steps: returns the optimizer steps so far. `on_end`: called as the interpreter exits.
+        on_error: called with the words of an error that ends the process; it may conclude otherwise.
     """
 
     def __init__(self, directory: str) -> None:
@@ -125,6 +126,7 @@ class Reporter:
         self.has_all_steps = False
         self.steps: Callable[[], int] = lambda: 0
         self.on_end: Callable[[], None] = lambda: None
+        self.on_error: Callable[[str], None] = lambda _detail: None
         try:
             self._socket.connect(os.path.join(directory, SOCKET_FILE))
         except OSError:  # who asked is gone, and all of this is about to be ended
@@ -159,6 +161,7 @@ class Reporter:
         """Send the error that ends this process."""
         from gpumem_tui.run.events import Failed
 
+        self.on_error(detail)
         self.conclude(Failed("workload", detail))
 
     def ended(self) -> None:
@@ -178,6 +181,7 @@ class Reporter:
         self._socket = None
         self.is_concluded = True
         self.on_end = lambda: None
+        self.on_error = lambda _detail: None
         self._lock = threading.Lock()
 
     def wait_while_paused(self) -> None:

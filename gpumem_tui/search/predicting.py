@@ -212,6 +212,8 @@ class _CommandTraces:
             yield from self.run(checked)
         if checked is not None:
             trace.check(checked, self.at(checked))
+        else:
+            trace.at(self.sizes.multiple)  # as a square of the batch has less than no bytes there
         if self.rows:
             otherwise = NotAffine.in_parts(self.rows)
             yield from self.run(size := otherwise.sizes[0])

@@ -186,7 +186,7 @@ def gpu_uuid(process: ProbedProcess, sample: ProbeSample, gpus: Sequence[Candida
     environ = hosts.environ(hosts.PROC / str(process.pid)) if process.pid is not None else {}
     if process.process.visible_devices is not None:
         environ = {**environ, "CUDA_VISIBLE_DEVICES": process.process.visible_devices}
-    gpus = [gpu for gpu in gpus if _is_of(gpu, whose)]
+    gpus = sorted((gpu for gpu in gpus if _is_of(gpu, whose)), key=lambda gpu: gpu.index)
     if whose is not None:
         visible = {"CUDA_VISIBLE_DEVICES": environ[whose.visible]} if whose.visible in environ else {}
         environ = {**visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -45,7 +45,7 @@ _CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-_NEEDS_MORE = ("--gpu 0", "--host", "--slurm", "--tui", "attach", "--replay", "look 1", "look run", "--once")
+_NEEDS_MORE = ("--gpu 0", "--host", "--slurm", "--tui", "attach", "--replay", "look 1", "look run", "--once", "--try")
 """What has no answer on this machine: a GPU, another host, a terminal, a process or a file that the text only names."""
 _GOES_ON = ("monitor --json", "monitor --metrics", "monitor --read-only", "monitor --record", "watch --json", "serve")
 """What ends when it is interrupted."""

@@ -155,3 +155,28 @@ def test_what_a_model_is_tried_out_with_on_the_host_is_no_input(project: Project
     )
     notes = project.predict("python", "train.py").json["traced"]["notes"]
     assert notes[-1].startswith("inputs: image size 64 × 64 in 3 steps"), notes
+
+
+@pytest.mark.scripts
+def test_a_program_that_cannot_take_the_longest_is_answered_by_its_own_steps(project: Project) -> None:
+    """As litgpt, whose model is cut to the longest of its data, whatever its configuration could take."""
+    project.write(
+        "train.py",
+        """
+        import torch
+        from torch import nn
+
+        block_size = 512
+        net = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100)).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for length in (20, 30, 40, 50):
+            ids = torch.zeros(4, length, dtype=torch.int64).cuda()
+            if ids.shape[1] > 50:
+                raise ValueError(f"cannot forward {ids.shape[1]}")
+            nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten()).backward()
+            optimizer.step()
+        """,
+    )
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert notes[-1].startswith("the program ends at that length, so what it took until then counts alone: ")
+    assert notes[-1].endswith("ValueError: cannot forward 512")

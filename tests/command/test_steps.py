@@ -82,3 +82,27 @@ def test_a_program_that_samples_between_steps_is_told_by_those_it_made(project: 
         note.startswith("this is of 1 step, not 3: no other came in time; it is at train.py:")
         for note in traced["notes"]
     )
+
+
+def test_what_grows_with_the_batchs_square_is_searched_by_trials(project: Project) -> None:
+    """As the scores of all pairs in open_clip's loss."""
+    project.write(
+        "train.py",
+        """
+        import sys, torch
+
+        net = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            images = torch.randn(int(sys.argv[1]), 1 << 26, device="cuda")
+            found = net(images[:, :8])
+            (found @ found.T).logsumexp(0).sum().backward()
+            optimizer.step()
+        """,
+    )
+    done = project.search(
+        "python", "train.py", "{batch}", gpu="t4-16gb", options=("--limit", "1GiB", "--strategy", "double")
+    )
+    assert done.code == 0, done.stderr[-1000:]
+    assert done.lines[-1]["verified"]
+    assert done.lines[-1]["max_batch_size"] == 1

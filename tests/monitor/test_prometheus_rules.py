@@ -69,7 +69,7 @@ _FIRES = {
     },
     "GpumemHot": {f"gpumem_gpu_temperature_celsius{{{_GPU}}}": "86x180"},
     "GpumemThrottled": {f'gpumem_gpu_throttled{{{_GPU}, reason="hot"}}': "1x180"},
-    "GpumemTrainingStalled": {
+    "GpumemTrainingStopped": {
         f"gpumem_training_step_age_seconds{{{_RANK}}}": "400x180",
         f"gpumem_training_step_seconds{{{_RANK}}}": "1x180",
     },

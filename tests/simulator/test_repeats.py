@@ -245,6 +245,29 @@ def test_rounds_after_which_more_is_held_stay() -> None:
     assert simulated.finish_folded(is_exact=False) == simulated.finish()
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_what_is_done_at_once_leaves_the_allocator_as_if_it_had_run(autocast: bool) -> None:
+    found: list[tuple[object, list[tuple[int, int]]]] = []
+
+    def loop(training: Training) -> None:
+        training.evaluate(9)
+        module = torch.get_device_module(training.device)
+        module.reset_peak_memory_stats()
+        training.evaluate(5)
+        found.append((module.memory_stats(), []))
+        training.accumulate(9)
+        kept = training.batch(3)
+        training.evaluate(9)
+        del kept
+
+    for answers in (False, True):
+        simulated, _ = _run(loop, None, answers=answers, autocast=autocast)
+        free = [(block.address, block.size_bytes) for block in simulated.allocator.cached_blocks()]
+        found.append((simulated.allocator.stats, free))
+        found.append((simulated.finish(), []))
+    assert found[:3] == found[3:]
+
+
 def test_out_of_memory_in_a_call_that_is_not_run() -> None:
     def loop(training: Training) -> None:
         training.evaluate(6)

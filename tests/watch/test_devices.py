@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import Candidate
 from gpumem_tui.monitor.probes import ProbeFigures
@@ -38,6 +40,21 @@ def test_by_the_uuid_of_a_mig_instance(tmp_path: Path) -> None:
 def test_by_its_number_and_its_environment(tmp_path: Path) -> None:
     found = process(tmp_path / "probes", replace(UNNAMED, device=1), visible="3,2")
     assert gpu_uuid(found, found.samples[0], GPUS) == "GPU-22"
+
+
+@pytest.mark.parametrize(("environ", "uuid"), [({}, "amd-1"), ({"HIP_VISIBLE_DEVICES": "0"}, None)])
+def test_a_build_for_rocm_means_amd_s_gpus_by_hip_s_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], uuid: str | None
+) -> None:
+    """Its own UUIDs are not AMD SMI's, and NVIDIA's GPUs beside them are not meant."""
+    monkeypatch.setattr("gpumem_tui.watch.hosts.environ", lambda _folder: environ)
+    amd = [Candidate(number, f"amd-{number}", "AMD Instinct MI300X", vendor="AMD") for number in (1, 0)]
+    nvidia = [replace(gpu, vendor="NVIDIA") for gpu in GPUS]
+    ring = RingFile(tmp_path / "probes", replace(this_process(), torch="2.9.1+rocm6.4"))
+    ring.sample(replace(RECORD, device=1))
+    [found] = Watcher([tmp_path / "probes"]).processes()
+    reason = "cuda:1 is none of the 1 GPUs that its environment lets it see"
+    assert gpu_uuid(found, found.samples[0], [*nvidia, *amd]) == (uuid or Unknown(reason))
 
 
 def test_a_number_beyond_what_it_may_see(tmp_path: Path) -> None:

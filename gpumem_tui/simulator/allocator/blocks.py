@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumem_tui.memory import MIB
 
 SMALL_SEGMENT_BYTES = 2 * MIB
 """kSmallBuffer in c10/core/AllocatorConfig.h."""
+
+
+_PEAKS = ("requested", "allocated", "active", "reserved", "inactive_split")
 
 
 @dataclass(slots=True)
@@ -39,6 +42,21 @@ class Stats:
     def active_bytes(self) -> int:
         """What is allocated, or freed while other streams use it."""
         return self.allocated_bytes + self.pending_bytes
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Return the peaks, in the order of `_PEAKS`."""
+        return tuple(getattr(self, f"peak_{name}_bytes") for name in _PEAKS)
+
+    @property
+    def current(self) -> tuple[int, ...]:
+        """Return what counts now, in the order of `_PEAKS`."""
+        return tuple(getattr(self, f"{name}_bytes") for name in _PEAKS)
+
+    def raise_peaks(self, others: Sequence[int]) -> None:
+        """Have each peak be at least another one, in the order of `_PEAKS`."""
+        for name, other in zip(_PEAKS, others, strict=True):
+            setattr(self, f"peak_{name}_bytes", max(getattr(self, f"peak_{name}_bytes"), other))
 
     def reset_peaks(self) -> None:
         """Start the peaks anew from the current values, like `torch.cuda.reset_peak_memory_stats`."""
@@ -142,6 +160,23 @@ class Pool:
         del self._blocks[block.address]
         addresses = self._addresses[block.size_bytes]
         del addresses[bisect_left(addresses, block.address)]
+
+    def carve(self, places: Iterable[tuple[int, int]]) -> Iterator[Block]:
+        """Take out the block at each address with so many bytes, of the free one that it is in."""
+        starts = sorted(self._blocks)
+        for address, size in places:
+            block = self._blocks[starts[bisect_right(starts, address) - 1]]
+            self.remove(block)
+            if block.address < address:
+                before, block = block, cut(block, address - block.address)
+                self.insert(before)
+            else:
+                starts.remove(address)
+            if block.size_bytes > size:
+                rest = cut(block, size)
+                self.insert(rest)
+                insort(starts, rest.address)
+            yield block
 
     def take(self, size: int) -> Block | None:
         """Take out the smallest block that is large enough, lowest address first."""

@@ -48,6 +48,7 @@ class CachingAllocator:
 
     Attributes:
         pending: blocks that were freed while other streams use them, by the number under which that is completed.
+        takes_best_fit: a request takes the smallest free block that is large enough, whatever else is free.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class CachingAllocator:
         self._max_rounding_bytes = self.settings.max_non_split_rounding_bytes or self.settings.large_segment_bytes
         self._rounds_to_power2 = any(self.settings.roundup_power2_divisions)
         self._expandable = self.settings.expandable_segments
-        self._takes_best_fit = not (
+        self.takes_best_fit = not (
             self._expandable or self.settings.max_split_size_bytes or self.settings.garbage_collection_threshold
         )
         self._pools: dict[tuple[int, bool], Pool] = {}
@@ -85,7 +86,7 @@ class CachingAllocator:
             OutOfMemory: the device is full even after all cached segments were released.
         """
         size, pool = self._requests[stream].get(size_bytes) or self._prepare(size_bytes, stream)
-        block = pool.take(size) if self._takes_best_fit else self._find_free(pool, size)
+        block = pool.take(size) if self.takes_best_fit else self._find_free(pool, size)
         if block is None:
             block = self._obtain(pool, size)
             if block is None:

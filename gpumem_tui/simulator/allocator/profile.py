@@ -78,6 +78,7 @@ class Profile:
 
 CUBLAS_WORKSPACE = "cuBLAS workspace"
 CUBLASLT_WORKSPACE = "cuBLASLt workspace"
+HIPBLAS_WORKSPACE = "hipBLAS workspace"
 """The operators under which a trace has them."""
 
 _Version = tuple[int, ...]

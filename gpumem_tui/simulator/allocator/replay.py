@@ -188,7 +188,7 @@ class AffineTrace:
         """Work out the timeline at a batch size.
 
         Raises:
-            NotAffine: an allocation that shrinks with the batch would have less than no bytes.
+            NotAffine: an allocation that does not grow evenly with the batch would have less than no bytes.
         """
         for size, traced in self.apart:
             if size == batch_size:
@@ -196,7 +196,7 @@ class AffineTrace:
         sizes = [a + c * batch_size for a, c in zip(self.constants, self.slopes, strict=True)]
         if min(sizes, default=0) < 0:
             raise NotAffine(
-                f"an allocation that shrinks with the batch would have less than none at batch size {batch_size}"
+                f"an allocation that does not grow evenly would have less than none at batch size {batch_size}"
             )
         computed = []
         for (rule, start, steps), places in self._computed_together.items():

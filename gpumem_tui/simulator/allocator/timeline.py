@@ -6,9 +6,10 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket, format_bytes
 from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES
@@ -280,6 +281,23 @@ class TimelineRecorder:
         if source in self._streams:
             self._streams[number] = self._streams[source]
         return number
+
+    def repeat(self, events: Sequence[int], sources: Sequence[int]) -> int:
+        """Record allocations as `sources` were, and releases of them: as events, numbered from 1.
+
+        Returns how many allocations were recorded before.
+        """
+        before = len(self._sizes)
+        self._sizes += [self._sizes[source - 1] for source in sources]
+        self._sites += [self._sites[source - 1] for source in sources]
+        self._recomputed += [self._recomputed[source - 1] for source in sources]
+        self._born_in += [len(self._marks) - 1] * len(sources)
+        self._events += [event + before if event > 0 else event - before for event in events]
+        known: Any
+        for known in (self._computed_sizes, self._tags, self._streams):
+            if known:
+                known.update([(before + n, known[source]) for n, source in enumerate(sources, 1) if source in known])
+        return before
 
     def stream_of(self, number: int) -> int:
         """Return the stream in whose pool an allocation is."""

@@ -109,9 +109,11 @@ class SimulatedGpu:
         """Call the modules of `model` by their qualified names from now on."""
         self.sites.name_modules(model)
 
-    def begin_round(self) -> None:
-        """State that a call begins which is answered as others alike were."""
-        self._rounds.append(Round(self.recorder.position, self.recorder.allocations, self.allocator.state()))
+    def begin_round(self) -> int:
+        """State that a call begins which is answered as others alike were; return the allocator's `state`."""
+        state = self.allocator.state()
+        self._rounds.append(Round(self.recorder.position, self.recorder.allocations, state))
+        return state
 
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far; if it failed, up to where memory ran out."""

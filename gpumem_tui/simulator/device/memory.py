@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import OutOfMemory
-from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
+from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, HIPBLAS_WORKSPACE
 from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.deferred import Deferred
@@ -124,10 +124,18 @@ class DeviceMemory:
 
     def new_storage(self, size_bytes: int, source: int) -> torch.UntypedStorage:
         """Make a storage on the device, recorded as the allocation `source` once more."""
+        return self.hold(size_bytes, *self.allocate_again(source))
+
+    def hold(self, size_bytes: int, number: int, block: Block | None) -> torch.UntypedStorage:
+        """Make a storage on the device that an allocation serves."""
         storage = torch.UntypedStorage(size_bytes, device="meta")
-        number, block = self.allocate_again(source)
         self._hold(storage, number, block)
         return storage
+
+    def block_of(self, storage: torch.UntypedStorage) -> Block | None:
+        """Return the block that serves a storage; None where it holds no bytes."""
+        ref = self.live.get(storage._cdata)
+        return None if ref is None else ref.block
 
     def allocate_again(self, source: int) -> tuple[int, Block | None]:
         """Make an allocation like number `source`, and return its number and block (see `_allocate`)."""
@@ -166,10 +174,13 @@ class DeviceMemory:
                 taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
         if func._opname in MATRIX_PRODUCTS:
             profile = gpu.profile
-            self._take_workspace(CUBLAS_WORKSPACE, profile.cublas_workspace_bytes)
+            name = HIPBLAS_WORKSPACE if gpu.gpu.arch else CUBLAS_WORKSPACE
+            self._take_workspace(name, profile.cublas_workspace_bytes)
             if profile.cublaslt_workspace_bytes and takes_cublaslt(func, args):
                 self._take_workspace(
-                    CUBLASLT_WORKSPACE, profile.cublaslt_workspace_bytes, profile.keeps_cublaslt_workspace
+                    CUBLASLT_WORKSPACE,
+                    profile.cublaslt_workspace_bytes,
+                    profile.keeps_cublaslt_workspace,
                 )
         for allocation in reversed(taken.values()):  # as C++ ends the life of what a function holds
             self.free(*allocation)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.blocks import Block
+from gpumem_tui.simulator.allocator.effects import AtOnce, do_again, is_at_once, observed
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
@@ -163,9 +165,9 @@ class Repeats:
         pattern = self._known.get(key)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
-            self._gpu.begin_round()
+            state = self._gpu.begin_round()
             self._called(module)
-            return self._repeat(pattern, tensors, module)
+            return self._repeat(pattern, tensors, module, state)
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
         recorder, uses = self._recorder, self._gpu.streams.recorded_uses
@@ -328,9 +330,9 @@ class Repeats:
 
     # Repeating
 
-    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor], module: nn.Module) -> Any:
-        """Return the call's results, and record its events as if it had run."""
-        repetition = Repetition(self._gpu, pattern, arguments, self._cached)
+    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor], module: nn.Module, state: int) -> Any:
+        """Return the call's results, and record its events as if it had run; the allocator is in a `state`."""
+        repetition = Repetition(self._gpu, pattern, arguments, self._cached, state)
         if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
             made: Any = RepeatedCall.apply(self._anchor, repetition, list(module.parameters()))  # type: ignore[no-untyped-call]
         else:
@@ -400,6 +402,7 @@ class CallPattern:
         gradients: by output: after how many events of backward its gradient is released; -1 if not within it.
         at_end: allocations that live as long as the graph, as a leaf within it does (what PEFT has require a gradient
             for checkpoints) with its gradient, in the order in which they are released then.
+        effects: what forward does to the allocator, by the state that it finds.
     """
 
     forward: tuple[int, ...]
@@ -411,15 +414,29 @@ class CallPattern:
     outputs: tuple[CallOutput | Any, ...]
     structure: Any
     at_end: tuple[int, ...] = ()
+    effects: dict[int, AtOnce] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def forward_is_its_own(self) -> bool:
+        """Whether forward releases nothing but what it has made."""
+        return min(self.forward, default=0) > -ARGUMENT
+
+    @cached_property
+    def kept_by_forward(self) -> tuple[int, ...]:
+        """The allocations that forward makes and does not release, in order."""
+        released = {-event for event in self.forward if event < 0}
+        return tuple(event for event in self.forward if event > 0 and event not in released)
 
 
 class Repetition:
     """One call that is not run: its allocations and its results."""
 
     def __init__(
-        self, gpu: SimulatedGpu, pattern: CallPattern, arguments: Sequence[torch.Tensor], cached: list[Allocation]
-    ) -> None:
-        self._mode, self._memory = gpu.mode, gpu.memory
+        self, gpu: SimulatedGpu, pattern: CallPattern, arguments: Sequence[torch.Tensor], cached: list[Allocation],
+        state: int,
+    ) -> None:  # fmt: skip
+        self._gpu, self._mode, self._memory = gpu, gpu.mode, gpu.memory
+        self._state = state
         self.pattern = pattern
         self._cached = cached
         self._live: dict[int, Allocation] = {}
@@ -432,10 +449,32 @@ class Repetition:
         """Record forward's events, and return the results in the order of the outputs."""
         outputs = [leaf for leaf in self.pattern.outputs if isinstance(leaf, CallOutput)]
         storages: dict[int, torch.UntypedStorage] = {}
-        self._replay(self.pattern.forward, {output.number: output for output in outputs}, storages)
+        by_number = {output.number: output for output in outputs}
+        if not (is_at_once(self._gpu.allocator) and self.pattern.forward_is_its_own):
+            self._replay(self.pattern.forward, by_number, storages)
+        elif (effect := self.pattern.effects.setdefault(self._state, AtOnce())).is_known:
+            self._forward_at_once(effect, by_number, storages)
+        else:
+            stays: dict[int, Block | None] = {}
+            with observed(self._gpu.allocator, effect, stays):
+                self._replay(self.pattern.forward, by_number, storages)
+                stays.update((number, block) for number, (_, block) in self._live.items())
+                stays.update((number, self._memory.block_of(storage)) for number, storage in storages.items())
         self._cached += [self._live.pop(number) for number in self.pattern.cached if number in self._live]
         self._held.update((number, storages[number]) for number in self._released_in_backward & storages.keys())
         return [self._mode.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
+
+    def _forward_at_once(
+        self, effect: AtOnce, outputs: dict[int, CallOutput], storages: dict[int, torch.UntypedStorage]
+    ) -> None:
+        blocks = do_again(self._gpu.allocator, effect)
+        sources = self.pattern.sources[: sum(event > 0 for event in self.pattern.forward)]
+        before = self._gpu.recorder.repeat(self.pattern.forward, sources)
+        for number in self.pattern.kept_by_forward:
+            if number in outputs:
+                storages[number] = self._memory.hold(outputs[number].storage_bytes, before + number, blocks.get(number))
+            else:
+                self._live[number] = before + number, blocks.get(number)
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Record backward's events, among them the release of the gradients that came in."""

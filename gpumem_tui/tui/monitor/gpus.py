@@ -372,7 +372,7 @@ def _line(state: MonitorState, gpu: GpuReading, width: int) -> Row:
     left = _marker(state, gpu)
     name_width = _name_width(width)
     if name_width:
-        left.append((f"{fit(short_name(gpu.name), name_width)} ", ""))
+        left.append((f"{fit(short_name(gpu.full_name), name_width)} ", ""))
     if gpu.state is DeviceState.LOST:
         return [*left, (fit(reason_of(gpu), width - span_width(left)), "$error")]
     left += [*_line_readings(state, gpu, roomy=width >= _ROOMY), ("  ", "")]
@@ -413,14 +413,14 @@ def _facts(state: MonitorState, gpu: GpuReading, width: int) -> Row:
         readings.insert(0, [stale])
     if gpu.state is not DeviceState.LOST:
         readings += _readings(state, gpu)
-    room = width - span_width(left) - min(len(gpu.name), 12)
+    room = width - span_width(left) - min(len(gpu.full_name), 12)
     right: Row = []
     for reading in readings:
         if span_width(right) + span_width(reading) + 2 > room:
             break
         right += [("  ", ""), *reading] if right else reading
     room = width - span_width(left) - span_width(right)
-    return ruled([*left, (fit(gpu.name, min(cell_len(gpu.name), room)), "bold")], right, width)
+    return ruled([*left, (fit(gpu.full_name, min(cell_len(gpu.full_name), room)), "bold")], right, width)
 
 
 def _used(state: MonitorState, gpu: GpuReading) -> Row:

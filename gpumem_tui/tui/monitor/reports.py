@@ -49,7 +49,7 @@ def _device_rows(state: MonitorState, entry: Entry) -> Iterator[Row]:
     if gpu is None:
         yield fact("device", _NO_GPU.get(entry.place, f"{entry.place}, which GPU that is cannot be told"))
         return
-    yield fact("GPU", f"{gpu.index}  {gpu.name}")
+    yield fact("GPU", f"{gpu.index}  {gpu.full_name}")
     yield fact("", gpu.uuid, MUTED)
     instance = next((each for each in gpu.instances if each.uuid == process.instance), None)
     if process.instance:
