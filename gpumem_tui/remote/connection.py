@@ -39,8 +39,8 @@ _SILENT_INTERVALS = 10
 _DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256
 """Of a connection, while its ssh is started, and of all else: 1,024, the usual limit, ends at 200 hosts or so."""
 _MANY, _SWITCH_S = 256, 0.05
-"""With more hosts than these, each thread that waits for the interpreter asks for it so rarely (`sys.setswitchinterval`):
-hundreds that ask 200 times a second, as by default, leave a busy machine little else to do."""
+"""With more hosts, each thread that waits for the interpreter asks for it so rarely (`sys.setswitchinterval`): hundreds
+that ask 200 times a second, as by default, leave a busy machine little else to do."""
 _POLL_S, _SETTLE_S = 5.0, 0.05
 """To see that a host is silent; what comes, and that a connection is to end, is seen at once."""
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
