@@ -340,3 +340,15 @@ def test_values_copied_to_the_device_are_those_of_that_moment(
         array[:] = -1  # through numpy, of which torch hears nothing
         assert torch.equal(moved.cpu(), wanted)
         assert torch.equal(into.cpu(), wanted)
+
+
+def test_what_is_to_be_worked_out_later_keeps_no_memory_of_the_device() -> None:
+    gpu = simulated_gpu()
+    with simulate(gpu) as device:
+        places = torch.arange(5000, device=device)
+        mask = places[:, None] >= places[None]
+        others = ~mask
+        both = gpu.allocator.stats.requested_bytes
+        del mask
+        assert both - gpu.allocator.stats.requested_bytes == 5000 * 5000
+        assert int(others.sum()) == 5000 * 4999 // 2

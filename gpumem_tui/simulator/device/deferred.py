@@ -135,6 +135,7 @@ def _inputs(content: Content, values: Any) -> tuple[Callable[[Worked], Any], int
                 raise NotDeferrable
             storage, before = _of_storage(content, leaf)
             givers[place] = _giver(storage, _viewed(leaf))
+            leaves[place] = None  # else its memory on the device would not be given back
             operators = max(operators, before)
         elif isinstance(leaf, torch.Tensor):
             if leaf.requires_grad or leaf.is_meta or leaf.dim():
