@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, fields, replace
 from math import prod
@@ -135,7 +134,7 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     from gpumem_tui.plan.headless import Solver, show_limit, show_plan
     from gpumem_tui.plan.tracing import TraceOptions
 
-    solver = Solver(TraceOptions.of(config), asked.limit_s, _say)
+    solver = Solver(TraceOptions.of(config), asked.limit_s, Progress().say)
     if asked.solve is not None:
         found = solver.solve(asked.solve, wanted, asked.accumulation)
         return show_limit(wanted, found, as_json=asked.as_json, markdown=asked.markdown)
@@ -211,12 +210,6 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float) -> Traced | Unkn
         return too_long(limit_s)
     finally:
         progress.clear()
-
-
-def _say(line: str) -> None:
-    """Print a line on stderr while something takes its time; nothing where stderr is no terminal."""
-    if sys.stderr.isatty():
-        note(f"{line} …")
 
 
 # A command, and a model that transformers builds: what only a trace knows

@@ -73,7 +73,7 @@ class Solver:
 
     Attributes:
         limit_s: seconds for all traces together; the closed form answers where they are over.
-        say: called with a line before traces are made.
+        say: called with a line before traces are made, and with an empty one when they are.
         ends: when they are over, of `time.monotonic`; None for `limit_s` from the first trace on.
     """
 
@@ -114,11 +114,13 @@ class Solver:
     def _trace(self, plans: tuple[Plan, ...], *, every_batch: bool) -> None:
         lengths = " and ".join(f"{one.shape.seq_len:,}" for one in plans if one.shape.seq_len)
         at = f" at sequence length {lengths}" if lengths else ""
-        self.say(f"tracing {plans[0].shape.name}{at} without a GPU")
+        more = f"; {len(self._found)} traces are made, of {MOST_TRACES} at most" if self._found else ""
+        self.say(f"tracing {plans[0].shape.name}{at} on {plans[0].gpu.title} without a GPU{more} …")
         if self.ends is None:
             self.ends = time.monotonic() + self.limit_s
         with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
             traced = list(pool.map(lambda one: self._traced(one, every_batch=every_batch), plans))
+        self.say("")
         for plan, found in zip(plans, traced, strict=True):
             key = trace_key(plan)
             assert isinstance(key, TraceKey), "what cannot be traced is never wanted"

@@ -15,6 +15,7 @@ from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
 from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.command import BATCH
 
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
@@ -224,6 +225,21 @@ class _CommandTraces:
         multiple = self.sizes.multiple
         return self.config.traced(ready, replace(done, trace=trace, only_at=0, batch_multiple=multiple, notes=notes))
 
+    def guess(self, sizes: tuple[int, ...]) -> int | None:
+        """Return the largest batch by straight lines through two runs; None where no phase takes more in the larger.
+
+        Each phase of a step has a line of its own, and the first to meet the capacity counts: at small batches the peak
+        may lie in the optimizer's step, at large ones in another.
+        """
+        by_phase: dict[Phase, dict[int, int]] = {}
+        for size in sizes:
+            for one in self.alone(size).at(size).phases:
+                peaks = by_phase.setdefault(one.phase, {})
+                peaks[size] = max(peaks.get(size, 0), one.peak_allocated_bytes)
+        ready = self.runs[sizes[0]][0]
+        both = [list(peaks.items()) for peaks in by_phase.values() if len(peaks) == len(sizes)]
+        return min(filter(None, (_extrapolated(peaks, self.config, ready) for peaks in both)), default=None)
+
     @property
     def refusal(self) -> str:
         """Why only multiples are traced; "" where all sizes are."""
@@ -255,11 +271,7 @@ def _tracing_command(
                 for size in sizes:
                     if size not in traces.runs:
                         yield from traces.run(size)
-                peaks = [(size, traces.alone(size).at(size).peak_allocated_bytes) for size in sizes]
-                found, guess = (
-                    Unknown("; ".join(filter(None, [str(error), traces.refusal]))),
-                    _extrapolated(peaks, config, traces.runs[sizes[0]][0]),
-                )
+                found, guess = Unknown("; ".join(filter(None, [str(error), traces.refusal]))), traces.guess(sizes)
     ready = next(iter(traces.runs.values()))[0]
     yield Predicted(Prediction(config.formula, found), ready, guess, traces.sizes.multiple)
 
