@@ -14,6 +14,7 @@ import pytest
 
 from gpumem_tui.attach.launch import SilenceNote, environment, silent_anywhere, silent_below, why_silent
 from gpumem_tui.watch import hosts
+from tests.waiting import wait_until
 
 LOADS = "import ctypes, os, sys, time\nctypes.CDLL(os.environ['LIBRARY'])\n"
 WAITS = "print(os.getpid(), flush=True)\ntime.sleep(60)\n"
@@ -110,6 +111,7 @@ def test_a_daemon_that_left_its_parent(library: Path) -> None:
 def test_no_python_at_all() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         title = f"PID {process.pid} (sleep 60)"
+        wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
         assert silent_below(process.pid, ()) == [f"{title}: no Python process runs below it"]
         process.kill()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus
-from gpumem_tui.memory import MIB
+from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.simulator.allocator.profile import profile_for
 
 
@@ -14,7 +14,8 @@ def test_the_expected_context_lies_within_its_range(name: str) -> None:
     profile = profile_for("2.13.0", find_gpu(name))
     assert profile.context_bytes in profile.context_range
     assert not profile.context_range.is_exact
-    assert profile.context_range.high_bytes < 900 * MIB
+    widest = 900 * MIB if find_gpu(name).runtime == "CUDA" else 5 * GIB  # three messages are known of ROCm's
+    assert profile.context_range.high_bytes < widest
     assert profile.context_source
 
 

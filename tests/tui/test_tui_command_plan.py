@@ -84,7 +84,7 @@ async def test_enter_plans_for_the_gpu_under_the_cursor() -> None:
         await pilot.press("u")
         await until(pilot, lambda: plan_screen(app).query_one("#GPUs", RowList).has_focus)
         await pilot.press("end", "enter")
-        await until(pilot, lambda: plan_screen(app).state.gpu.name == "b200-180gb" and plan_screen(app).settled)
+        await until(pilot, lambda: plan_screen(app).state.gpu.name == "mi325x-256gb" and plan_screen(app).settled)
 
 
 async def test_enter_on_a_what_if_says_all_of_it() -> None:
