@@ -194,7 +194,7 @@ def test_run_says_how_one_ended_that_could_not_say_it(program: Program, folder: 
 @pytest.mark.slow
 def test_after_memory_ran_out(program: Program, folder: Path) -> None:
     env = {"GPUMEM_TUI_DIR": str(folder)}
-    done = program("run", WarmPython.path(TRAINING), "-c", RUN_OUT, env=env)
+    done = program("run", sys.executable, "-c", RUN_OUT, env=env)
     assert done.code == 1
     assert "torch.OutOfMemoryError" in done.err
     assert ": out of memory; `gpumem-tui watch " in done.err.splitlines()[-1]

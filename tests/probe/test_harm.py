@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_probe_fails(unwatched: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_forks_publish_for_themselves_workers_nothing_and_exec_begins_anew(unwatched: Run, tmp_path: Path) -> None:
     """Two children in each of two runs step five times each; the two workers of the DataLoader never step."""
-    done = run([HARMED], tmp_path / "published", more={"HARM": "fork exec"})
+    done = run([HARMED], tmp_path / "published", more={"HARM": "fork exec"}, python=sys.executable)
     _same(done, unwatched, runs=2)
     assert done.errors == ""
     forked = [found for found in done.published if found.last.step < 60]
