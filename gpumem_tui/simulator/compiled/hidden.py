@@ -17,6 +17,7 @@ from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 
 from gpumem_tui.simulator.cuda.names import CudaNames
+from gpumem_tui.simulator.device.kinds import all_as_fakes
 from gpumem_tui.simulator.torch_internals import without_replacements
 
 _HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
@@ -43,6 +44,7 @@ def while_called() -> Iterator[None]:
             stack.enter_context(_without_names())
             stack.enter_context(_without_hooks())
             stack.enter_context(without_replacements(CALL))
+            stack.enter_context(all_as_fakes())
             yield
     finally:
         _inside.called = False

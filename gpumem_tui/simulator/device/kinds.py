@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -62,15 +63,24 @@ def parameters_among(values: Iterable[Any]) -> list[nn.Parameter]:
 
 
 @contextmanager
-def as_fakes(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def as_fakes(parameters: Iterable[nn.Parameter], kind: type[FakeTensor] = _FakeParameter) -> Iterator[None]:
     """Have parameters without data be fake tensors within the context, to torch's shape functions and to ours."""
     for parameter in parameters:
-        parameter.__class__ = _FakeParameter
+        parameter.__class__ = kind  # type: ignore[assignment]
     try:
         yield
     finally:
         for parameter in parameters:
             parameter.__class__ = nn.Parameter
+
+
+_live: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+"""The parameters without data that there are, by their identity."""
+
+
+def all_as_fakes() -> AbstractContextManager[None]:
+    """Have every parameter without data be a fake tensor within the context: Dynamo knows tensors by these classes."""
+    return as_fakes(parameters_among(list(_live.values())), FakeTensor)
 
 
 def is_dense(kind: type) -> bool:
@@ -98,6 +108,8 @@ def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any,
     made: Any = data.detach().requires_grad_(requires_grad)
     made.__class__ = without_data(kind)
     made._is_param = issubclass(kind, nn.Parameter)
+    if kind is nn.Parameter:
+        _live[id(made)] = made
     return made
 
 
@@ -135,6 +147,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
         setattr(tensor, slot, there)
         setattr(made, slot, here)
     torch._C._swap_tensor_impl(tensor, made)
+    if type(tensor) is nn.Parameter:
+        _live[id(tensor)] = tensor
 
 
 def known_length(tensor: torch.Tensor) -> torch.SymInt | None:
