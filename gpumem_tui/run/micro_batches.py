@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
@@ -82,16 +83,23 @@ class MicroBatches:
 def _asked_for(frame: FrameType | None) -> int:
     """Return how many micro-batches the program that runs says a step has; 0 where nothing says so."""
     while frame is not None:
-        for found in _settings(frame):
-            if type(found) is int and found > 0:
-                return found
+        local = frame.f_locals
+        found = _said_by(local)
+        if frame.f_code.co_flags & CO_OPTIMIZED and type(local) is dict:
+            local.clear()  # before Python 3.13 a copy, which the frame keeps, and with it a batch that is replaced
+        if found:
+            return found
         frame = frame.f_back
     return 0
 
 
-def _settings(frame: FrameType) -> Iterator[Any]:
-    local = frame.f_locals
+def _said_by(local: Mapping[str, Any]) -> int:
+    own = local.get("self")
+    own_args = getattr(own, "__dict__", {}).get("args")
     for name in _NAMES:
-        yield local.get(name)
-        for owner in (local.get("self"), getattr(local.get("self"), "args", None), local.get("args")):
-            yield vars(owner).get(name) if hasattr(owner, "__dict__") else None
+        if type(found := local.get(name)) is int and found > 0:
+            return found
+        for owner in (own, own_args, local.get("args")):
+            if type(found := getattr(owner, "__dict__", {}).get(name)) is int and found > 0:
+                return found
+    return 0

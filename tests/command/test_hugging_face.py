@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,9 @@ def test_what_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
 def test_where_transformers_is_missing_one_line_says_what_to_do(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("transformers.py", "raise ImportError('No module named transformers')")
-    done = project.run("predict", "--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--batch-size", "1")
+    model = written(tmp_path, "olmo2")
+    options = ("--gpu", "sim:t4-16gb", "--batch-size", "1", "--python", sys.executable)
+    done = project.run("predict", "--model", model, *options)
     assert done.code == 2
     assert "cannot import transformers (No module named transformers), which builds this model" in done.complaint
     assert "--python" in done.complaint

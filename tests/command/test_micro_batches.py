@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,18 @@ def test_what_the_program_says_of_its_micro_batches_is_known_in_the_first_step(p
     }[place]()
     assert [one.micro_batches for one in found] == [32, 32, 32]
     assert found[2].left_s == pytest.approx(60.0)
+
+
+def test_looking_at_a_programs_variables_keeps_none_of_them() -> None:
+    class Batch:
+        """What a step replaces."""
+
+    batch = Batch()
+    first = weakref.ref(batch)
+    MicroBatches(3).begin_micro_batch()
+    batch = Batch()
+    assert first() is None
+    assert isinstance(batch, Batch)
 
 
 def test_a_step_that_has_more_than_was_said_is_counted_alone() -> None:
