@@ -235,7 +235,7 @@ async def _hosts_picture(name: str) -> None:
                 await until(
                     pilot, lambda: not any(each.phase is HostPhase.CONNECTING for each in screen.state.statuses)
                 )
-                await pilot.press("x", "s", "s")
+                await pilot.press("x", "tab", "s", "s", "tab")
                 await until(pilot, lambda: "lags" in app.export_screenshot())
                 _write(name, app.export_screenshot(title="gpumem-tui"))
 
@@ -256,7 +256,7 @@ def _reading_of_ranks(number: int) -> dict[str, Any]:
         listed[gpu.uuid, process.pid] = {
             "rank": rank, "world_size": 8, "step": step, "peak_allocated_bytes": peak_bytes,
         }  # fmt: skip
-    return snapshot_json(snapshots.machine(gpus), (), ProbeReport(listed=listed))
+    return snapshot_json(snapshots.machine(gpus), (), ProbeReport(said=listed))
 
 
 def _write(name: str, svg: str) -> None:
