@@ -53,12 +53,17 @@ class Terminal:
         os.kill(self.pid, signal.SIGWINCH)
 
     def wait_for(self, *wanted: str, deadline_s: float = DEADLINE_S) -> str:
-        """Read until every text is on the screen; the screen then.
+        """Read until every text is on the screen, perhaps broken at a space into two lines; the screen then.
 
         Raises:
             AssertionError: it did not come in time; the message is the screen.
         """
-        return self.wait_until(lambda text: all(part in text for part in wanted), str(wanted), deadline_s)
+
+        def there(text: str) -> bool:
+            unbroken = " ".join(text.split())
+            return all(part in text or part in unbroken for part in wanted)
+
+        return self.wait_until(there, str(wanted), deadline_s)
 
     def wait_until(self, there: Callable[[str], bool], what: str, deadline_s: float = DEADLINE_S) -> str:
         """Read until `there` holds of the screen."""
