@@ -68,7 +68,7 @@ class RemoteProcess:
 
     @cached_property
     def process(self) -> GpuProcess:
-        """Return the process."""
+        """Return the process as a GPU's process, with what its probe says of it."""
         return process_of(self.listed)
 
     @property
@@ -283,7 +283,7 @@ class MemorySum:
 
     @classmethod
     def together(cls, several: Iterable[MemorySum]) -> MemorySum:
-        """Sum them up."""
+        """Return the sum of several sums."""
         each = list(several)
         used_bytes, total_bytes = sum(one.used_bytes for one in each), sum(one.total_bytes for one in each)
         return cls(used_bytes, total_bytes, all(one.is_whole for one in each))

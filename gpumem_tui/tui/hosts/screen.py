@@ -116,7 +116,7 @@ class HostsScreen(TableScreen[HostsState]):
 
     @property
     def listed(self) -> HostList:
-        """The processes."""
+        """Return the list of processes, which has the keys once a filter is typed."""
         return self._processes
 
     @property
