@@ -15,6 +15,7 @@ from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.monitor.vendors import of_brand
+from gpumem_tui.report.objects import picked
 from gpumem_tui.settings import Settings
 
 _NEAR_FULL_SLACK_PERCENT = 3.0
@@ -121,6 +122,11 @@ class Alert:
     def key(self) -> Key:
         """Return what makes it the same alert as before, though its message changes."""
         return self.gpu_uuid, self.instance, self.kind
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object."""
+        which = {"severity": self.severity.value, "kind": self.kind.value}
+        return {**which, **picked(self, "gpu_uuid", "instance", "message", "since_s")}
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,11 @@ def complete(source: Source) -> Snapshot:
     return snapshot
 
 
-def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
+def live(source: Source, interval_s: float, held: Sequence[int] = ()) -> Iterator[Snapshot]:
     """Yield snapshots of a source without end, at most one each `interval_s` seconds.
+
+    Args:
+        held: as `sleep_until` has it.
 
     Raises:
         NoDriverAnswer: there is none in time.
@@ -124,7 +127,7 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
     while True:
         yield last
         due_s = max(due_s + interval_s, time.monotonic())
-        sleep_until(due_s)
+        sleep_until(due_s, held)
         newer = None
         while newer is None:
             newer = source.wait(last, _POLL_S)
@@ -244,7 +247,7 @@ def snapshot_json(
         gpus=[_gpu_json(gpu, probes) for gpu in snapshot.gpus],
         unlisted_probes=[_unlisted_json(each, probes.said.get(each.place, {})) for each in snapshot.unlisted],
         users=[_user_json(each) for each in user_totals({snapshot.host.name: snapshot})],
-        alerts=[_alert_json(alert) for alert in alerts],
+        alerts=[alert.as_json() for alert in alerts],
     )
 
 
@@ -352,11 +355,6 @@ def _processes_json(
         probe = probes.said.get((process.instance or uuid, process.pid))
         listed.append(body.done() if probe is None else body.done(probe=probe))
     return listed
-
-
-def _alert_json(alert: Alert) -> dict[str, Any]:
-    which = {"severity": alert.severity.value, "kind": alert.kind.value}
-    return {**which, **picked(alert, "gpu_uuid", "instance", "message", "since_s")}
 
 
 # Lines
@@ -500,7 +498,3 @@ def _size(size_bytes: Reading[int]) -> str:
 
 def _number(reading: Reading[int] | Reading[float], unit: str, digits: int = 0) -> str:
     return _UNKNOWN if isinstance(reading, Unknown) else f"{reading:.{digits}f}{unit}"
-
-
-def _known(reading: Reading[str]) -> str:
-    return _UNKNOWN if isinstance(reading, Unknown) else reading
