@@ -250,7 +250,7 @@ def test_gpus_come_in_parts_of_a_machine_and_whole_machines() -> None:
 
 def test_experts_that_fsdp2_fills_up_are_named() -> None:
     recipe = Recipe("amp-bf16", sharding="fsdp2", gpus=2)
-    plan = replace(LLAMA, shape=find_model("deepseek-v3"), recipe=recipe, batch_size=64, gpu=find_gpu("t4-16gb"))
+    plan = replace(LLAMA, shape=find_model("deepseek-v3"), recipe=recipe, batch_size=1000, gpu=find_gpu("t4-16gb"))
     found = limit("gpus", plan, lambda _: TRACED)
     assert found.value is None
     assert "more GPUs than a block has experts (256) it fills them up" in limit_lines(plan, found)[0]
