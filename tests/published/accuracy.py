@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -52,10 +52,13 @@ if TYPE_CHECKING:
 
 
 def traced(
-    workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None
+    workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None, version: str = ""
 ) -> dict[Kind, int]:
-    """The peaks of `steps` steps on the simulated GPU, unlimited. `context_bytes` replaces the profile's assumption."""
-    simulated = _run(workload, gpu, batch_size, steps)
+    """The peaks of `steps` steps on the simulated GPU, unlimited, by the rules of a version of torch.
+
+    `context_bytes` replaces the profile's assumption.
+    """
+    simulated = _run(workload, gpu, batch_size, steps, version)
     stats = simulated.allocator.stats
     context_bytes = simulated.profile.context_bytes if context_bytes is None else context_bytes
     return {
@@ -65,13 +68,13 @@ def traced(
     }
 
 
-def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int) -> SimulatedGpu:
+def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str) -> SimulatedGpu:
     import torch
 
     from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from gpumem_tui.step.run import StepRun
 
-    simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
+    simulated = SimulatedGpu(gpu, profile_for(version or torch.__version__, gpu), unlimited=True)
     gc.collect()
     with simulate(simulated) as device:
         StepRun(workload, batch_size, device, simulated).run(steps)
@@ -82,8 +85,8 @@ def traced_published(peak: PublishedPeak) -> int:
     """The simulated counterpart of a published figure, in bytes."""
 
     def at(batch_size: int) -> int:
-        workload, gpu = _published_workload(peak), find_gpu(peak.gpu)
-        return traced(workload, gpu, batch_size, PUBLISHED_STEPS, peak.context_bytes)[peak.kind]
+        workload, gpu = peak.workload().load(), find_gpu(peak.gpu)
+        return traced(workload, gpu, batch_size, PUBLISHED_STEPS, peak.context_bytes, peak.torch)[peak.kind]
 
     less_bytes = at(peak.less_batch_size) if peak.less_batch_size else 0
     return at(peak.batch_size) - less_bytes + peak.add_bytes
@@ -97,7 +100,7 @@ def published_range(peak: PublishedPeak) -> Range:
 
     def reserved(batch_size: int) -> tuple[Range, Range]:
         with _cudnn_benchmark(peak.cudnn_benchmark):
-            simulated = _run(_published_workload(peak), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS)
+            simulated = _run(peak.workload().load(), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS, peak.torch)
         finder = BatchFinder(AffineTrace.constant(simulated.finish()))
         without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
         return finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit), simulated.profile.context_range
@@ -122,25 +125,6 @@ def _cudnn_benchmark(is_on: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _published_workload(peak: PublishedPeak) -> Workload:
-    """The catalog's workload with the optimizer used as the published program did."""
-    workload = peak.workload().load()
-    build = workload.build
-
-    def as_published(device: Any) -> Any:
-        model, optimizer = build(device)
-        assert optimizer is not None, "a catalog workload has one"
-        zero_grad = optimizer.zero_grad
-        for group in optimizer.param_groups:
-            group["foreach"] = None if peak.foreach else False
-        if peak.keeps_gradients:
-            optimizer.zero_grad = lambda set_to_none=True: zero_grad(set_to_none=False)  # type: ignore[method-assign]
-        return model, optimizer
-
-    workload.build = as_published  # type: ignore[method-assign]
-    return workload
 
 
 # The table
