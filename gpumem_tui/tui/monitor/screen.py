@@ -171,7 +171,7 @@ class MonitorScreen(ProcessActions):
 
     @property
     def listed(self) -> ProcessTable:
-        """The processes."""
+        """Return the table of processes, which has the keys once a filter is typed."""
         return self._table
 
     # What comes in
