@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf
+from gpumem_tui.plan.command import CommandAnswer
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
@@ -19,7 +20,7 @@ from gpumem_tui.plan.techniques import (
     unchanged,
 )
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import largest_words, room_words
+from gpumem_tui.search.words import largest_words, room_words, up_to
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
 """What a trace says of a plan, or why there is none."""
@@ -187,3 +188,41 @@ def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
     return (
         f"Cheapest GPU for it: {row.gpu.title}, {span(*cost.per_million)}{money} a million {of} ({cost.price.source})."
     )
+
+
+# Of a command
+
+
+def command_answer(found: CommandAnswer) -> str:
+    """Say whether a command fits, its largest batch, and what to change."""
+    answer = f"{verdict_line(found)}. {change_words(found)}".strip()
+    return answer[:1].upper() + answer[1:]
+
+
+def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
+    """Say whether the command fits, and how large a batch would."""
+    gpu, largest = found.plan.gpu, found.full_batch_size
+    room = room_words(found.fit, found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
+    most = ""
+    if isinstance(largest, int):
+        most = f"; the largest that fits is {largest:,}{up_to(largest, found.may_fit_batch_size)}"
+    where = f" on {gpu.title}" if with_gpu else ""
+    return f"{found.plan.size} {found.fit}{where}, {room}{most}"
+
+
+def change_words(found: CommandAnswer) -> str:
+    """Say what to change where the command does not fit: the cheapest change, or changes together, that was run.
+
+    Where none of these fits, what does by formula.
+    """
+    if found.fit == "fits":
+        return ""
+    rows = sorted((row for row in found.techniques()[0] if row.fits), key=lambda row: row.change.price)
+    if (run := next((row for row in rows if row.by == "traced"), None)) is not None:
+        return f"To change: {run.change.name} ({run.change.how}), traced: it fits."
+    if (together := found.plan.fitting) is not None:
+        return f"To change: {together.words}, traced: it fits."
+    if not found.plan.what_ifs:
+        return ""
+    why = "None of the changes that were run makes it fit"
+    return f"{why}; by formula this does: {rows[0].change.name} ({rows[0].change.how})." if rows else f"{why}."

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
-from gpumem_tui.plan.export import plan_json
+from gpumem_tui.plan.command import CommandAnswer, CommandPlan
+from gpumem_tui.plan.export import command_plan_json, plan_json
 from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import plan_answer, recommended
+from gpumem_tui.plan.recommended import command_answer, plan_answer, recommended
 from gpumem_tui.plan.report import plan_markdown
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
+from tests.plan.commands import base_predicted, changed, command_config
 from tests.plan.plans import GPT2, LLAMA, TRACED, traced_of, with_figures
 
 NO_TIME = Unknown("no time is left")
@@ -119,3 +121,13 @@ class TestOnePlanOneVerdict:
         said = plan_answer(answer(large), Unknown("not traced"), recommended(large, Unknown("not traced")))
         assert said.startswith("Does not fit by formula: batch 4,096 on ")
         assert re.search(r"To change: \d+ passes of \d+\.", said)
+
+
+def test_a_command_that_no_run_makes_fit_has_what_does_by_formula() -> None:
+    config = command_config("python", "train.py", gpu="rtx-4090-24gb")
+    plan = CommandPlan(config, 12, base_predicted(config), (changed(config, "sgd", optimizer=900),))
+    said = command_answer(CommandAnswer.of(plan))
+    assert "None of the changes that were run makes it fit; by formula this does: optimizer in host memory" in said
+    larger = CommandPlan(config, 13, base_predicted(config), (changed(config, "checkpointing", activations=1),))
+    assert "To change: checkpointed blocks" in command_answer(CommandAnswer.of(larger))
+    assert command_plan_json(larger)["answer"] == command_answer(CommandAnswer.of(larger))
