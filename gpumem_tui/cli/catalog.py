@@ -45,6 +45,16 @@ def models(as_json: bool) -> int:
     return 0
 
 
+@click.command()
+@click.argument("of", type=click.Choice(("predict", "plan", "search")))
+def schema(of: str) -> int:
+    """Print the JSON Schema of what a command prints with --json."""
+    from gpumem_tui.plan.schema import schema_of
+
+    print(json.dumps(schema_of(of), indent=2))
+    return 0
+
+
 def _model_line(shape: ModelShape, parameters: int) -> str:
     size = f"sequence {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     return f"{shape.name:<18}{shape.family:<8}{parameters:>16,} parameters  {size}".rstrip()

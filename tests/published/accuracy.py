@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,13 +53,13 @@ if TYPE_CHECKING:
 
 
 def traced(
-    workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None, version: str = ""
+    workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None
 ) -> dict[Kind, int]:
-    """The peaks of `steps` steps on the simulated GPU, unlimited, by the rules of a version of torch.
+    """The peaks of `steps` steps on the simulated GPU, unlimited. `context_bytes` replaces the profile's assumption."""
+    return _peaks(_run(workload, gpu, batch_size, steps), context_bytes)
 
-    `context_bytes` replaces the profile's assumption.
-    """
-    simulated = _run(workload, gpu, batch_size, steps, version)
+
+def _peaks(simulated: SimulatedGpu, context_bytes: int | None) -> dict[Kind, int]:
     stats = simulated.allocator.stats
     context_bytes = simulated.profile.context_bytes if context_bytes is None else context_bytes
     return {
@@ -68,7 +69,7 @@ def traced(
     }
 
 
-def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str) -> SimulatedGpu:
+def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> SimulatedGpu:
     import torch
 
     from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
@@ -85,8 +86,7 @@ def traced_published(peak: PublishedPeak) -> int:
     """The simulated counterpart of a published figure, in bytes."""
 
     def at(batch_size: int) -> int:
-        workload, gpu = peak.workload().load(), find_gpu(peak.gpu)
-        return traced(workload, gpu, batch_size, PUBLISHED_STEPS, peak.context_bytes, peak.torch)[peak.kind]
+        return _peaks(_published_run(peak, batch_size, benchmark=False), peak.context_bytes)[peak.kind]
 
     less_bytes = at(peak.less_batch_size) if peak.less_batch_size else 0
     return at(peak.batch_size) - less_bytes + peak.add_bytes
@@ -100,7 +100,7 @@ def published_range(peak: PublishedPeak) -> Range:
 
     def reserved(batch_size: int) -> tuple[Range, Range]:
         with _cudnn_benchmark(peak.cudnn_benchmark):
-            simulated = _run(peak.workload().load(), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS, peak.torch)
+            simulated = _published_run(peak, batch_size, benchmark=peak.cudnn_benchmark)
         finder = BatchFinder(AffineTrace.constant(simulated.finish()))
         without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
         return finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit), simulated.profile.context_range
@@ -112,6 +112,17 @@ def published_range(peak: PublishedPeak) -> Range:
     if peak.context_bytes is not None:
         context = Range.of((peak.context_bytes, peak.context_most_bytes or peak.context_bytes))
     return found + context
+
+
+def _published_run(peak: PublishedPeak, batch_size: int, *, benchmark: bool) -> SimulatedGpu:
+    """Run a published program's steps. `benchmark`: whether it is under `_cudnn_benchmark`."""
+    return _run_of(msgspec.json.encode(peak), batch_size, benchmark)
+
+
+@lru_cache(maxsize=1)  # a figure and its range are asked for one after the other
+def _run_of(encoded: bytes, batch_size: int, _benchmark: bool) -> SimulatedGpu:
+    peak = msgspec.json.decode(encoded, type=PublishedPeak)
+    return _run(peak.workload().load(), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS, peak.torch)
 
 
 @contextmanager
