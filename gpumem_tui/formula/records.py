@@ -88,7 +88,7 @@ class PrecisionRecord:
         note: what the gradients and weights are kept in, for the reader.
     """
 
-    weights: Literal["float32", "bfloat16"]
+    weights: Literal["float32", "bfloat16", "float16"]
     autocast: Literal["", "bfloat16", "float16"]
     scales_loss: bool
     keeps: str

@@ -34,7 +34,7 @@ TYPED = (*ADAPTERS, HALF_LENGTH)
 
 Axis = Literal[
     "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks",
-    "batch", "command",
+    "weights-in-host", "batch", "command",
 ]  # fmt: skip
 """What a technique is about: of one axis only one change can be made."""
 
@@ -198,6 +198,7 @@ def changes(setup: Setup, gpu: Gpu | None = None) -> list[Technique | NotApplica
         *_shardings(setup.recipe),
         _extra(setup, "offload-optimizer"),
         _extra(setup, "offload-activations"),
+        _extra(setup, "offload-parameters"),
     ]
 
 
@@ -355,6 +356,8 @@ def why_not(extra: Extra, shape: ModelShape, recipe: Recipe) -> str | None:
     has_masters = SHARDING_RECORDS[recipe.sharding].keeps_masters
     if extra == "offload-optimizer" and OPTIMIZER_RECORDS[recipe.optimizer].states == 0 and not has_masters:
         return "plain SGD keeps no state to move"
+    if extra == "offload-parameters" and (stage_of(recipe) < len(STAGES) or recipe.sharded_over == 1):
+        return "engines keep the weights in host memory where they shard them: --sharding zero3, fsdp2, deepspeed-zero3"
     if extra == "offload-activations" and not shape.record.has_attention:
         return "modelled for transformer blocks only"
     return None

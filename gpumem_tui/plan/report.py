@@ -105,9 +105,17 @@ def lift_words(found: Limit) -> str:
     return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
 
 
+def limit_answer(plan: Plan, found: Limit) -> str:
+    """Say in one line what was solved for: the value, or why there is none and what would give it one."""
+    answer = f"{capitalized(NAMES[found.quantity])} of {plan.shape.name} on {plan.gpu.title}: {value_words(found)}"
+    if found.value is not None:
+        return f"{answer}."
+    return f"{'; '.join(filter(None, (answer, found.note, lift_words(found))))}."
+
+
 def limit_lines(plan: Plan, found: Limit) -> list[str]:
     """Return what was solved for, what it is of, and how to open it, a line each."""
-    lines = [f"{NAMES[found.quantity]}: {value_words(found)}", *(f"  {line}" for line in _limit_notes(plan, found))]
+    lines = [limit_answer(plan, found), *(f"  {line}" for line in _limit_notes(plan, found))]
     if (command := _limit_command(found)) is not None:
         lines.append(f"  {command}")
     return lines
@@ -121,10 +129,8 @@ def _limit_command(found: Limit) -> str | None:
 
 
 def _limit_notes(plan: Plan, found: Limit) -> Iterator[str]:
-    if found.note:
+    if found.note and found.value is not None:
         yield found.note
-    if words := lift_words(found):
-        yield words
     if found.how != "formula":
         yield f"formula: {'none' if found.formula is None else f'≈{found.formula:,}'}"
     yield report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
@@ -217,8 +223,8 @@ def command_plan_markdown(plan: CommandPlan) -> str:
 def limit_markdown(plan: Plan, found: Limit) -> str:
     """Return what a plan was solved for, under a heading."""
     parts = [
+        limit_answer(plan, found),
         f"# {capitalized(NAMES[found.quantity])}: {plan.shape.name} on {plan.gpu.title}",
-        f"**{value_words(found)}**",
         bullets(_limit_notes(plan, found)),
     ]
     if (command := _limit_command(found)) is not None:

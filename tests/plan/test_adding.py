@@ -26,6 +26,7 @@ PLANS = (
     Plan(find_model("llama-3.2-1b"), Recipe("amp-bf16", gpus=4), A100, batch_size=8),
     Plan(find_model("resnet-50"), Recipe(), A100, batch_size=64),
     Plan(find_model("gpt2-xl"), Recipe(), A100),
+    Plan(find_model("gpt2-xl"), Recipe("amp-bf16", sharding="zero3", gpus=4), A100),
 )
 """Setups among which each technique helps one at least."""
 
