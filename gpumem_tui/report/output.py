@@ -91,10 +91,7 @@ class Printer:
         self.progress = Progress(quiet=quiet)
 
     def show(
-        self,
-        *,
-        body: Callable[[], object] | None = None,
-        lines: Callable[[], Iterable[str]] | None = None,
+        self, *, body: Callable[[], object] | None = None, lines: Callable[[], Iterable[str]] | None = None
     ) -> None:
         """Print a result: `body` as JSON, or `lines`. The one that is left out prints nothing."""
         self.progress.clear()
