@@ -149,7 +149,7 @@ class CatalogWorkload:
             self._scaler.scale(loss).backward()
             self._scaler.step(optimizer)
             self._scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -69,13 +69,13 @@ def _peaks(simulated: SimulatedGpu, context_bytes: int | None) -> dict[Kind, int
     }
 
 
-def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int) -> SimulatedGpu:
+def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> SimulatedGpu:
     import torch
 
     from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from gpumem_tui.step.run import StepRun
 
-    simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
+    simulated = SimulatedGpu(gpu, profile_for(version or torch.__version__, gpu), unlimited=True)
     gc.collect()
     with simulate(simulated) as device:
         StepRun(workload, batch_size, device, simulated).run(steps)
@@ -122,7 +122,7 @@ def _published_run(peak: PublishedPeak, batch_size: int, *, benchmark: bool) -> 
 @lru_cache(maxsize=1)  # a figure and its range are asked for one after the other
 def _run_of(encoded: bytes, batch_size: int, _benchmark: bool) -> SimulatedGpu:
     peak = msgspec.json.decode(encoded, type=PublishedPeak)
-    return _run(_published_workload(peak), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS)
+    return _run(peak.workload().load(), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS, peak.torch)
 
 
 @contextmanager
@@ -136,25 +136,6 @@ def _cudnn_benchmark(is_on: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _published_workload(peak: PublishedPeak) -> Workload:
-    """The catalog's workload with the optimizer used as the published program did."""
-    workload = peak.workload().load()
-    build = workload.build
-
-    def as_published(device: Any) -> Any:
-        model, optimizer = build(device)
-        assert optimizer is not None, "a catalog workload has one"
-        zero_grad = optimizer.zero_grad
-        for group in optimizer.param_groups:
-            group["foreach"] = None if peak.foreach else False
-        if peak.keeps_gradients:
-            optimizer.zero_grad = lambda set_to_none=True: zero_grad(set_to_none=False)  # type: ignore[method-assign]
-        return model, optimizer
-
-    workload.build = as_published  # type: ignore[method-assign]
-    return workload
 
 
 # The table
