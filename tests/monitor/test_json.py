@@ -160,9 +160,17 @@ def test_a_line_a_gpu(changes: dict[str, Any], said: str) -> None:
 class Scripted(LatestSnapshot):
     """A source that has these snapshots, one after the other."""
 
+    notice = ""
+
     def __init__(self, *snapshots: Snapshot) -> None:
         super().__init__()
         self._left = iter(snapshots)
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
         return next(self._left)
