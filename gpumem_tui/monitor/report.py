@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
 
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
+from gpumem_tui.monitor.gpu_reader import NOT_RETURNED
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
@@ -101,15 +102,20 @@ def first(source: Source) -> Snapshot:
 
 
 def complete(source: Source) -> Snapshot:
-    """Return the first snapshot of a source that has every value, or after a few seconds the newest.
+    """Return the first snapshot of a source that has every value, or after a few seconds of a driver's work the newest.
 
     Raises:
         NoDriverAnswer: there is none in time.
     """
-    snapshot = first(source)
-    deadline_s = time.monotonic() + COMPLETE_S
-    while not is_complete(snapshot) and time.monotonic() < deadline_s:
-        snapshot = source.wait(snapshot, deadline_s - time.monotonic()) or snapshot
+    started = _until(source, first(source), lambda snapshot: NOT_RETURNED not in snapshot.problem, _ANSWER_S)
+    return _until(source, started, is_complete, COMPLETE_S)
+
+
+def _until(source: Source, snapshot: Snapshot, holds: Callable[[Snapshot], bool], patience_s: float) -> Snapshot:
+    """Return the first snapshot from this one on of which something holds, or after that time the newest."""
+    deadline_s = time.monotonic() + patience_s
+    while not holds(snapshot) and (left_s := deadline_s - time.monotonic()) > 0:
+        snapshot = source.wait(snapshot, left_s) or snapshot
     return snapshot
 
 
