@@ -388,6 +388,8 @@ INJECTED = (
     "set-to-none",
     "fused",
     "no-foreach",
+    "compile",
+    "eager",
     MORE_RANKS,
 )
 """Every change to a command, as `--what-if` takes it."""

@@ -202,6 +202,15 @@ def _choice(
     )  # fmt: skip
 
 
+def _switch(key: str) -> Choice:
+    """Return a choice of what the recipe has or has not."""
+    put = _recipe_put(key)
+    return _choice(
+        key, ("off", "on"), get=lambda draft: "on" if getattr(draft.recipe, key) else "off",
+        put=lambda draft, value: put(draft, value == "on"),
+    )  # fmt: skip
+
+
 def _number(
     key: str,
     most: int,
@@ -357,6 +366,7 @@ _ALL: tuple[Control, ...] = (
     _choice("optimizer", OPTIMIZERS, _keeps(OPTIMIZER_RECORDS)),
     _choice("recompute", RECOMPUTES),
     _choice("attention", ATTENTIONS),
+    _switch("compile"),
     _choice("freeze", _freeze_options),
     _choice("adapter", ADAPTERS, put=_put_adapter),
     _recipe_number("lora_rank", _MOST_RANK),
@@ -369,8 +379,7 @@ _ALL: tuple[Control, ...] = (
     _recipe_number("gpus"),
     _choice("sharding", SHARDINGS, _keeps(SHARDING_RECORDS)),
     _recipe_number("tensor_parallel"),
-    _choice("sequence_parallel", ("off", "on"), get=lambda d: "on" if d.recipe.sequence_parallel else "off",
-            put=lambda d, value: replace(d, recipe=replace(d.recipe, sequence_parallel=value == "on"))),
+    _switch("sequence_parallel"),
     _recipe_number("context_parallel"),
     _recipe_number("expert_parallel"),
     _recipe_number("pipeline_parallel"),
