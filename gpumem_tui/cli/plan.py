@@ -14,7 +14,7 @@ from gpumem_tui.cli.parameters import DEVICE_OPTIONS, WORKLOAD_OPTIONS, TakesCom
 from gpumem_tui.cli.search import predict_or_exit, predicted_size
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, with_options
 from gpumem_tui.formula.recipe import EXTRAS, Extra, Extras
-from gpumem_tui.formula.techniques import INJECTED, why_not
+from gpumem_tui.formula.techniques import INJECTED, TYPED, why_not
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import QUANTITIES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.report.output import Progress, is_terminal, note
@@ -74,7 +74,7 @@ class _Asked:
 )
 @with_options(GOAL_OPTIONS)
 @click.option(
-    "--what-if", "what_ifs", type=click.Choice(INJECTED), multiple=True,
+    "--what-if", "what_ifs", type=click.Choice(tuple(dict.fromkeys((*INJECTED, *TYPED)))), multiple=True,
     help="Of a command: run it with this change only, not with all that apply.",
 )  # fmt: skip
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
@@ -126,6 +126,8 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     for option, given in (("--what-if", asked.what_ifs), ("--no-what-if", asked.no_what_if)):
         if given:
             raise click.UsageError(f"{option}: is about a command; write one after `--`")
+    if config.workload.as_torch:
+        raise click.UsageError("--torch-version: only `predict` and `search` trace a model as another torch")
     wanted = _planned(_accumulated(config, asked), asked.batch_size or 1, frozenset(asked.extras), goals)
     if asked.on_screen:
         from gpumem_tui.tui.start import open_plan
