@@ -54,7 +54,7 @@ IN_ORDER = (TORCHRUN, OPEN_MPI, PMI, HOROVOD, SLURM)
 
 @dataclass(frozen=True)
 class Launcher:
-    """One launcher.
+    """A program that starts the processes of a training command, such as torchrun.
 
     Attributes:
         names: how it is called on a command line: programs' and modules' names.

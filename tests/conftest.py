@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,9 @@ sys.dont_write_bytecode = False
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """Threads of several processes that wait for each other turn on every core there is."""
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""A shell's job in the background is started with it ignored, and so would be what tests start and interrupt."""
 
 gc.disable()
 """Until all is imported: see below."""

@@ -29,6 +29,7 @@ class Calibration:
         stages: bytes on the device beside the allocator, by what the process had used by then, in order: ``context``,
             ``cuBLAS``, ``cuDNN``, ``NCCL``.
         eager_bytes: with every kernel loaded at the start (``CUDA_MODULE_LOADING=EAGER``); None for not measured.
+        is_learned: seen of processes that trained, the ``least`` and the most; not measured for the purpose.
     """
 
     gpu: str
@@ -38,6 +39,7 @@ class Calibration:
     measured: str
     stages: dict[str, int] = field(default_factory=dict)
     eager_bytes: int | None = None
+    is_learned: bool = False
 
     @property
     def context(self) -> Context:
@@ -45,7 +47,8 @@ class Calibration:
         alone = [size_bytes for name, size_bytes in self.stages.items() if name != "NCCL"]
         eager = os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
         most = max([*alone, *([self.eager_bytes] if eager and self.eager_bytes else [])])
-        words = f"measured on this {self.gpu} on {self.measured}, driver {self.driver}, torch {self.torch}"
+        how = "seen of training processes" if self.is_learned else "measured"
+        words = f"{how} on this {self.gpu} on {self.measured}, driver {self.driver}, torch {self.torch}"
         return Context(min(alone), most, most, f"{words} (calibration)")
 
     @property
@@ -98,6 +101,7 @@ def save(new: Calibration, path: Path | None = None) -> Path:
         lines += ["", "[[calibration]]", *(f'{name} = "{getattr(one, name)}"' for name in ("gpu", "driver", "torch"))]
         lines += [f'measured = "{one.measured}"', f"total_bytes = {one.total_bytes}"]
         lines += [] if one.eager_bytes is None else [f"eager_bytes = {one.eager_bytes}"]
+        lines += ["is_learned = true"] if one.is_learned else []
         lines += ["[calibration.stages]", *(f"{name} = {size_bytes}" for name, size_bytes in one.stages.items())]
     wanted.parent.mkdir(parents=True, exist_ok=True)
     beside = wanted.with_name(f".{wanted.name}-{os.getpid()}")

@@ -173,7 +173,7 @@ _MXFP4_BLOCK, _MXFP4_SCALE_BITS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """One format.
+    """A format in which a `config.json` says that weights are kept.
 
     Attributes:
         title: what it is called.

@@ -45,6 +45,16 @@ def models(as_json: bool) -> int:
     return 0
 
 
+@click.command()
+@click.argument("of", type=click.Choice(("predict", "plan", "search")))
+def schema(of: str) -> int:
+    """Print the JSON Schema of what a command prints with --json."""
+    from gpumem_tui.plan.schema import schema_of
+
+    print(json.dumps(schema_of(of), indent=2))
+    return 0
+
+
 def _model_line(shape: ModelShape, parameters: int) -> str:
     size = f"sequence {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     return f"{shape.name:<18}{shape.family:<8}{parameters:>16,} parameters  {size}".rstrip()
@@ -78,27 +88,36 @@ def gpus(as_json: bool) -> int:
     help="Measure what CUDA's context and libraries take of each kind of GPU here, for predictions and searches.",
 )
 @click.option(
+    "--running",
+    "from_running",
+    is_flag=True,
+    help="With --calibrate: take it from what trains here now under the probe (`run`, `attach`), on GPUs in use too.",
+)
+@click.option(
     "--output",
     "output_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="With --calibrate: write there instead of the user's calibration.toml.",
 )
-def doctor(as_json: bool, python: str | None, calibrate: bool, output_path: Path | None) -> int:
+def doctor(as_json: bool, python: str | None, calibrate: bool, from_running: bool, output_path: Path | None) -> int:
     """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken.
 
     With --calibrate it starts a small program on each kind of GPU that nobody uses, and keeps what the driver says that
     it takes beside PyTorch's allocator.
     """
-    if output_path is not None and not calibrate:
-        raise click.UsageError("--output: belongs to --calibrate")
+    for option, given in (("--output", output_path is not None), ("--running", from_running)):
+        if given and not calibrate:
+            raise click.UsageError(f"{option}: belongs to --calibrate")
+    if from_running:
+        return _learn(output_path, as_json=as_json)
     if calibrate:
         return _calibrate(python, output_path, as_json=as_json)
     from gpumem_tui.doctor.checks import Status, System, examine
 
     snapshot = _snapshot()
     output, checks = Printer(as_json=as_json), []
-    for check in examine(System.here(), snapshot, python):
+    for check in (*examine(System.here(), snapshot, python), *_offered(snapshot)):
         checks.append(check)
         output.show(lines=partial(_check_lines, check))
     output.show(body=lambda: {"schema": SCHEMA, "checks": checks})
@@ -148,6 +167,46 @@ def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
             output.show(lines=partial(_calibrated_lines, found, where))
     output.show(body=lambda: {"schema": SCHEMA, "calibrations": [asdict(found) for found in done]})
     return EXIT_FAILED if failed or not done else 0
+
+
+def _learned(snapshot: Snapshot) -> list[Calibration]:
+    """Return what the processes that train here take beside their allocators."""
+    from gpumem_tui.doctor.calibrating import learned
+    from gpumem_tui.watch.collector import Collector
+
+    version = snapshot.driver_version
+    driver = version if isinstance(version, str) else "of unknown version"
+    return learned(snapshot.gpus, Collector().collect(snapshot.gpus), driver)
+
+
+def _offered(snapshot: Snapshot | None) -> Iterator[Check]:
+    """Offer to keep what training processes show now."""
+    from gpumem_tui.doctor.checks import Check, Status
+
+    for found in [] if snapshot is None or snapshot.problem else _learned(snapshot):
+        size = format_bytes(found.context.high_bytes)
+        words = f"a training process takes up to {size} of {found.gpu} beside its allocator"
+        yield Check("CUDA context", Status.OK, words, "`gpumem-tui doctor --calibrate --running` keeps it")
+
+
+def _learn(path: Path | None, *, as_json: bool) -> int:
+    from gpumem_tui.catalog.calibration import save
+    from gpumem_tui.catalog.shapes import CatalogError
+
+    snapshot = _snapshot()
+    found = [] if snapshot is None else _learned(snapshot)
+    if not found:
+        why = "nothing trains on a GPU here under the probe; start it with `gpumem-tui run`, or `attach` to it"
+        return complain(f"--calibrate --running: {why}", EXIT_FAILED)
+    output = Printer(as_json=as_json)
+    for one in found:
+        try:
+            where = save(one, path)
+        except (CatalogError, OSError) as error:
+            return complain(f"--calibrate: {error}", EXIT_FAILED)
+        output.show(lines=partial(_calibrated_lines, one, where))
+    output.show(body=lambda: {"schema": SCHEMA, "calibrations": [asdict(one) for one in found]})
+    return 0
 
 
 def _calibrated_lines(found: Calibration, where: Path) -> Iterator[str]:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "models": "gpumem_tui.cli.catalog:models",
     "gpus": "gpumem_tui.cli.catalog:gpus",
     "doctor": "gpumem_tui.cli.catalog:doctor",
+    "schema": "gpumem_tui.cli.catalog:schema",
     "settings": "gpumem_tui.cli.catalog:settings_file",
     "grafana": "gpumem_tui.cli.catalog:grafana",
     "alerts": "gpumem_tui.cli.catalog:alerts",

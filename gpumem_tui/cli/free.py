@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import click
 from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, started_fleet
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.options.typed import size_from
 from gpumem_tui.report.output import Printer, complain
 from gpumem_tui.report.tables import counted
@@ -75,7 +76,8 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
                     for name, snapshot in known.items()
                 }
                 enough = {name: (chosen, known[name]) for name, chosen in free.items() if chosen}
-                if enough or not values["wait"]:
+                never = _never(known.values(), count, memory_bytes, values["brand"])
+                if enough or not values["wait"] or (never and len(known) == len(found)):
                     break
                 time.sleep(interval_s)
         except KeyboardInterrupt:
@@ -84,13 +86,34 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
         if isinstance(problem, str):
             complain(f"{name}: {problem}" if name else problem, 0)
     if not enough:
-        few = "no GPU is free" if count is None else f"no machine has {counted(count, 'free GPU')}"
-        return complain(f"{few}; --wait waits", EXIT_NOTHING_FITS) if known else EXIT_FAILED
+        free_of = f" with {format_bytes(memory_bytes)} free" if memory_bytes else ""
+        what = "GPU" if memory_bytes else "free GPU"
+        few = f"no {what}{free_of}" if count is None else f"no machine has {counted(count, what)}{free_of}"
+        return complain(never or f"{few}; --wait waits", EXIT_NOTHING_FITS) if known else EXIT_FAILED
     first = dict(list(enough.items())[:1]) if count is not None else enough
     Printer(as_json=values["as_json"]).show(
         body=partial(_body, first), lines=partial(_lines, first, named=len(found) > 1)
     )
     return 0
+
+
+def _never(snapshots: Iterable[Snapshot], count: int | None, memory_bytes: int | None, brand: str | None) -> str:
+    """Return why no waiting helps on these machines; empty if it may."""
+    machines = [snapshot.gpus for snapshot in snapshots]
+    brands = dict.fromkeys(gpu.vendor for gpus in machines for gpu in gpus)
+    if brand is not None and brand.casefold() not in map(str.casefold, brands):
+        return f"there is no GPU of {brand}, only of {', '.join(brands)}" if brands else f"there is no GPU of {brand}"
+    wanted = [each for each in brands if brand is None or brand.casefold() == each.casefold()]
+
+    def is_large(gpu: GpuReading) -> bool:
+        return isinstance(gpu.memory, Unknown) or gpu.memory.total_bytes >= (memory_bytes or 0)
+
+    most = max((sum(gpu.vendor == each and is_large(gpu) for gpu in gpus) for gpus in machines for each in wanted),
+               default=0)  # fmt: skip
+    if most >= (count or 1):
+        return ""
+    large = f" of {format_bytes(memory_bytes)}" if memory_bytes else ""
+    return f"no machine has {counted(count or 1, 'GPU')}{large}{f'; the most is {most}' if most else ''}"
 
 
 def _of_one_vendor(gpus: Sequence[GpuReading], count: int | None, brand: str | None) -> list[GpuReading]:

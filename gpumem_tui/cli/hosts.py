@@ -101,7 +101,9 @@ class AskedHosts:
         address: where metrics of all of them are served; then no terminal is needed.
         allow_signals: offer to end processes there.
         mine: list only the processes of the user who watches.
+        bell: ring when an alert begins; `read_only`: only watch.
         record: also keep how they stand in this new file; without a terminal nothing else is done.
+        settings_path: the settings file; None for the user's.
     """
 
     hosts: tuple[str, ...]
@@ -113,6 +115,9 @@ class AskedHosts:
     allow_signals: bool = False
     record: Path | None = None
     mine: bool = False
+    bell: bool = False
+    read_only: bool = False
+    settings_path: Path | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> AskedHosts:
@@ -136,13 +141,9 @@ def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
     from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.settings import load
 
-    settings = load()
-    settings = replace(
-        settings,
-        interval_s=asked.interval_s or settings.interval_s,
-        remote_command=asked.remote_command or settings.remote_command,
-        mine=asked.mine or settings.mine,
-    )
+    settings = load(asked.settings_path)
+    names = ("interval_s", "remote_command", "mine", "bell", "read_only")
+    settings = replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})
     hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
     return Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings
 

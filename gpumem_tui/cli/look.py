@@ -31,7 +31,7 @@ def _options() -> list[Any]:
 
     @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
     def holder() -> None:
-        """Hold the options."""
+        """Carry the options that click makes of the table."""
 
     unused = {"timeout_s", "share", "headroom", "target_batch", "target_tokens", "limit_bytes"}
     return [option for option in reversed(holder.__click_params__) if option.name not in unused]  # type: ignore[attr-defined]

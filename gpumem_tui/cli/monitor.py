@@ -107,13 +107,8 @@ def _monitor_here(asked: _Asked) -> int:
     from gpumem_tui.settings import load
 
     settings = load(asked.settings_path)
-    settings = replace(
-        settings,
-        interval_s=asked.interval_s or settings.interval_s,
-        read_only=asked.read_only or settings.read_only,
-        mine=asked.mine or settings.mine,
-        bell=asked.bell or settings.bell,
-    )
+    names = ("interval_s", "mine", "bell", "read_only")
+    settings = replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})
     on_screen = not asked.once and not asked.as_json and is_terminal()
     if asked.replay is not None:
         return _replayed(asked.replay, asked, settings, on_screen=on_screen)

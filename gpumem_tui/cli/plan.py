@@ -14,7 +14,7 @@ from gpumem_tui.cli.parameters import DEVICE_OPTIONS, WORKLOAD_OPTIONS, TakesCom
 from gpumem_tui.cli.search import predict_or_exit, predicted_size
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, with_options
 from gpumem_tui.formula.recipe import EXTRAS, Extra, Extras
-from gpumem_tui.formula.techniques import INJECTED, why_not
+from gpumem_tui.formula.techniques import INJECTED, TYPED, why_not
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import QUANTITIES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.report.output import Progress, is_terminal, note
@@ -74,7 +74,7 @@ class _Asked:
 )
 @with_options(GOAL_OPTIONS)
 @click.option(
-    "--what-if", "what_ifs", type=click.Choice(INJECTED), multiple=True,
+    "--what-if", "what_ifs", type=click.Choice(tuple(dict.fromkeys((*INJECTED, *TYPED)))), multiple=True,
     help="Of a command: run it with this change only, not with all that apply.",
 )  # fmt: skip
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
@@ -126,6 +126,8 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     for option, given in (("--what-if", asked.what_ifs), ("--no-what-if", asked.no_what_if)):
         if given:
             raise click.UsageError(f"{option}: is about a command; write one after `--`")
+    if config.workload.as_torch:
+        raise click.UsageError("--torch-version: only `predict` and `search` trace a model as another torch")
     wanted = _planned(_accumulated(config, asked), asked.batch_size or 1, frozenset(asked.extras), goals)
     if asked.on_screen:
         from gpumem_tui.tui.start import open_plan
@@ -134,7 +136,7 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     from gpumem_tui.plan.headless import Solver, show_limit, show_plan
     from gpumem_tui.plan.tracing import TraceOptions
 
-    solver = Solver(TraceOptions.of(config), asked.limit_s, Progress().say)
+    solver = Solver(TraceOptions.of(config), asked.limit_s, Progress())
     if asked.solve is not None:
         found = solver.solve(asked.solve, wanted, asked.accumulation)
         return show_limit(wanted, found, as_json=asked.as_json, markdown=asked.markdown)
@@ -202,14 +204,11 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float) -> Traced | Unkn
     key = trace_key(wanted)
     if isinstance(key, Unknown):
         return key
-    progress = Progress()
-    progress.say(f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most …")
     try:
-        return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
+        with Progress().during(f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most …"):
+            return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
     except Cancelled:
         return too_long(limit_s)
-    finally:
-        progress.clear()
 
 
 # A command, and a model that transformers builds: what only a trace knows

@@ -72,6 +72,8 @@ def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "--freeze", reason
     if shape.sinks and recipe.attention in ("flash", "efficient"):
         yield "--attention", f"{shape.name} has attention sinks, which PyTorch's fused kernels do not have; use auto"
+    if recipe.channels_last and not shape.record.has_batch_norm:
+        yield "--channels-last", f"{shape.name} has no convolutions; leave it out"
     tensor, pipeline, context = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     for name in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         if getattr(recipe, name) > 1 and not shape.record.has_attention:

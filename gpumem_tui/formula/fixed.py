@@ -48,6 +48,7 @@ _SUB_GROUP = 1_000_000_000
 """`sub_group_size`: weights that DeepSpeed's ZeRO-3 updates at once."""
 _LIVE_PARAMETERS = 1_000_000_000
 """`stage3_max_live_parameters`: weights that ZeRO-3 keeps gathered at most."""
+_OFFLOADED = "Rajbhandari et al. 2021 (ZeRO-Infinity); torch.distributed.fsdp, CPUOffloadPolicy"
 _FSDP2_POLICY = "FSDP2 with MixedPrecisionPolicy(param_dtype=16 bits, reduce_dtype=float32)"
 _SHARDED: tuple[frozenset[Bucket], ...] = (
     frozenset(),
@@ -66,8 +67,21 @@ def sharded_buckets(r: Resolved) -> frozenset[Bucket]:
 def fixed_rows(r: Resolved) -> list[FormulaRow]:
     """Return the fixed memory of one GPU that holds the network, or its share of it, by the recipe's sharding."""
     if not r.has_own_precision:
-        return _usual_rows(r)
-    return _deepspeed_rows(r) if r.sharding.keeps_masters else _fsdp2_rows(r)
+        rows = _usual_rows(r)
+    else:
+        rows = _deepspeed_rows(r) if r.sharding.keeps_masters else _fsdp2_rows(r)
+    if "offload-parameters" not in r.extras or r.sharding.stage < _ZERO3 or r.over == 1:
+        return rows
+    return [_in_host_memory(one) if one.name in _WEIGHTS else one for one in rows]
+
+
+_WEIGHTS = ("parameters", "frozen parameters", "quantized parameters", "trained parameters", "adapters")
+
+
+def _in_host_memory(one: FormulaRow) -> FormulaRow:
+    """Return a GPU's share of weights that wait in host memory; what is gathered of them is counted by itself."""
+    note = "they lie in host memory, but for those that are gathered"
+    return replace(one, size_bytes=0, expression=f"0 of {one.expression}", source=_OFFLOADED, note=note)
 
 
 def _usual_rows(r: Resolved) -> list[FormulaRow]:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from gpumem_tui.catalog.shapes import ModelShape
 
-Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16"]
+Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16", "fp16"]
 Optimizer = Literal[
     "adamw",
     "adam",
@@ -32,7 +32,7 @@ Schedule = Literal["1f1b", "gpipe", "interleaved"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterDtype = Literal["base", "fp32"]
 BaseQuantization = Literal["none", "nf4-dq", "nf4", "int8", "fp8"]
-Extra = Literal["chunked-loss", "offload-optimizer", "offload-activations"]
+Extra = Literal["chunked-loss", "offload-optimizer", "offload-activations", "offload-parameters"]
 """Techniques that the closed form knows and the traced workloads do not."""
 Extras = frozenset[Extra]
 
@@ -72,7 +72,7 @@ class Recipe:
 
     Attributes:
         precision: ``fp32``; ``amp-bf16`` and ``amp-fp16``: fp32 weights under `torch.autocast` (fp16 with a
-            GradScaler); ``bf16``: weights, gradients and optimizer state all in bfloat16.
+            GradScaler); ``bf16`` and ``fp16``: weights, gradients and optimizer state all in 16 bits.
         recompute: what is recomputed in backward: nothing, the attention core, or every block.
         attention: the scaled-dot-product kernel; ``auto`` is PyTorch's own choice for device, dtype and shape.
         sharding: ZeRO stage over the GPUs that hold the same part: optimizer state, + gradients, + parameters; by name
@@ -94,6 +94,7 @@ class Recipe:
             `ALL_LINEAR`.
         base_quantization: what the frozen weights of the blocks' linear layers are kept in; ``none``: as `precision`
             has it.
+        channels_last: of a network of convolutions: images and weights lie in memory pixel by pixel.
     """
 
     precision: Precision = "fp32"
@@ -116,6 +117,7 @@ class Recipe:
     lora_targets: str = ALL_LINEAR
     adapter_dtype: AdapterDtype = "base"
     base_quantization: BaseQuantization = "none"
+    channels_last: bool = False
 
     @property
     def model_parallel(self) -> int:

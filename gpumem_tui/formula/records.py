@@ -30,7 +30,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRecord:
-    """One optimizer.
+    """What an optimizer keeps and makes, as `catalog/optimizers.toml` has it.
 
     Attributes:
         states: values that it keeps per parameter; None for what `kept` counts instead.
@@ -74,7 +74,7 @@ class OptimizerRecord:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecord:
-    """One precision.
+    """What a precision keeps in which dtype, as `catalog/precisions.toml` has it.
 
     Attributes:
         weights: the dtype of weights, gradients and optimizer state, by torch's name.
@@ -88,7 +88,7 @@ class PrecisionRecord:
         note: what the gradients and weights are kept in, for the reader.
     """
 
-    weights: Literal["float32", "bfloat16"]
+    weights: Literal["float32", "bfloat16", "float16"]
     autocast: Literal["", "bfloat16", "float16"]
     scales_loss: bool
     keeps: str

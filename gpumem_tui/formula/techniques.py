@@ -27,10 +27,14 @@ SHARED_BY_DEFAULT = 8
 STAGES: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
 MORE_RANKS = "more-ranks"
 """The change that is made to the launcher's line, not to the program."""
+HALF_LENGTH = "half-length"
+ADAPTERS = ("lora", "qlora")
+TYPED = (*ADAPTERS, HALF_LENGTH)
+"""Changes that are said by a command's own line where they can be."""
 
 Axis = Literal[
     "weights", "precision", "recompute", "attention", "optimizer", "loss", "sample", "sharding", "state", "blocks",
-    "batch", "command",
+    "weights-in-host", "batch", "command",
 ]  # fmt: skip
 """What a technique is about: of one axis only one change can be made."""
 
@@ -88,8 +92,7 @@ class Technique:
         axis: what it is about.
         control: of a plan, those that have it, with spaces between.
         how: what to write in a program of one's own to have it; empty where a plan does not change a program so.
-        trainer: the same where transformers' Trainer trains: an argument of its TrainingArguments; empty for none.
-        is_remedy: whether a search that finds nothing proposes it; the others are left to the Plan.
+            is_remedy: whether a search that finds nothing proposes it; the others are left to the Plan.
         words: what stands for a name in braces, by value.
         given_option: as typed on the command line, where that is not what `recipe`, `shape` and `extra` say.
         shape, recipe, extra: what becomes different.
@@ -106,7 +109,6 @@ class Technique:
     control: str = ""
     plain_name: str = ""
     how: str = ""
-    trainer: str = ""
     is_remedy: bool = False
     words: Mapping[str, str] = field(default_factory=dict, hash=False)
     given_option: str = ""
@@ -196,6 +198,7 @@ def changes(setup: Setup, gpu: Gpu | None = None) -> list[Technique | NotApplica
         *_shardings(setup.recipe),
         _extra(setup, "offload-optimizer"),
         _extra(setup, "offload-activations"),
+        _extra(setup, "offload-parameters"),
     ]
 
 
@@ -353,12 +356,19 @@ def why_not(extra: Extra, shape: ModelShape, recipe: Recipe) -> str | None:
     has_masters = SHARDING_RECORDS[recipe.sharding].keeps_masters
     if extra == "offload-optimizer" and OPTIMIZER_RECORDS[recipe.optimizer].states == 0 and not has_masters:
         return "plain SGD keeps no state to move"
+    if extra == "offload-parameters" and (stage_of(recipe) < len(STAGES) or recipe.sharded_over == 1):
+        return "engines keep the weights in host memory where they shard them: --sharding zero3, fsdp2, deepspeed-zero3"
     if extra == "offload-activations" and not shape.record.has_attention:
         return "modelled for transformer blocks only"
     return None
 
 
 # What is made to a user's command
+
+
+def command_techniques() -> Mapping[str, Technique]:
+    """Return the changes to a command that are no optimizers, by key."""
+    return _read("command")
 
 
 def injected(gpu: Gpu, ranks: int) -> tuple[Technique, ...]:
@@ -388,6 +398,7 @@ INJECTED = (
     "set-to-none",
     "fused",
     "no-foreach",
+    "lora",
     MORE_RANKS,
 )
-"""Every change to a command, as `--what-if` takes it."""
+"""Every change that is made to a running program, and to its launcher, as `--what-if` takes them."""

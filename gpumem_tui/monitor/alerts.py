@@ -364,7 +364,8 @@ class Alerts:
         if above < 0 and not early and not still:
             return
         outlook = f", full in about {_duration(full_in_s)}" if full_in_s is not None and memory.free_bytes else ""
-        message = f"{scope.title}: {percent:.0f} % of memory in use, {format_bytes(memory.free_bytes)} free{outlook}"
+        shown = min(percent, 99.0) if memory.free_bytes else percent
+        message = f"{scope.title}: {shown:.0f} % of memory in use, {format_bytes(memory.free_bytes)} free{outlook}"
         yield _Finding(AlertKind.NEAR_FULL, Severity.WARNING, message, scope.instance, begins=above >= 0 or early)
 
     def _hot(self, gpu: GpuReading, title: str) -> Iterator[_Finding]:

@@ -129,7 +129,7 @@ class GpuHandle(MemoryHolder, Protocol):
         """Read whether it is divided into instances (MIG) now."""
 
     def instances(self) -> tuple[InstanceHandle, ...]:
-        """List its instances."""
+        """List the instances (MIG) that the GPU is divided into."""
 
 
 class GpuBackend(Protocol):

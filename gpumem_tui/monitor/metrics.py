@@ -200,7 +200,7 @@ class Server:
 
 
 class _Silent(WSGIRequestHandler):
-    """Logs nothing."""
+    """A handler of requests that logs nothing."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name there
         """Say nothing of a request."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, Key, Severity
 from gpumem_tui.report.objects import SCHEMA, picked
 from gpumem_tui.settings import Notify
@@ -143,7 +144,10 @@ class Notifier:
                 if self._is_closed and not self._waiting:
                     return
                 told, left_out = self._waiting.popleft()
-            self.problem = run_command(self.wanted, told.body(left_out), self._started)
+            try:
+                self.problem = run_command(self.wanted, told.body(left_out), self._started)
+            except Exception as error:  # noqa: BLE001  named on the screen; the next may be told
+                self.problem = f"notify: {own_error(error)}"
             self._process = None
 
     def _started(self, process: subprocess.Popen[bytes]) -> None:
@@ -159,16 +163,16 @@ def run_command(
     nothing waits for what it leaves behind.
     """
     name = os.path.basename(wanted.command[0])
-    with tempfile.TemporaryFile() as said:
-        said.write(json.dumps(body).encode() + b"\n")
-        said.seek(0)
-        try:
+    try:
+        with tempfile.TemporaryFile() as said:
+            said.write(json.dumps(body).encode() + b"\n")
+            said.seek(0)
             process = subprocess.Popen(
                 wanted.command, stdin=said, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
             )
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            return printable(f"notify: {name} cannot be run: {reason}")
+    except (OSError, ValueError) as error:  # of the file too, where a disk is full
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        return printable(f"notify: {name} cannot be run: {reason}")
     with process:
         started(process)
         complaint = _complaint(process, wanted.timeout_s)

@@ -154,7 +154,7 @@ def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, only: str =
     """
     probes = ask(snapshot)
     current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
-    snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
+    snapshot, probes = only_of(only, snapshot, probes) if only else (with_unlisted(snapshot, probes), probes)
     Printer(as_json=as_json).show(
         body=lambda: snapshot_json(snapshot, current, probes), lines=lambda: table(snapshot, current, columns())
     )
@@ -362,20 +362,26 @@ def _alert_json(alert: Alert) -> dict[str, Any]:
 # Lines
 
 
-def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80) -> Iterator[str]:
-    """Return a snapshot as aligned lines, none wider than `width`."""
-    return cut_to(_table(snapshot, alerts), width)
+def table(snapshot: Snapshot, alerts: Sequence[Alert], width: int = 80, name: str = "") -> Iterator[str]:
+    """Return a snapshot as aligned lines, none wider than `width`.
+
+    Args:
+        name: what the user calls the host; its own name stands beside it.
+    """
+    return cut_to(_table(snapshot, alerts, name), width)
 
 
-def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
+def _table(snapshot: Snapshot, alerts: Sequence[Alert], name: str) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.time_s))
-    yield "  ".join([snapshot.host.name, when, *snapshot.versions])
+    own = snapshot.host.name
+    yield "  ".join([own if name in ("", own) else f"{name} ({own})", when, *snapshot.versions])
     for alert in alerts:
         yield f"{alert.severity.value}: {alert.message}"
-    if not snapshot.gpus:
+    if not snapshot.gpus and not snapshot.unlisted:
         return
     yield ""
-    yield _GPUS.header
+    if snapshot.gpus:
+        yield _GPUS.header
     for gpu in snapshot.gpus:
         yield _gpu_row(gpu)
         yield f"     {_ledger_line(gpu)}"
@@ -385,7 +391,8 @@ def _table(snapshot: Snapshot, alerts: Sequence[Alert]) -> Iterator[str]:
         missing = _missing(gpu)
         if missing:
             yield f"     {missing}"
-    yield ""
+    if snapshot.gpus:
+        yield ""
     yield from _process_table(snapshot)
     totals = user_totals({snapshot.host.name: snapshot})
     if len(totals) > 1:
@@ -405,15 +412,23 @@ def _gpu_row(gpu: GpuReading) -> str:
     return row if gpu.state is DeviceState.OK else f"{row}  {gpu.state.value}"
 
 
+def _devices(snapshot: Snapshot) -> Iterator[tuple[str, GpuReading | Instance]]:
+    for gpu in snapshot.gpus:
+        yield f"{gpu.index}", gpu
+        yield from ((f"{gpu.index}:{part.index}", part) for part in gpu.instances)
+
+
 def _process_table(snapshot: Snapshot) -> Iterator[str]:
+    devices = list(_devices(snapshot))
     rows = [
-        (f"{gpu.index}" if instance is None else f"{gpu.index}:{instance.index}", process)
-        for gpu in snapshot.gpus
-        for instance, processes in [(None, gpu.processes), *((each, each.processes) for each in gpu.instances)]
-        if not isinstance(processes, Unknown)
-        for process in processes
-        if instance is not None or not process.instance
+        (place, process)
+        for place, part in devices
+        if not isinstance(part.processes, Unknown)
+        for process in part.processes
+        if isinstance(part, Instance) or not process.instance
     ]
+    places = {part.uuid: place for place, part in devices}
+    rows += [(places.get(each.gpu_uuid, each.device), each.process) for each in snapshot.unlisted]
     if not rows:
         unread = any(isinstance(gpu.processes, Unknown) for gpu in snapshot.gpus)
         yield "No process list could be read." if unread else "No processes on these GPUs."

@@ -83,7 +83,7 @@ class HostReader:
 
 
 class Sampler(LatestSnapshot):
-    """The live `snapshot.Source`.
+    """The `snapshot.Source` that reads this machine's GPUs.
 
     Args:
         interval_s: between snapshots, and between readings of memory, processes, utilization and power.

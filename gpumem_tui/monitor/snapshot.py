@@ -232,7 +232,7 @@ class HostReading:
 
 @dataclass(frozen=True)
 class DriverReading:
-    """A vendor's driver.
+    """What a vendor's driver says of itself.
 
     Attributes:
         vendor: whose ("NVIDIA").

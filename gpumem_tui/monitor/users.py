@@ -23,7 +23,8 @@ class UserTotal:
         used_bytes: of GPUs, as far as it is known; `unread`: of so many processes it is not.
         gpus: by the host's name and the GPU's index.
         processes: how many, those that train on the CPU under a probe included; one on two GPUs is one.
-        cpu_percent: of one core, together; `resident_bytes`: host memory, shared pages counted for each.
+        cpu_percent: of one core, together; None where it is known of none.
+        resident_bytes: host memory, shared pages counted for each.
     """
 
     user: str | None
@@ -31,7 +32,7 @@ class UserTotal:
     unread: int
     gpus: tuple[tuple[str, int], ...]
     processes: int
-    cpu_percent: float
+    cpu_percent: float | None
     resident_bytes: int
 
 
@@ -111,13 +112,14 @@ def _total(user: str | None, held: list[_Held]) -> UserTotal:
         host = each.process.host
         hosts[each.host_name, each.process.pid] = None if isinstance(host, Unknown) else host
     found = [host for host in hosts.values() if host is not None]
+    percents = [each.cpu_percent for each in found if not isinstance(each.cpu_percent, Unknown)]
     return UserTotal(
         user=user,
         used_bytes=sum(known),
         unread=len(sizes) - len(known),
         gpus=tuple(sorted({(each.host_name, each.index) for each in held if each.index is not None})),
         processes=len(hosts),
-        cpu_percent=round(sum(each.cpu_percent for each in found if not isinstance(each.cpu_percent, Unknown)), 1),
+        cpu_percent=round(sum(percents), 1) if percents else None,
         resident_bytes=sum(each.resident_bytes for each in found if isinstance(each.resident_bytes, int)),
     )
 
@@ -145,7 +147,7 @@ def users_lines(totals: Iterable[UserTotal], *, several: bool) -> Iterator[str]:
             f"{'≥ ' if each.unread else ''}{format_bytes(each.used_bytes)}",
             str(len(each.gpus)),
             str(each.processes),
-            f"{each.cpu_percent:.0f}",
+            "–" if each.cpu_percent is None else f"{each.cpu_percent:.0f}",
             format_bytes(each.resident_bytes),
             _places(each, several=several),
         )

@@ -195,6 +195,11 @@ def check_searchable(config: SearchConfig) -> None:
     command = config.workload.command
     if command is not None and not command.takes_batch:
         raise OptionError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
+    if config.workload.as_torch and not config.device.simulated:
+        raise OptionError(
+            f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "
+            "--gpu sim:NAME"
+        )
     recipe = config.workload.recipe
     if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")

@@ -34,7 +34,7 @@ NO, YES = "no", "yes"
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRow:
-    """One option.
+    """An option of the command line, which is a field of the form and of the JSON too.
 
     Attributes:
         name: of the field that it sets, of click's parameter, and of the form's field.

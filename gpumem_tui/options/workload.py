@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass, fields, replace
 
@@ -71,6 +72,7 @@ class WorkloadOptions(Recipe):
         model: a name of the catalog, or the path of a configuration, as `config`.
         dequantize: train the weights of a quantized configuration as if they were not.
         command: the words after ``--``; empty for none.
+        torch_version: to trace as; None for the torch that traces.
     """
 
     model: str | None = None
@@ -81,6 +83,7 @@ class WorkloadOptions(Recipe):
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
     longest: int | None = None
+    torch_version: str | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None and self.config is None and looks_like_path(self.model):
@@ -88,7 +91,21 @@ class WorkloadOptions(Recipe):
             object.__setattr__(self, "model", None)
 
     def spec(self, python: str = sys.executable) -> WorkloadSpec:
-        """Work out the workload that these options describe.
+        """Work out the workload that these options describe, and as which torch it is traced.
+
+        Args:
+            python: the interpreter whose transformers builds what has no closed form.
+
+        Raises:
+            OptionError: contradicting options, an unknown model, an impossible shape, an unreadable file, no version.
+        """
+        asked = self.torch_version or ""
+        if self.torch_version is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?([+.]\w+)*", asked):
+            raise OptionError(f"--torch-version {asked}: is no version of torch, such as 2.0")
+        return replace(self._spec(python), as_torch=asked)
+
+    def _spec(self, python: str) -> WorkloadSpec:
+        """Work out what is trained.
 
         Args:
             python: the interpreter whose transformers builds what has no closed form.

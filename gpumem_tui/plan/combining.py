@@ -5,23 +5,18 @@ What each change saved in its own run says which sets are likely; those are run,
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import combinations
-from pathlib import Path
 
-from gpumem_tui.formula.records import BF16_SINCE, OPTIMIZER_RECORDS
-from gpumem_tui.formula.techniques import MORE_RANKS, Technique
+from gpumem_tui.formula.records import OPTIMIZER_RECORDS
+from gpumem_tui.formula.techniques import ADAPTERS, MORE_RANKS, Technique
 from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.plan.command import CommandPlan, Together
-from gpumem_tui.run.children import ChildDied
-from gpumem_tui.run.control import Control, Unusable
-from gpumem_tui.search import predicting
-from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.plan.command import CommandPlan, Runs, Together, Watch
+from gpumem_tui.plan.dialects import typed_command
+from gpumem_tui.run.control import Control
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.workload.command import ACCUMULATION, Command
 
 MOST_RUNS = 5
 """So many sets are run at most: work, not seconds, so that the answer is the same on a slow machine."""
@@ -30,14 +25,10 @@ _MOST_CHANGES = 4
 _MOST_SIZES = 2
 """Sizes of a pass that are tried with one set of changes."""
 
-_ACCUMULATES = re.compile(
-    r"\b(gradient_accumulation_steps|accumulate_grad_batches|grad_accum(?:ulation)?(?:_steps)?)\b"
-)
-"""What programs call the passes of an optimizer step: transformers and nanoGPT, Lightning, many others."""
-_TRAINERS = "gradient_accumulation_steps"
-
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 """What does not grow with the batch."""
+_OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
+"""Changes that make that smaller: of them one at a time."""
 
 
 def likely(plan: CommandPlan) -> list[Together]:
@@ -57,9 +48,9 @@ def likely(plan: CommandPlan) -> list[Together]:
         for count in range(min(_MOST_CHANGES, len(helping)) + 1):
             for chosen in combinations(helping, count):
                 changes = tuple(change for change, _ in chosen)
-                if (not changes and passes == 1) or sum(one.key in OPTIMIZER_RECORDS for one in changes) > 1:
+                if (not changes and passes == 1) or sum(one.key in _OF_THE_HELD for one in changes) > 1:
                     continue
-                saved = sum(size if one.key in OPTIMIZER_RECORDS else int(size * share) for one, size in chosen)
+                saved = sum(size if one.key in _OF_THE_HELD else int(size * share) for one, size in chosen)
                 used = used_bytes - int(growing * (1 - share)) - saved
                 if used <= plan.gpu.cuda_total_bytes:
                     found.append(Together(changes, batch_size, passes))
@@ -81,115 +72,84 @@ def _micro_batches(plan: CommandPlan) -> list[int]:
     return sizes
 
 
-def confirmed(plan: CommandPlan, control: Control) -> Iterator[Together]:
-    """Run what is likely, each as it would be typed; yield each with its run. Ends with the first that fits.
-
-    Raises:
-        Cancelled: the user ended it.
-    """
-    known = [(one.changes, one.batch_size) for one in plan.together]
-    candidates = [one for one in likely(plan) if (one.changes, one.batch_size) not in known]
-    for number, one in enumerate(candidates):
-        if number == MOST_RUNS:
-            return
-        done = _run(plan, one, control)
-        yield done
-        if plan.fits_with(done):
-            return
-
-
-def _run(plan: CommandPlan, one: Together, control: Control) -> Together:
-    """Trace the command as it would be typed, with what cannot be typed made to it, at that micro-batch alone."""
-    typed = _typed(plan, one)
-    workload = replace(plan.config.workload, command=typed.command)
-    keys = "+".join(change.key for change in typed.injected)
-    config = replace(plan.config, workload=workload, change=keys, target_batch=one.batch_size * one.passes)
-    why = "one size is enough"
-    try:
-        found = predicting.predict(config, control, one.batch_size, why).prediction.traced
-    except (Unusable, ChildDied) as error:
-        return replace(one, traced=Unknown(f"its run failed: {error}"))
-    if isinstance(found, Traced) and (reasons := [why for _, why in found.done.changes if why]):
-        return replace(one, traced=Unknown(reasons[0]))
-    if typed.accumulates or isinstance(found, Unknown):
-        return replace(one, traced=found)
-    # Gradients of the passes before are there through the next one's.
-    gradients = max((phase.breakdown[Bucket.GRADIENTS] for phase in found.at(one.batch_size).phases), default=0)
-    return replace(one, traced=found, beside_bytes=gradients)
-
-
-def _with(words: Sequence[str], proposal: Sequence[str]) -> tuple[str, ...]:
-    """Return the words with the batch as the proposal has it, in the place of the number."""
-    flag = proposal[0].partition("=")[0]
-    found = list(words)
-    place = next(index for index, word in enumerate(found) if word.partition("=")[0] == flag)
-    found[place : place + len(proposal)] = proposal
-    return tuple(found)
-
-
-# In the program's own words
+# The runs of a plan, in their order
 
 
 @dataclass(frozen=True)
-class _Typed:
-    """A command with changes, as far as its line can say them.
+class Planning:
+    """How far the runs of a plan have come.
 
     Attributes:
-        injected: the changes that it does not say. `written`: what to write into the program for them.
-        accumulates: it says the passes of a step, or there is one.
+        running: the change, or the set of them, that is being run; None: `ran` has just ended.
+        waiting: changes whose runs have not begun.
+        left_s: about how long the rest takes, by the runs so far.
     """
 
-    command: Command
-    injected: tuple[Technique, ...]
-    written: tuple[str, ...]
-    accumulates: bool
+    plan: CommandPlan
+    running: Technique | Together | None
+    ran: Together | None
+    waiting: tuple[Technique, ...]
+    left_s: float
+
+
+def planned(
+    plan: CommandPlan,
+    runs: Runs,
+    waiting: Sequence[Technique],
+    control: Control,
+    watch: Watch = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Planning]:
+    """Run what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
+
+    Yields before each run and after it. What fits without a change, or with one, asks for no sets.
+
+    Args:
+        waiting: the changes to run.
+        clock: seconds, from any moment.
+
+    Raises:
+        Cancelled: the user ended it; what was yielded last is what is known.
+    """
+    began_s, made, left = clock(), 0, tuple(waiting)
+
+    def now(running: Technique | Together | None, ran: Together | None = None) -> Planning:
+        each_s = (clock() - began_s) / made if made else plan.base.done.seconds
+        return Planning(plan, running, ran, left, each_s * (len(left) + (running is not None)))
+
+    def sets() -> Iterator[Planning]:
+        nonlocal plan, made
+        for _ in range(MOST_RUNS):
+            one = None if plan.base.fits(plan.batch_size) or plan.fitting is not None else _next_set(plan)
+            if one is None:
+                return
+            yield now(one)
+            done = runs.trace_together(one, control, watch)
+            plan, made = replace(plan, together=(*plan.together, done)), made + 1
+            yield now(None, done)
+
+    yield from sets()
+    while left:
+        change, *others = left
+        left = tuple(others)
+        yield now(change)
+        found = runs.trace_change(change, plan.base, control, watch)
+        plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
+        yield now(None, Together((change,), plan.batch_size, 1, found.traced))
+    tried = (one.traced for one in plan.what_ifs if isinstance(one.traced, Traced))
+    if not any(plan.there(traced).fits(plan.batch_size) for traced in tried):
+        yield from sets()
+
+
+def _next_set(plan: CommandPlan) -> Together | None:
+    """Return the cheapest set that may fit and was not run, without all the changes of one whose run failed."""
+    known = [(one.changes, one.batch_size) for one in plan.together]
+    failed = [set(one.changes) for one in plan.together if isinstance(one.traced, Unknown) and one.changes]
+    fresh = (one for one in likely(plan) if (one.changes, one.batch_size) not in known)
+    return next((one for one in fresh if not any(less <= set(one.changes) for less in failed)), None)
 
 
 def command_of(plan: CommandPlan, one: Together) -> tuple[str, tuple[str, ...]]:
     """Return the command to copy, and what is to be written into the program besides."""
-    typed = _typed(plan, one)
+    typed = typed_command(plan.config, one.changes, one.passes)
     return typed.command.text_at(one.batch_size, one.passes), typed.written
-
-
-def _typed(plan: CommandPlan, one: Together) -> _Typed:
-    command = plan.config.workload.command
-    assert command is not None, "a command is planned"
-    script, words = _script(command), command.words
-    written, injected = list[str](), list[Technique]()
-    takes_flags = "HfArgumentParser" in script or "TrlParser" in script
-    is_trainer = takes_flags or "TrainingArguments" in script or "SFTConfig" in script
-    if command.proposal is not None:
-        words = _with(words, command.proposal.proposed.split(" "))
-    for change in one.changes:
-        argument = _argument(change, plan.config) if is_trainer else ""
-        if takes_flags and argument:
-            words = (*words, f"--{argument.partition('=')[0]}", argument.partition("=")[2])
-        else:
-            injected.append(change)
-            written.append(f"TrainingArguments({argument})" if argument else change.how)
-    accumulates = one.passes == 1 or any(ACCUMULATION in word for word in words)
-    if not accumulates and takes_flags and not any(word.lstrip("-").startswith(_TRAINERS) for word in words):
-        words, accumulates = (*words, f"--{_TRAINERS}", ACCUMULATION), True
-    elif not accumulates:
-        name = _TRAINERS if is_trainer else "".join(_ACCUMULATES.findall(script)[:1])
-        passes = f"{name} × {one.passes}" if name else ""
-        written.append(passes or f"{one.passes} passes before each optimizer step, the loss divided by {one.passes}")
-    return _Typed(Command(words, command.cwd), tuple(injected), tuple(written), accumulates)
-
-
-def _argument(change: Technique, config: SearchConfig) -> str:
-    if config.device.gpu.compute_capability < BF16_SINCE:
-        return change.trainer.replace("bf16", "fp16")
-    return change.trainer
-
-
-@cache
-def _script(command: Command) -> str:
-    """Return the text of the Python file that a command runs; empty where none is named or it cannot be read."""
-    for word in command.words:
-        if word.endswith(".py"):
-            try:
-                return Path(command.cwd, word).read_text(errors="replace")
-            except OSError:
-                return ""
-    return ""

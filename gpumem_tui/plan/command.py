@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
@@ -16,6 +16,7 @@ from gpumem_tui.formula.techniques import (
     MORE_RANKS,
     SHARED_BY_DEFAULT,
     STAGES,
+    TYPED,
     NotApplicable,
     Price,
     Technique,
@@ -25,6 +26,7 @@ from gpumem_tui.formula.techniques import (
 )
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer
+from gpumem_tui.plan.dialects import spoken, typed_changes, typed_command
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
@@ -37,8 +39,6 @@ from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, HIPBLAS_WOR
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.timeline import Timeline
 
-# The runs
-
 Watch = Callable[[WhileTracing], None]
 
 
@@ -48,67 +48,6 @@ class WhatIf:
 
     change: Technique
     traced: Traced | Unknown
-
-
-@dataclass(frozen=True)
-class CommandRuns:
-    """The runs of one plan.
-
-    Attributes:
-        wanted: the changes to try, by key; empty for all that can be made.
-    """
-
-    config: SearchConfig
-    batch_size: int
-    wanted: tuple[str, ...] = ()
-
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
-        """Trace the command as it is; return that, the changes worth a run, and those that cannot be made.
-
-        Raises:
-            Unusable, ChildDied, Cancelled: as `predicting.predict`.
-        """
-        predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
-        base = _traced_in(predicted)
-        reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
-        changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
-        asked = [change for change in changes if not self.wanted or change.key in self.wanted]
-        runs = [change for change in asked if not reasons[change.key]]
-        refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
-        return predicted, runs, refused
-
-    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
-        """Trace the command with a change made to it; what goes wrong then is the answer.
-
-        Args:
-            base: the trace of the command as it is: where it answers for every batch size, so will this one.
-
-        Raises:
-            Cancelled: the user ended it.
-        """
-        changed = self._changed(change)
-        try:
-            if base.done.only_at:
-                size, why = base.done.only_at, base.done.not_affine
-                found = predicting.predict(changed, control, size, why, watch).prediction.traced
-            else:
-                found = predicting.predict(changed, control, watch=watch).prediction.traced
-                if isinstance(found, Unknown):
-                    found = predicting.predict(changed, control, self.batch_size, found.reason, watch).prediction.traced
-        except Unusable as error:
-            return WhatIf(change, Unknown(f"its run failed: {error}"))
-        except ChildDied as error:
-            return WhatIf(change, Unknown(f"its run ended early: {error}"))
-        if isinstance(found, Traced) and (reason := dict(found.done.changes).get(change.key)):
-            return WhatIf(change, Unknown(reason))
-        return WhatIf(change, found)
-
-    def _changed(self, change: Technique) -> SearchConfig:
-        if change.key != MORE_RANKS:
-            return replace(self.config, change=change.key)
-        workload = self.config.workload
-        more = replace(workload.recipe, gpus=2 * workload.recipe.gpus)
-        return replace(self.config, workload=replace(workload, recipe=more))
 
 
 def _traced_in(predicted: Predicted) -> Traced:
@@ -252,6 +191,112 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
 
     apart = tuple((size, replace(run, sizes=changed(run.sizes, run))) for size, run in trace.apart)
     return replace(trace, constants=changed(trace.constants, trace), apart=apart)
+
+
+# The runs
+
+
+class Runs(Protocol):
+    """What runs a command for its plan, such as `CommandRuns`."""
+
+    @property
+    def config(self) -> SearchConfig:
+        """The command and the GPU that is traced."""
+
+    @property
+    def batch_size(self) -> int:
+        """The planned batch size."""
+
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        """Trace the command as it is; return that, the changes worth a run, and those that cannot be made."""
+
+    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """Trace the command with a change made to it."""
+
+    def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
+        """Trace the command with changes made together, in smaller passes perhaps."""
+
+
+@dataclass(frozen=True)
+class CommandRuns:
+    """The runs of one plan.
+
+    Attributes:
+        wanted: the changes to try, by key; empty for all that can be made.
+    """
+
+    config: SearchConfig
+    batch_size: int
+    wanted: tuple[str, ...] = ()
+
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        """Trace the command as it is; return that, the changes worth a run, and those that cannot be made.
+
+        Raises:
+            Unusable, ChildDied, Cancelled: as `predicting.predict`.
+        """
+        predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
+        base = _traced_in(predicted)
+        reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
+        typed = {change.key: change for change in typed_changes(self.config)}
+        reasons |= dict.fromkeys(typed, "")
+        changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
+        every = (*(change for change in changes if change.key not in typed), *typed.values())
+        asked = [spoken(change, self.config) for change in every if not self.wanted or change.key in self.wanted]
+        runs = [change for change in asked if not reasons[change.key]]
+        refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
+        return predicted, runs, refused
+
+    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
+        """Trace the command with a change made to it; what goes wrong then is the answer.
+
+        Args:
+            base: the trace of the command as it is: where it answers for every batch size, so will this one.
+
+        Raises:
+            Cancelled: the user ended it.
+        """
+        changed, done = self._changed(change), base.done
+        return WhatIf(change, self._trace(changed, control, watch, done.only_at or None, done.not_affine))
+
+    def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
+        """Trace the command as it would be typed, with what cannot be typed made to it, at that micro-batch alone."""
+        typed = typed_command(self.config, one.changes, one.passes)
+        workload = replace(self.config.workload, command=typed.command)
+        keys = "+".join(change.key for change in typed.injected)
+        config = replace(self.config, workload=workload, change=keys, target_batch=one.batch_size * one.passes)
+        found = self._trace(config, control, watch, one.batch_size, "one size is enough")
+        if typed.accumulates or isinstance(found, Unknown):
+            return replace(one, traced=found)
+        # Gradients of the passes before are there through the next one's.
+        gradients = max((phase.breakdown[Bucket.GRADIENTS] for phase in found.at(one.batch_size).phases), default=0)
+        return replace(one, traced=found, beside_bytes=gradients)
+
+    def _trace(
+        self, config: SearchConfig, control: Control | None, watch: Watch, size: int | None, not_affine: str
+    ) -> Traced | Unknown:
+        """Return a changed command's trace: at one size, or at all, and where that cannot be at the planned one."""
+        try:
+            found = predicting.predict(config, control, size, not_affine, watch).prediction.traced
+            if isinstance(found, Unknown) and size is None:
+                found = predicting.predict(config, control, self.batch_size, found.reason, watch).prediction.traced
+        except Unusable as error:
+            return Unknown(f"its run failed: {error}")
+        except ChildDied as error:
+            return Unknown(f"its run ended early: {error}")
+        if isinstance(found, Traced) and (reasons := [why for _, why in found.done.changes if why]):
+            return Unknown(reasons[0])
+        return found
+
+    def _changed(self, change: Technique) -> SearchConfig:
+        workload = self.config.workload
+        if change.key == MORE_RANKS:
+            more = replace(workload.recipe, gpus=2 * workload.recipe.gpus)
+            return replace(self.config, workload=replace(workload, recipe=more))
+        typed = typed_command(self.config, (change,))
+        if typed.injected or change.key not in TYPED:
+            return replace(self.config, change=change.key)
+        return replace(self.config, workload=replace(workload, command=typed.command))
 
 
 # What the traces say of it

@@ -96,6 +96,8 @@ def _has(draft: Draft, key: str) -> bool:
         return draft.shape.record.has_attention and (recipe.gpus > 1 or getattr(recipe, key) != getattr(Recipe(), key))
     if key == "sequence_parallel":
         return recipe.tensor_parallel > 1 or recipe.sequence_parallel
+    if key == "channels_last":
+        return draft.shape.record.has_batch_norm or recipe.channels_last
     if key in ("schedule", "micro_batches"):
         return recipe.pipeline_parallel > 1
     return key != "virtual_stages" or (recipe.pipeline_parallel > 1 and recipe.schedule == "interleaved")
@@ -200,6 +202,13 @@ def _choice(
         key, words.label or key, words.group, words.hint, options,
         get or (lambda draft: cast(str, getattr(draft.recipe, key))), put or _recipe_put(key),
     )  # fmt: skip
+
+
+def _switch(key: str) -> Choice:
+    """Return a choice whether the recipe has something."""
+    put = _recipe_put(key)
+    get: Callable[[Draft], str] = lambda draft: "on" if getattr(draft.recipe, key) else "off"  # noqa: E731
+    return _choice(key, ("off", "on"), get=get, put=lambda draft, value: put(draft, value == "on"))
 
 
 def _number(
@@ -316,14 +325,13 @@ def _extras_choice(key: str, none: str, **extras: Extra) -> Choice:
 
     Args:
         none: the value without any.
-        extras: by the value that stands for it alone. Several are "both" of two, else their values joined by "+".
+        extras: by the value that stands for it alone; several are their values joined by "+".
     """
     every = frozenset(extras.values())
     sets: dict[str, Extras] = {none: frozenset()}
     for count in range(1, len(extras) + 1):
         for some in combinations(extras, count):
-            name = "both" if count == len(extras) == 2 else "+".join(some)
-            sets[name] = frozenset(extras[value] for value in some)
+            sets["+".join(some)] = frozenset(extras[value] for value in some)
 
     def get(draft: Draft) -> str:
         return next(value for value, there in sets.items() if there == draft.extras & every)
@@ -364,13 +372,14 @@ _ALL: tuple[Control, ...] = (
     _choice("adapter_dtype", ADAPTER_DTYPES),
     _choice("base_quantization", BASE_QUANTIZATIONS, _keeps(QUANTIZATION_RECORDS)),
     _extras_choice("loss", "whole", chunked="chunked-loss"),
-    _extras_choice("offload", "none", optimizer="offload-optimizer", activations="offload-activations"),
+    _switch("channels_last"),
+    _extras_choice("offload", "none", optimizer="offload-optimizer", activations="offload-activations",
+                   parameters="offload-parameters"),
     _choice("gpu", _gpu_options, get=lambda d: d.gpu.name, put=_put_gpu),
     _recipe_number("gpus"),
     _choice("sharding", SHARDINGS, _keeps(SHARDING_RECORDS)),
     _recipe_number("tensor_parallel"),
-    _choice("sequence_parallel", ("off", "on"), get=lambda d: "on" if d.recipe.sequence_parallel else "off",
-            put=lambda d, value: replace(d, recipe=replace(d.recipe, sequence_parallel=value == "on"))),
+    _switch("sequence_parallel"),
     _recipe_number("context_parallel"),
     _recipe_number("expert_parallel"),
     _recipe_number("pipeline_parallel"),

@@ -44,7 +44,7 @@ class CurveMark:
 
 @dataclass(frozen=True)
 class Curve:
-    """One chart.
+    """A chart of one quantity of the plan against another.
 
     Attributes:
         key: names it in code and JSON.

@@ -30,7 +30,7 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, draft_of
-from gpumem_tui.plan.recommended import Known, plan_answer, recommended, trace_by, untraced
+from gpumem_tui.plan.recommended import Known, command_answer, plan_answer, recommended, trace_by, untraced
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -174,6 +174,7 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
     tried, others = found.techniques()
     return {
         **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
+        "answer": command_answer(found),
         "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
         "techniques": [_tried_json(row) for row in tried],
         "not_applicable": [picked(entry, "key", "name", "reason") for entry in others],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
-from gpumem_tui.plan.combining import confirmed
+from gpumem_tui.plan.combining import Planning, planned
 from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quantity
@@ -21,7 +21,7 @@ from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
-from gpumem_tui.report.output import Printer, complain, interrupts
+from gpumem_tui.report.output import Printer, Progress, complain, interrupts
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import Device, SearchConfig
@@ -73,15 +73,16 @@ class Solver:
 
     Attributes:
         limit_s: seconds for all traces together; the closed form answers where they are over.
-        say: called with a line before traces are made, and with an empty one when they are.
+        progress: shows which traces are made.
         ends: when they are over, of `time.monotonic`; None for `limit_s` from the first trace on.
     """
 
     options: TraceOptions
     limit_s: float = TRACE_LIMIT_S
-    say: Callable[[str], None] = lambda _: None
+    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
     ends: float | None = None
     _found: dict[tuple[TraceKey, int], Traced | Unknown] = field(default_factory=dict)
+    _took_s: float = 0.0
 
     def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:
         """Solve a plan for a number, as far as traces tell within the time limit.
@@ -115,12 +116,13 @@ class Solver:
         lengths = " and ".join(f"{one.shape.seq_len:,}" for one in plans if one.shape.seq_len)
         at = f" at sequence length {lengths}" if lengths else ""
         more = f"; {len(self._found)} traces are made, of {MOST_TRACES} at most" if self._found else ""
-        self.say(f"tracing {plans[0].shape.name}{at} on {plans[0].gpu.title} without a GPU{more} …")
+        line = f"tracing {plans[0].shape.name}{at} on {plans[0].gpu.title} without a GPU{more} …"
+        began_s = time.monotonic()
         if self.ends is None:
-            self.ends = time.monotonic() + self.limit_s
-        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+            self.ends = began_s + self.limit_s
+        with self.progress.during(line, self._took_s), ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
             traced = list(pool.map(lambda one: self._traced(one, every_batch=every_batch), plans))
-        self.say("")
+        self._took_s = time.monotonic() - began_s
         for plan, found in zip(plans, traced, strict=True):
             key = trace_key(plan)
             assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
@@ -185,55 +187,53 @@ def _planned(
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False
-    tried: list[WhatIf] = []
+    left: tuple[Technique, ...] = tuple(changes)
+    interrupted, log = True, _PlanLog(len(changes), quiet=quiet)
     try:
-        plan = _with_together(plan, control, quiet=quiet)  # smaller passes alone: nothing is cheaper
-        for found in _tried(plan, runs, changes, control, quiet=quiet):
-            tried.append(found)
+        for step in planned(plan, runs, changes, control):
+            log.show(step)
+            plan, left = step.plan, step.waiting
+            if isinstance(step.running, Technique):
+                left = (step.running, *left)
+        interrupted = False
     except Cancelled:
-        if not quiet:
-            print(" interrupted", file=sys.stderr)
+        log.end()
     stopped = Unknown("not run: the plan was interrupted")
-    left = [WhatIf(change, stopped) for change in changes[len(tried) :]]
-    plan = replace(plan, what_ifs=(*tried, *left, *refused))
-    if left or any(isinstance(one.traced, Traced) and plan.there(one.traced).fits(batch_size) for one in tried):
-        return plan, bool(left)
-    try:
-        return _with_together(plan, control, quiet=quiet), False
-    except Cancelled:
-        return plan, True
+    more = (*(WhatIf(change, stopped) for change in left), *refused)
+    return replace(plan, what_ifs=(*plan.what_ifs, *more)), interrupted
 
 
-def _with_together(plan: CommandPlan, control: Control, *, quiet: bool) -> CommandPlan:
-    """Return the plan with the sets of changes that may fit by what is known of it now, run; none where one did.
+class _PlanLog:
+    """A line on stderr for each run of a plan: what it is, about how long the rest takes, and what came of it.
 
-    Raises:
-        Cancelled: the user ended it.
+    Args:
+        changes: how many are run.
     """
-    if plan.base.fits(plan.batch_size) or plan.fitting is not None:
-        return plan
-    for one in confirmed(plan, control):
-        plan = replace(plan, together=(*plan.together, one))
-        if not quiet:
-            print(f"together: {one.words}: {_outcome(plan, one)}", file=sys.stderr, flush=True)
-    return plan
 
+    def __init__(self, changes: int, *, quiet: bool) -> None:
+        self._changes = changes
+        self._quiet = quiet
 
-def _tried(
-    plan: CommandPlan, runs: CommandRuns, changes: Sequence[Technique], control: Control, *, quiet: bool
-) -> Iterator[WhatIf]:
-    """Run every change with a line each on stderr. What the command prints is not shown again."""
-    for number, change in enumerate(changes, 1):
-        if not quiet:
-            print(f"what-if {number} of {len(changes)}: {change.name} …", end="", file=sys.stderr, flush=True)
-        found = runs.trace_change(change, plan.base, control, lambda _: None)
-        if not quiet:
-            print(
-                f" {_outcome(plan, Together((found.change,), plan.batch_size, 1, found.traced))}",
-                file=sys.stderr,
-                flush=True,
-            )
-        yield found
+    def show(self, step: Planning) -> None:
+        """Begin a line, or end it."""
+        if step.ran is not None:
+            self._say(f" {_outcome(step.plan, step.ran)}\n")
+        elif isinstance(step.running, Technique):
+            number = self._changes - len(step.waiting)
+            self._begin(f"what-if {number} of {self._changes}: {step.running.name}", step)
+        elif step.running is not None:
+            self._begin(f"together: {step.running.words}", step)
+
+    def end(self) -> None:
+        """End the line that was begun."""
+        self._say(" interrupted\n")
+
+    def _begin(self, what: str, step: Planning) -> None:
+        self._say(f"{what} (about {step.left_s:,.0f} s to go) …")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, end="", file=sys.stderr, flush=True)
 
 
 def _outcome(plan: CommandPlan, found: Together) -> str:

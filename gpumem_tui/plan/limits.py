@@ -361,7 +361,17 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
         return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, answer.why, wanted)
     if wanted or answer.why:
         return replace(_by_formula("gpus", formula, with_gpus, answer.why), wanted=wanted)
-    return _explained(Limit("gpus", None, formula, "traced", None), most, f"{counts[-1]:,} GPUs", known)
+    solved = Limit("gpus", None, formula, "traced", None, note=_padding(plan, counts[-1]))
+    return _explained(solved, most, f"{counts[-1]:,} GPUs", known)
+
+
+def _padding(plan: Plan, gpus: int) -> str:
+    """Say what more GPUs cost where FSDP2 shards experts: by the first dimension, which is their number, filled up."""
+    experts = plan.shape.experts
+    if experts is None or gpus <= experts.count or plan.recipe.sharding not in ("zero3", "fsdp2"):
+        return ""
+    filled = f"over more GPUs than a block has experts ({experts.count:,}) it fills them up to the number of GPUs"
+    return f"FSDP2 shards by the first dimension: {filled}; --expert-parallel spreads them (by formula)"
 
 
 def _gpu_counts(least: int, each: int, node: int) -> list[int]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf
-from gpumem_tui.plan.judgement import span
+from gpumem_tui.plan.command import CommandAnswer
+from gpumem_tui.plan.judgement import learning_rate, span
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
 from gpumem_tui.plan.techniques import (
@@ -16,10 +17,14 @@ from gpumem_tui.plan.techniques import (
     cheapest_combination,
     likely_combinations,
     room_as_traced,
+    techniques,
     unchanged,
 )
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import largest_words, room_words
+from gpumem_tui.search.words import largest_words, room_words, up_to
+
+_OTHER_TRAINING = ("lora", "qlora", "freeze-half")
+"""What no combination has, as it is another training; said where nothing else makes a plan fit."""
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
 """What a trace says of a plan, or why there is none."""
@@ -152,19 +157,35 @@ def plan_answer(
     of_one = " of a GPU" if gpus else ""
     answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}"
     answer += f"; {network}." if network and by_trace else "."
-    return " ".join(
-        filter(
-            None, (answer, "" if fits else _to_change(best, by_trace=by_trace), _takes(plan), _cheapest(plan, on_gpus))
-        )
-    )
+    change = "" if fits else _to_change(plan, best, by_trace=by_trace)
+    sentences = (answer, change, _passes(now), _asked(plan), _takes(plan), _cheapest(plan, on_gpus))
+    return " ".join(filter(None, sentences))
 
 
-def _to_change(best: Recommended, *, by_trace: bool) -> str:
+def _passes(now: Answer) -> str:
+    """Say how many passes make the wanted batch, where one is wanted."""
+    if now.plan.target_batch is None:
+        return ""
+    steps, tokens = now.accumulation, now.global_batch_tokens
+    passes = "1 pass makes" if steps.steps == 1 else f"{steps.steps:,} passes make"
+    return f"{passes} a global batch of {steps.global_batch_size:,}{f' ({tokens:,} tokens)' if tokens else ''}."
+
+
+def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
     found = best.combination
     if isinstance(found, Unknown):
-        return f"Nothing known makes it fit: {found.reason}."
+        others = [one.name for one in techniques(plan).helping if one.fits and one.key in _OTHER_TRAINING]
+        other = f"; by formula {' or '.join(others)} would, which trains less of it" if others else ""
+        return f"Nothing known makes it fit: {found.reason}{other}."
     how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
     return f"To change: {found.words}{how}."
+
+
+def _asked(plan: Plan) -> str:
+    """Say the critical batch where gradient norms are given, and the learning rate where one is."""
+    noise, rate = plan.goals.noise, plan.goals.reference_rate
+    critical = "" if noise is None else f"Critical batch: about {noise.batch_size:,.3g} samples."
+    return " ".join(filter(None, (critical, "" if rate is None else learning_rate(plan).text)))
 
 
 def _takes(plan: Plan) -> str:
@@ -187,3 +208,41 @@ def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
     return (
         f"Cheapest GPU for it: {row.gpu.title}, {span(*cost.per_million)}{money} a million {of} ({cost.price.source})."
     )
+
+
+# Of a command
+
+
+def command_answer(found: CommandAnswer) -> str:
+    """Say whether a command fits, its largest batch, and what to change."""
+    answer = f"{verdict_line(found)}. {change_words(found)}".strip()
+    return answer[:1].upper() + answer[1:]
+
+
+def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
+    """Say whether the command fits, and how large a batch would."""
+    gpu, largest = found.plan.gpu, found.full_batch_size
+    room = room_words(found.fit, found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
+    most = ""
+    if isinstance(largest, int):
+        most = f"; the largest that fits is {largest:,}{up_to(largest, found.may_fit_batch_size)}"
+    where = f" on {gpu.title}" if with_gpu else ""
+    return f"{found.plan.size} {found.fit}{where}, {room}{most}"
+
+
+def change_words(found: CommandAnswer) -> str:
+    """Say what to change where the command does not fit: the cheapest change, or changes together, that was run.
+
+    Where none of these fits, what does by formula.
+    """
+    if found.fit == "fits":
+        return ""
+    rows = sorted((row for row in found.techniques()[0] if row.fits), key=lambda row: row.change.price)
+    if (run := next((row for row in rows if row.by == "traced"), None)) is not None:
+        return f"To change: {run.change.name} ({run.change.how}), traced: it fits."
+    if (together := found.plan.fitting) is not None:
+        return f"To change: {together.words}, traced: it fits."
+    if not found.plan.what_ifs:
+        return ""
+    why = "None of the changes that were run makes it fit"
+    return f"{why}; by formula this does: {rows[0].change.name} ({rows[0].change.how})." if rows else f"{why}."

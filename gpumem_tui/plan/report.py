@@ -24,7 +24,6 @@ from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import (
     CommandAnswer,
     CommandPlan,
-    TechniqueRow,
     batch_note,
     exactness,
     on_every_gpu,
@@ -36,13 +35,22 @@ from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.judgement import Judgement, judgements, span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Known, Recommended, plan_answer, recommended, trace_by, untraced
+from gpumem_tui.plan.recommended import (
+    Known,
+    Recommended,
+    command_answer,
+    plan_answer,
+    recommended,
+    trace_by,
+    untraced,
+    verdict_line,
+)
 from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words, up_to
+from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
 from gpumem_tui.workload.spec import WorkloadSpec
 
 _CURVE_POINTS = 12
@@ -97,9 +105,17 @@ def lift_words(found: Limit) -> str:
     return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
 
 
+def limit_answer(plan: Plan, found: Limit) -> str:
+    """Say in one line what was solved for: the value, or why there is none and what would give it one."""
+    answer = f"{capitalized(NAMES[found.quantity])} of {plan.shape.name} on {plan.gpu.title}: {value_words(found)}"
+    if found.value is not None:
+        return f"{answer}."
+    return f"{'; '.join(filter(None, (answer, found.note, lift_words(found))))}."
+
+
 def limit_lines(plan: Plan, found: Limit) -> list[str]:
     """Return what was solved for, what it is of, and how to open it, a line each."""
-    lines = [f"{NAMES[found.quantity]}: {value_words(found)}", *(f"  {line}" for line in _limit_notes(plan, found))]
+    lines = [limit_answer(plan, found), *(f"  {line}" for line in _limit_notes(plan, found))]
     if (command := _limit_command(found)) is not None:
         lines.append(f"  {command}")
     return lines
@@ -113,10 +129,8 @@ def _limit_command(found: Limit) -> str | None:
 
 
 def _limit_notes(plan: Plan, found: Limit) -> Iterator[str]:
-    if found.note:
+    if found.note and found.value is not None:
         yield found.note
-    if words := lift_words(found):
-        yield words
     if found.how != "formula":
         yield f"formula: {'none' if found.formula is None else f'≈{found.formula:,}'}"
     yield report.workload_line(WorkloadSpec(plan.recipe, shape=plan.shape))
@@ -132,40 +146,6 @@ def given_words(quantity: Quantity, plan: Plan) -> str:
     if plan.target_batch is not None:
         given.append(f"target batch {plan.target_batch:,}")
     return ", ".join(given)
-
-
-def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
-    """Say whether the command fits, and how large a batch would."""
-    gpu, largest = found.plan.gpu, found.full_batch_size
-    room = room_words(found.fit, found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
-    most = ""
-    if isinstance(largest, int):
-        most = f"; the largest that fits is {largest:,}{up_to(largest, found.may_fit_batch_size)}"
-    where = f" on {gpu.title}" if with_gpu else ""
-    return f"{found.plan.size} {found.fit}{where}, {room}{most}"
-
-
-def change_words(found: CommandAnswer) -> str:
-    """Say what to change where the command does not fit: the cheapest change, or changes together, that was run."""
-    if found.fit == "fits":
-        return ""
-    if (single := cheapest_fitting(found)) is not None:
-        return f"To change: {single.change.name} ({single.change.how}), {_known_by(single)}."
-    if (together := found.plan.fitting) is not None:
-        return f"To change: {together.words}, traced: it fits."
-    if found.plan.what_ifs:
-        return "None of the changes that were tried makes it fit."
-    return ""
-
-
-def _known_by(row: TechniqueRow) -> str:
-    return "traced: it fits" if row.by == "traced" else "by formula"
-
-
-def cheapest_fitting(found: CommandAnswer) -> TechniqueRow | None:
-    """Return the cheapest change that fits when it was run alone; None for none."""
-    rows = [row for row in found.techniques()[0] if row.fits and row.by == "traced"]
-    return min(rows, key=lambda row: row.change.price, default=None)
 
 
 # Markdown
@@ -217,7 +197,7 @@ def command_plan_markdown(plan: CommandPlan) -> str:
     note = batch_note(plan)
     return document(
         (
-            capitalized(f"{verdict_line(found)}. {change_words(found)}".strip()),
+            command_answer(found),
             f"# Plan: {report.workload_line(plan.config.workload, plan.base.done.parameters)}",
             f"On {where}; torch {plan.predicted.ready.torch_version}, "
             f"profile {plan.base.ready.profile}, traced in {plan.base.done.seconds:.0f} s",
@@ -243,8 +223,8 @@ def command_plan_markdown(plan: CommandPlan) -> str:
 def limit_markdown(plan: Plan, found: Limit) -> str:
     """Return what a plan was solved for, under a heading."""
     parts = [
+        limit_answer(plan, found),
         f"# {capitalized(NAMES[found.quantity])}: {plan.shape.name} on {plan.gpu.title}",
-        f"**{value_words(found)}**",
         bullets(_limit_notes(plan, found)),
     ]
     if (command := _limit_command(found)) is not None:

@@ -45,7 +45,7 @@ _MOST_ASKED_GPUS = 1024
 
 _SHARED_AXES = ("precision", "recompute")
 _PER_GPU_AXES = ("attention", "loss", "blocks")
-_FIXED_AXES = ("optimizer", "sharding", "state")
+_FIXED_AXES = ("optimizer", "sharding", "state", "weights-in-host")
 """Of those that change what each sample takes none changes the fixed bytes, and the other way; the shared ones change
 both."""
 COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")

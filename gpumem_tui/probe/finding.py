@@ -103,7 +103,7 @@ class Modules:
             self._undo.pop()()
 
     def add(self, modules: Iterable[nn.Module]) -> None:
-        """Make these known."""
+        """Remember these modules for as long as the program keeps them."""
         for module in modules:
             if id(module) not in self._known:
                 self._known[id(module)] = module

@@ -150,7 +150,7 @@ class LookedDevice:
 
     @property
     def breakdown(self) -> Breakdown:
-        """The buckets, typed."""
+        """Return `buckets` as a `Breakdown`."""
         return Breakdown.from_json(self.buckets)
 
 
@@ -252,7 +252,7 @@ class PostMortem:
 
     @property
     def breakdown(self) -> Breakdown:
-        """The buckets, typed."""
+        """Return `buckets` as a `Breakdown`."""
         return Breakdown.from_json(self.buckets)
 
 

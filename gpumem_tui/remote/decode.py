@@ -181,13 +181,13 @@ class UnlistedLine(msgspec.Struct):
 
 
 class InstanceLine(_Instance):  # type: ignore[misc]
-    """A MIG instance."""
+    """A MIG instance in the line of a host."""
 
     processes: list[ProcessLine] | None
 
 
 class GpuLine(_Gpu):  # type: ignore[misc]
-    """A GPU."""
+    """A GPU in the line of a host."""
 
     processes: list[ProcessLine] | None
     instances: list[InstanceLine]
@@ -207,7 +207,7 @@ DriverLine: Any = msgspec.defstruct("DriverLine", [*DRIVER.types, ("unavailable"
 
 
 class ReadingLine(_Snapshot):  # type: ignore[misc]
-    """All of it."""
+    """The line of a host: one whole reading, as its `monitor --json` prints it."""
 
     schema: Whole
     host: HostLine

@@ -34,7 +34,7 @@ class HostPrinter:
     def __init__(self, *, as_json: bool, as_csv: bool, mine: bool = False) -> None:
         self._mine = mine
         self._printer = Printer(as_json=as_json)
-        self._as_csv = as_csv
+        self._as_csv, self._is_first = as_csv, True
         self._shown: dict[str, tuple[float, str]] = {}
         if as_csv:
             self._printer.show(lines=lambda: [",".join(_CSV)])
@@ -62,7 +62,9 @@ class HostPrinter:
         if self._as_csv:
             yield from _csv_lines(name, report.snapshot)
         elif once:
-            yield from table(report.snapshot, report.alerts, columns())
+            yield from () if self._is_first else ("",)
+            self._is_first = False
+            yield from table(report.snapshot, report.alerts, columns(), name)
         else:
             yield from (f"{name} {line}" for line in log_lines(report.snapshot))
 

@@ -68,7 +68,7 @@ class RemoteProcess:
 
     @cached_property
     def process(self) -> GpuProcess:
-        """Return the process."""
+        """Return the process as a GPU's process, with what its probe says of it."""
         return process_of(self.listed)
 
     @property
@@ -158,9 +158,9 @@ class RemoteProcess:
         at = StoppedAt.of(self.probe.get("stopped_at")) if stopped else None
         return RankState(self.count("rank"), self.step or 0, self.silent_s, stopped, at)
 
-    def step_at(self, moment_s: float) -> float | None:
-        """Return where it was at a moment no later than its reading, by the mean time of its steps."""
-        step, step_s = self.step, self.seconds("step_s")
+    def step_at(self, moment_s: float, step_s: float) -> float | None:
+        """Return where it was at a moment no later than its reading, if a step takes so long."""
+        step = self.step
         if step is None or not step_s:
             return step
         return step + min(moment_s - (self.received_s - self.silent_s), _TELLABLE_S / 2) / step_s
@@ -205,15 +205,16 @@ class JobRanks:
     def behind(self) -> tuple[RemoteProcess, int] | None:
         """Return the slowest rank and its lag in steps; None if none is further behind than can be told.
 
-        Ranks are compared at one moment, that of the earliest reading, as each counts by its own.
+        Ranks are compared at one moment, that of the earliest reading, as each counts by its own; and by the shortest
+        mean of their steps, as after a halt one rank's mean has it in it and another's not yet.
         """
         times = [each.received_s for each in self.ranks]
-        steps = [(step, each) for each in self.ranks if (step := each.step_at(min(times))) is not None]
+        step_s = min(filter(None, (each.seconds("step_s") for each in self.ranks)), default=0.0)
+        steps = [(step, each) for each in self.ranks if (step := each.step_at(min(times), step_s)) is not None]
         if not steps:
             return None
         least, last = min(steps, key=lambda pair: pair[0])
         lag = max(step for step, _ in steps) - least
-        step_s = max(each.seconds("step_s") for _, each in steps)
         is_told = not step_s or lag * step_s > _TELLABLE_S + max(times) - min(times)
         return (last, round(lag)) if is_told and round(lag) > 1 else None
 
@@ -282,7 +283,7 @@ class MemorySum:
 
     @classmethod
     def together(cls, several: Iterable[MemorySum]) -> MemorySum:
-        """Sum them up."""
+        """Return the sum of several sums."""
         each = list(several)
         used_bytes, total_bytes = sum(one.used_bytes for one in each), sum(one.total_bytes for one in each)
         return cls(used_bytes, total_bytes, all(one.is_whole for one in each))

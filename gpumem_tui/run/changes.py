@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.records import BF16_SINCE
+from gpumem_tui.run.adapters import adapt_models, why_not_adapted
 from gpumem_tui.run.events import PROPOSE
 from gpumem_tui.run.replacements import (
     CHUNKED_FROM,
@@ -77,6 +78,8 @@ class Changes:
                 self._zero_to_none(owner)
         elif wanted == "chunked-loss":
             chunked_cross_entropy(count)
+        elif wanted == "lora":
+            adapt_models(count)
         elif wanted == "autocast":
             mark_backward(self._leave_autocast)  # the loss belongs in it (PyTorch's "Automatic Mixed Precision")
 
@@ -312,6 +315,7 @@ _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     **{key: functools.partial(_no_replacement, key) for key in REPLACEMENTS},
     "autocast": _no_autocast,
     "chunked-loss": _no_chunks,
+    "lora": lambda seen: why_not_adapted(seen.roots),
     "set-to-none": _no_set_to_none,
     "no-foreach": functools.partial(_no_options, "foreach"),
     "fused": functools.partial(_no_options, "fused"),

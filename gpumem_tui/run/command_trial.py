@@ -41,7 +41,14 @@ from gpumem_tui.run.events import (
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
-from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, not_known_of, profile_for, too_old
+from gpumem_tui.simulator.allocator.profile import (
+    Profile,
+    followed_as,
+    newer_than_checked,
+    not_known_of,
+    profile_for,
+    too_old,
+)
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.text import flush_output
 from gpumem_tui.workload.errors import is_users
@@ -61,8 +68,9 @@ def take_part(reporter: Reporter) -> None:
     if request.simulated and (reason := too_old(torch.__version__)):
         reporter.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
-    profile = profile_for(torch.__version__, request.gpu)
-    reporter.report(Ready.of(torch.__version__, profile))
+    version = request.workload.as_torch or torch.__version__
+    profile = profile_for(version, request.gpu)
+    reporter.report(Ready.of(version, profile))
     if request.simulated:
         _Simulated(reporter, request, profile).start()
     elif torch.cuda.is_available():
@@ -189,7 +197,8 @@ class _Simulated(_Trial):
             self.changes.start()
 
     def all_notes(self) -> tuple[str, ...]:
-        known = (newer_than_checked(torch.__version__), not_known_of(self.request.gpu))
+        older = followed_as(self.request.workload.as_torch, torch.__version__)
+        known = (newer_than_checked(torch.__version__), not_known_of(self.request.gpu), older)
         return (*filter(None, known), *super().all_notes(), *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:

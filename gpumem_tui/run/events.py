@@ -170,7 +170,7 @@ class TrialDone:
 
     @property
     def breakdown(self) -> Breakdown | None:
-        """Return `buckets`, typed."""
+        """Return `buckets` as a `Breakdown`; None where they are not known."""
         return None if self.buckets is None else Breakdown.from_json(self.buckets)
 
 

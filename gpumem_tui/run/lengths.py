@@ -61,7 +61,7 @@ class _Input:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return its lengths."""
+        """Return the sizes of the dimensions that count as lengths."""
         return tuple(self.shape[place] for place in self.places)
 
     @property

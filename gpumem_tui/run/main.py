@@ -30,7 +30,14 @@ from gpumem_tui.run.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.allocator.profile import Profile, newer_than_checked, not_known_of, profile_for, too_old
+from gpumem_tui.simulator.allocator.profile import (
+    Profile,
+    followed_as,
+    newer_than_checked,
+    not_known_of,
+    profile_for,
+    too_old,
+)
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
 from gpumem_tui.text import flush_output
@@ -87,8 +94,9 @@ def _serve(events_fd: int) -> None:
         remedy = "install torch there, or give --python the interpreter of the environment you train in"
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {remedy}"))
         return
-    profile = profile_for(torch.__version__, request.gpu)
-    report(Ready.of(torch.__version__, profile))
+    version = request.workload.as_torch or torch.__version__
+    profile = profile_for(version, request.gpu)
+    report(Ready.of(version, profile))
     if request.simulated and (reason := too_old(torch.__version__)):
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         return
@@ -105,7 +113,8 @@ def _serve(events_fd: int) -> None:
             register()
             newer = newer_than_checked(torch.__version__)
             unknown = not_known_of(request.gpu)
-            notes: dict[str, None] = {line: None for line in (newer, unknown) if line}
+            older = followed_as(request.workload.as_torch, torch.__version__)
+            notes: dict[str, None] = {line: None for line in (newer, unknown, older) if line}
             rows = AssumedRows(request.workload.assumed_rows, notes)
             compiler = follow_compiler(notes)
             if isinstance(request, TraceRequest):

@@ -272,7 +272,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Both predictions."""
+    """What the formula and the trace predict of one workload on one device."""
 
     formula: Formula
     traced: Traced | Unknown

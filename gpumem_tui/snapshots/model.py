@@ -204,7 +204,7 @@ class Annotation:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """A file, read.
+    """A memory snapshot that was read from a file.
 
     Attributes:
         kind: "pickle", "JSON" or "reduced JSON".

@@ -53,7 +53,7 @@ class MemorySample:
 
 
 class Recorder(Protocol):
-    """Records a run."""
+    """What records a run: phases, buckets and names of modules are told to it."""
 
     def mark(self, step: int, phase: Phase) -> None:
         """State that the run is in `phase` of `step` from here on."""

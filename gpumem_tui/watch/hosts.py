@@ -25,7 +25,7 @@ _KERNEL_THREAD = 0x00200000
 
 @dataclass(frozen=True)
 class Host:
-    """A running process.
+    """A running process, as the kernel of its machine describes it.
 
     Attributes:
         proc: its folder in /proc.

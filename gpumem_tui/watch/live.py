@@ -38,7 +38,7 @@ class LiveProbes:
         return self._asked.is_set() or self._is_collecting
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
-        """Read again."""
+        """Ask the thread to read what these GPUs' processes publish; `followed` is read in full."""
         self._wanted = (gpus, followed)
         self._asked.set()
 

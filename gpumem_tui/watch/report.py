@@ -37,6 +37,7 @@ _FIGURES = (
 )
 _MOST_PLACES = 20
 _MOST_KEPT = 10
+_MOST_REFUSED = 5
 _GROWTH_EVERY_S = 5.0
 _GROWTH_AGAIN_S = 600.0
 ENDED_LATELY_S = 1800.0
@@ -74,8 +75,11 @@ def watch(
     """
     printer = _Printer(as_json=as_json)
     clean(watcher.processes())
-    for refused in watcher.read().refused:
-        complain(f"not read: {refused.reason}", 0)
+    refused = watcher.read().refused
+    for each in refused[:_MOST_REFUSED]:
+        complain(f"not read: {each.reason}", 0)
+    if more := len(refused[_MOST_REFUSED:]):
+        complain(f"not read: {more} more, such as {refused[-1].path}", 0)
     if pid is None:
         for process in _ended_lately(watcher.processes()):
             printer.ended(process)

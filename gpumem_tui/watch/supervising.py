@@ -57,7 +57,7 @@ class ProcessEnds:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The command's process, and those below it that publish or did."""
+        """Return the pids of the command's process and of those below it that publish or did."""
         return frozenset(self._pids)
 
     def look(self) -> None:
@@ -119,12 +119,12 @@ class RunningCommand:
 
     @property
     def pid(self) -> int:
-        """The command's process."""
+        """Return the pid of the command's own process."""
         return self._process.pid
 
     @property
     def pids(self) -> frozenset[int]:
-        """The command's process, and those below it that publish or did."""
+        """Return the pids of the command's process and of those below it that publish or did."""
         return self._deaths.pids
 
 

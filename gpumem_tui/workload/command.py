@@ -92,6 +92,12 @@ class Command:
         return [name for name in named if name.endswith(_CONFIGURATIONS) and Path(self.cwd, name).is_file()]
 
     @property
+    def settings(self) -> str:
+        """The text of the configuration files that its words name."""
+        paths = (Path(self.cwd, name) for name in self._files)
+        return " ".join(path.read_text(errors="replace") for path in paths if path.stat().st_size <= _LARGEST_BYTES)
+
+    @property
     def _templates(self) -> dict[str, Path]:
         """The files with ``{batch}`` in them, by the name that the words or another such file have for them.
 

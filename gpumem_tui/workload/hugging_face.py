@@ -339,7 +339,7 @@ def _train(
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class WorkloadSpec:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
+        as_torch: the version of torch to trace as, such as ``2.0``; empty for the one that traces.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
         why_plain: why a shape read from a file is trained as our plain network, not as transformers' class.
     """
@@ -73,6 +74,7 @@ class WorkloadSpec:
     model_file: ModelFile | None = None
     why_plain: str = ""
     longest: int | None = None
+    as_torch: str = ""
 
     def __post_init__(self) -> None:
         made_by_transformers = self.hugging_face is not None and self.shape is not None
@@ -126,6 +128,7 @@ class WorkloadSpec:
             model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
             why_plain=values["why_plain"],
             longest=values["longest"],
+            as_torch=values["as_torch"],
         )
 
     def load(self) -> Workload:

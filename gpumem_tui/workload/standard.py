@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,9 @@ class CatalogWorkload:
             else:
                 with torch.device(device):
                     model = self._model()
+        if self.recipe.channels_last:
+            to: Any = model.to  # its annotations lack the one argument
+            model = to(memory_format=torch.channels_last)
         return model, optimizer_of(self.recipe.optimizer, model)
 
     def _model(self) -> nn.Module:
@@ -101,6 +104,8 @@ class CatalogWorkload:
         else:
             pixels = shape.image_size
             inputs = torch.randn(batch_size, 3, pixels, pixels, device=device, dtype=self._dtype)
+            if self.recipe.channels_last:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
         if shape.record.predicts_tokens:
             return inputs, torch.randint(shape.vocab, (batch_size, shape.seq_len), device=device)
         return inputs, torch.randint(shape.classes, (batch_size,), device=device)
@@ -144,7 +149,7 @@ class CatalogWorkload:
             self._scaler.scale(loss).backward()
             self._scaler.step(optimizer)
             self._scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -107,8 +107,20 @@ def test_hosts_without_a_terminal(hosts: dict[str, str], program: Program) -> No
     assert [(row["host"], row["gpu"], int(row["used_bytes"])) for row in rows] == [
         ("a", "0", 10 * GIB), ("a", "1", 0), ("a", "2", 0),
     ]  # fmt: skip
-    assert "10.00 / 80.00 GiB" in program(*named, env=hosts).out
+    lines = program(*named, "--host", "b", env=hosts).out.splitlines()
+    titles = [place for place, line in enumerate(lines) if line.startswith(("a (", "b ("))]
+    assert any("10.00 / 80.00 GiB" in line for line in lines)
+    assert (titles[0], lines[titles[1] - 1]) == (0, ""), "each under the name that the user gave"
     assert program("monitor", "--host", "c", "--once", env=hosts).code == 4
+
+
+def test_settings_of_another_file_hold_for_hosts_too(hosts: dict[str, str], tmp_path: Path, program: Program) -> None:
+    settings = tmp_path / "other.toml"
+    settings.write_text('[hosts]\nlab = ["a", "b"]\n')
+    done = program("monitor", "--host", "lab", "--once", "--csv", "--settings", str(settings), env=hosts)
+    assert {line.split(",")[1] for line in done.out.splitlines()[1:]} == {"a", "b"}
+    done = program("monitor", "--host", "lab", "--once", "--csv", "--settings", str(tmp_path / "none.toml"), env=hosts)
+    assert done.code == 2
 
 
 def test_a_recording_of_hosts_as_json(tmp_path: Path, program: Program) -> None:
@@ -118,3 +130,19 @@ def test_a_recording_of_hosts_as_json(tmp_path: Path, program: Program) -> None:
     recorder.close()
     lines = [json.loads(line) for line in program("monitor", "--replay", str(path), "--json").out.splitlines()]
     assert [(line["host_name"], line["gpus"][0]["used_bytes"]) for line in lines] == [("a", 10 * GIB), ("b", 20 * GIB)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", "9"), "no machine has 9 GPUs; the most is 5"),
+        (("--gpus", "2", "--memory", "90GiB"), "no machine has 2 GPUs of 90.00 GiB"),
+        (("--vendor", "AMD"), "there is no GPU of AMD, only of NVIDIA"),
+    ],
+)
+def test_nobody_waits_for_what_no_machine_has(
+    arguments: tuple[str, ...], said: str, fake_machine: FakeMachine, program: Program
+) -> None:
+    fake_machine.show(_SCENARIO)
+    done = program("free", "--wait", *arguments, env={**fake_machine.environment, "PATH": os.environ["PATH"]})
+    assert (done.code, done.out, done.err) == (3, "", f"gpumem-tui: {said}\n")

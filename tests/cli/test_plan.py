@@ -199,10 +199,10 @@ def test_bad_input_is_one_line(program: Program, arguments: tuple[str, ...], sai
 def test_how_far_a_number_can_go_without_torch(program: Program) -> None:
     arguments = ("--model", "gpt2", "--precision", "bf16", "--gpu", "sim:t4-16gb", "--solve", "seq-len", "--no-trace")
     done = program("plan", *arguments)
-    assert "longest sequence: ≈1,024 tokens, by formula: an estimate" in done.out
+    assert done.out.startswith("Longest sequence of gpt2 on NVIDIA T4: ≈1,024 tokens, by formula: an estimate.")
     said = json.loads(program("plan", *arguments, "--json").out)
     assert (said["solve"], said["value"], said["how"], said["formula"]) == ("seq-len", 1024, "formula", 1024)
-    assert program("plan", *arguments, "--markdown").out.startswith("# Longest sequence: gpt2 on NVIDIA T4")
+    assert "\n# Longest sequence: gpt2 on NVIDIA T4\n" in program("plan", *arguments, "--markdown").out
 
 
 def test_nothing_to_solve_for_is_said_in_one_line(program: Program) -> None:
@@ -211,4 +211,8 @@ def test_nothing_to_solve_for_is_said_in_one_line(program: Program) -> None:
     of_command = program("plan", "--solve", "seq-len", "--", "python", "train.py")
     assert (of_command.code, "--solve" in of_command.err) == (2, True)
     too_large = program("plan", "--model", "llama-3-70b", "--gpu", "sim:t4-16gb", "--solve", "seq-len", "--no-trace")
-    assert (too_large.code, too_large.out.splitlines()[0]) == (3, "longest sequence: none")
+    first = too_large.out.splitlines()[0]
+    assert too_large.code == 3
+    assert first.startswith(
+        "Longest sequence of llama-3-70b on NVIDIA T4: none; even 128 tokens cannot fit: parameters"
+    )

@@ -144,3 +144,34 @@ def test_kernels_written_in_triton_are_not_run(project: Project) -> None:
     traced = project.predict("python", "train.py").json["traced"]
     assert traced["buckets"]["parameters"] == 4 * (LINEAR + REST) + ROTARY_BYTES
     assert any("Triton" in note for note in traced["notes"])
+
+
+PLAIN = f"""
+    import sys
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM({CONFIGURATION}).to(torch.bfloat16)
+    if "lora" in sys.argv:
+        model = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+    model.to("cuda")
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-4)
+    for step in range(10):
+        ids = torch.randint(0, {WORDS}, (4, 16), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_adapters_that_a_plan_puts_in_are_those_of_get_peft_model(project: Project) -> None:
+    project.write("train.py", PLAIN)
+    planned = project.plan("python", "train.py", options=("--what-if", "lora", "--quiet")).json
+    (row,) = (row for row in planned["techniques"] if row["key"] == "lora")
+    by_hand = project.predict("python", "train.py", "lora").json["traced"]
+    assert row["buckets"]["parameters"] == by_hand["buckets"]["parameters"]
+    assert row["buckets"]["optimizer"] == by_hand["buckets"]["optimizer"]
+    assert row["peak_bytes"] == by_hand["peak_allocated_bytes"]
+    again = project.plan("python", "train.py", "lora", options=("--what-if", "lora", "--quiet")).json
+    assert again["not_applicable"][0]["reason"] == "some of its weights are frozen already"

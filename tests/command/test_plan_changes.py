@@ -153,5 +153,5 @@ def test_the_progress_of_the_runs_is_told(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("train.py", SCRIPT)
     done = project.plan("python", "train.py", options=("--what-if", "set-to-none"))
-    assert "what-if 1 of 1: gradients set to None … " in done.stderr
+    assert "what-if 1 of 1: gradients set to None (about " in done.stderr
     assert [row["key"] for row in done.json["techniques"] if row["source"] == "traced"] == ["set-to-none"]

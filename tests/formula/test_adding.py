@@ -179,11 +179,12 @@ class TestFamily:
 
 
 def test_every_extra_takes_bytes_from_some_network() -> None:
-    recipe, names = Recipe("amp-bf16"), ("gpt2", "resnet-50")
+    recipes = (Recipe("amp-bf16"), Recipe("amp-bf16", sharding="zero3", gpus=4))
     for extra in EXTRAS:
         saved = [
             predict(find_model(name), recipe, 8).peak_bytes - predict(find_model(name), recipe, 8, extras).peak_bytes
-            for name in names
+            for name in ("gpt2", "resnet-50")
+            for recipe in recipes
             for extras in [frozenset({extra})]
         ]
         assert max(saved) > 0, f"nothing asks for {extra}"

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import by_moment, max_batch_size, predict, terms
-from gpumem_tui.formula.recipe import EXTRAS, Extra, Recipe, Setup
+from gpumem_tui.formula.recipe import EXTRAS, Extra, Recipe, Setup, Sharding
 from gpumem_tui.formula.techniques import (
     Price,
     Technique,
@@ -123,6 +124,18 @@ class TestExtras:
         rows = {row.name: row.size_bytes for row in predict(shape, Recipe(), 3, frozenset({"chunked-loss"})).rows}
         assert rows["output head: logits"] == 3 * 128 * 50_257 * 4
         assert rows["output head: gradient of its input"] == 3 * 1024 * 768 * 4
+
+    @pytest.mark.parametrize("sharding", ["zero3", "fsdp2", "deepspeed-zero3"])
+    def test_a_share_of_the_weights_leaves_the_gpu_and_what_is_gathered_stays(self, sharding: Sharding) -> None:
+        shape, recipe = find_model("llama-3.2-1b"), Recipe("amp-bf16", sharding=sharding, gpus=4)
+        there, gone = (
+            {row.name: row.size_bytes for row in predict(shape, recipe, 1, extras).rows}
+            for extras in (frozenset[Extra](), frozenset[Extra]({"offload-parameters"}))
+        )
+        each = 2 if sharding == "deepspeed-zero3" else 4
+        assert there["parameters"] == -(-each * count_parameters(shape) // 4)
+        assert gone["parameters"] == 0
+        assert gone.get("gathered parameters") == there.get("gathered parameters")
 
     def test_the_optimizers_state_leaves_the_gpu(self) -> None:
         rows = terms(find_model("gpt2"), Recipe(), 3, frozenset({"offload-optimizer"}))

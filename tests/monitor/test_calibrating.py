@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpumem_tui.catalog.calibration import calibrated, load
+from gpumem_tui.catalog.calibration import calibrated, load, save
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.cli.commands import run
-from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate
+from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate, learned
+from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
 from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.watch.collector import Collector
+from gpumem_tui.watch.reader import Watcher
+from tests.monitor.snapshots import gpu as gpu_reading
+from tests.monitor.snapshots import process
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
+from tests.watch.rings import RECORD, RingFile, this_process
 
 RESERVED = 20 * MIB
 USED = {"context": 400 * MIB, "cuBLAS": 470 * MIB, "cuDNN": 530 * MIB, "NCCL": 690 * MIB, "eager": 910 * MIB}
@@ -132,3 +140,28 @@ def test_a_python_that_cannot_reach_the_gpu_says_why(gpu: RealGpu, tmp_path: Pat
         calibrate(gpu, "1", sys.executable, print)
     with pytest.raises(NotCalibrated, match="cannot be run"):
         calibrate(gpu, "1", str(tmp_path / "nowhere"), print)
+
+
+def test_what_trains_here_says_what_it_takes_beside_its_allocator(tmp_path: Path) -> None:
+    RingFile(tmp_path / "probes", this_process()).sample(RECORD)
+    took = RECORD.reserved_bytes + 480 * MIB
+    one = gpu_reading(uuid=RECORD.device_uuid, processes=(process(os.getpid(), took), process(1, 3 * GIB)))
+    published = Collector(Watcher([tmp_path / "probes"])).collect([one])
+    [found] = learned([one], published, "550.1")
+    assert (found.gpu, found.driver, found.stages) == (one.name, "550.1", {"least": 480 * MIB, "training": 480 * MIB})
+    save(found, tmp_path / "calibration.toml")
+    assert load(tmp_path / "calibration.toml") == (found,)
+    profile = profile_for("2.13.0", calibrated(find_gpu("a100-80gb"), [found]))
+    assert profile.context_range.is_exact
+    assert profile.context_source.startswith("seen of training processes on this NVIDIA A100")
+    less = replace(one, processes=(process(os.getpid(), RECORD.reserved_bytes),))
+    assert learned([less], published, "550.1") == []
+
+
+def test_without_a_training_process_there_is_nothing_to_learn(
+    fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_nvml.show(Scenario(gpus=[FakeGpu()]))
+    monkeypatch.setattr(sys, "argv", ["gpumem-tui", "doctor", "--calibrate", "--running"])
+    assert run() == EXIT_FAILED
+    assert "start it with `gpumem-tui run`" in capsys.readouterr().err

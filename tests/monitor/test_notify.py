@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,19 @@ def test_a_command_that_is_not_there_is_one_line_until_another_works(tmp_path: P
     notifier.update("a", (FULL, HOT))
     wait_until(lambda: notifier.problem == "")
     assert [one["kind"] for one in told()] == ["hot"]
+    notifier.close()
+
+
+def test_where_no_file_can_be_written_that_is_said_and_later_alerts_are_told(
+    tmp_path: Path, told: TOLD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notifier = notifier_of(tmp_path, Clock())
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        notifier.update("a", (FULL,))
+        wait_until(lambda: notifier.problem == "notify: tell.sh cannot be run: No such file or directory")
+    notifier.update("a", (FULL, HOT))
+    wait_until(lambda: len(told()) == 1 and not notifier.problem)
     notifier.close()
 
 

@@ -70,6 +70,21 @@ def test_who_watches_is_who_called_sudo(monkeypatch: pytest.MonkeyPatch) -> None
     assert viewer() == "user 4000000"
 
 
+def test_what_a_first_look_cannot_tell_is_not_known_rather_than_nothing() -> None:
+    first = _host(1, "ada", cpu_percent=Unknown("needs a second look"))
+    snapshot = machine([gpu(0, processes=(replace(process(1, GIB), host=first),))])
+    [ada] = user_totals({"box": snapshot})
+    assert ada.cpu_percent is None
+    assert list(users_lines([ada], several=False))[1].split()[5] == "–"
+    assert snapshot_json(snapshot)["users"][0]["cpu_percent"] is None
+
+
+def test_the_table_of_one_reading_has_what_trains_on_the_cpu_and_on_a_gpu_that_does_not_list_it() -> None:
+    snapshot = replace(BOTH, unlisted=(*BOTH.unlisted, UnlistedProcess(6, "cuda:0", _host(6, "eve"), gpu(1).uuid)))
+    rows = [line.split() for line in table(snapshot, ())]
+    assert [row[:3] for row in rows if row[1:2] in (["5"], ["6"])] == [["cpu", "5", "bob"], ["1", "6", "eve"]]
+
+
 def test_over_several_hosts_a_pid_is_another_process_on_each() -> None:
     ada, bob, _ = user_totals({"a": BOTH, "b": BOTH})
     assert (ada.used_bytes, ada.processes, len(ada.gpus)) == (34 * GIB, 4, 4)

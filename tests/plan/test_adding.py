@@ -11,7 +11,7 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model, toml_tables
 from gpumem_tui.formula.recipe import EXTRAS, OPTIMIZERS, Recipe
 from gpumem_tui.formula.rows import ROW_WORDS
-from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, Technique, catalog_techniques, changes, injected
+from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, TYPED, Technique, catalog_techniques, changes, injected
 from gpumem_tui.memory import Bucket
 from gpumem_tui.plan.answers import setup_of, with_setup
 from gpumem_tui.plan.control import Choice
@@ -26,6 +26,7 @@ PLANS = (
     Plan(find_model("llama-3.2-1b"), Recipe("amp-bf16", gpus=4), A100, batch_size=8),
     Plan(find_model("resnet-50"), Recipe(), A100, batch_size=64),
     Plan(find_model("gpt2-xl"), Recipe(), A100),
+    Plan(find_model("gpt2-xl"), Recipe("amp-bf16", sharding="zero3", gpus=4), A100),
 )
 """Setups among which each technique helps one at least."""
 
@@ -107,7 +108,7 @@ def test_extras_and_optimizers_that_save_are_techniques() -> None:
 
 def test_a_command_knows_every_change_that_has_a_table() -> None:
     of_commands = toml_tables("techniques.toml")["command"].keys()
-    assert of_commands <= set(INJECTED)
+    assert of_commands <= {*INJECTED, *TYPED}
     found = injected(A100, 2)
     assert [change.key for change in found] == list(INJECTED)
     assert all(change.how and change.cost and "{" not in change.name + change.how + change.cost for change in found)

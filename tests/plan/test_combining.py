@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from gpumem_tui.memory import MIB
-from gpumem_tui.plan.combining import command_of, likely
-from gpumem_tui.plan.command import CommandPlan, Together
+from gpumem_tui.formula.techniques import Technique
+from gpumem_tui.memory import MIB, Unknown
+from gpumem_tui.plan.combining import MOST_RUNS, Planning, command_of, likely, planned
+from gpumem_tui.plan.command import CommandPlan, Together, WhatIf
+from gpumem_tui.plan.dialects import dialect_of, half_length, typed_changes, typed_command
+from gpumem_tui.run.control import Control
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.workload.command import Command
 from tests.plan.commands import base_predicted, base_trace, change, changed, command_config
 
@@ -73,3 +77,169 @@ def test_the_command_is_in_the_programs_own_words(
     line, besides = command_of(_plan(16, config), Together((change("checkpointing", config),), 4, 4))
     assert line == typed
     assert besides[-len(written) :] == written if written else not besides
+
+
+# The order of the runs
+
+
+@dataclass
+class _Runs:
+    """Runs that take a second each on a clock of their own; a set's run fails, or finds what the command takes."""
+
+    config: SearchConfig
+    batch_size: int = 16
+    set_fails: bool = False
+    fitting: tuple[str, ...] = ()
+    made: list[str] = field(default_factory=list)
+
+    def trace(self, *_: object) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        raise AssertionError("the command as it is has been traced")
+
+    def trace_change(self, change: Technique, *_: object) -> WhatIf:
+        self.made.append(change.key)
+        activations = 1 if change.key in self.fitting else 1000
+        return changed(self.config, change.key, activations=activations)
+
+    def trace_together(self, one: Together, *_: object) -> Together:
+        self.made.append(one.words)
+        return replace(one, traced=Unknown("its run failed") if self.set_fails else base_trace(self.config))
+
+    def clock(self) -> float:
+        return float(len(self.made))
+
+
+def _planned(runs: _Runs, batch_size: int, *keys: str) -> list[Planning]:
+    plan = CommandPlan(runs.config, batch_size, base_predicted(runs.config))
+    changes = [change(key, runs.config) for key in keys]
+    return list(planned(plan, runs, changes, Control(), clock=runs.clock))
+
+
+def test_smaller_passes_are_run_first_and_what_fits_asks_for_no_more_sets() -> None:
+    runs = _Runs(_config())
+    steps = _planned(runs, 16, "checkpointing", "sgd")
+    assert runs.made == ["2 passes of 8", "checkpointing", "sgd"]
+    fitting = steps[-1].plan.fitting
+    assert fitting is not None
+    assert fitting.batch_size == 8
+
+
+def test_after_each_run_the_time_that_the_rest_takes_is_by_the_runs_so_far() -> None:
+    runs = _Runs(_config())
+    steps = _planned(runs, 16, "checkpointing", "sgd")
+    assert [len(step.waiting) for step in steps if step.running is not None] == [2, 1, 0]
+    assert [step.left_s for step in steps if step.ran is not None] == [2.0, 1.0, 0.0]
+
+
+def test_where_no_change_fits_alone_sets_are_run_until_one_does() -> None:
+    runs = _Runs(_config(("python", "train.py")))
+    _planned(runs, 30, "checkpointing", "chunked-loss")
+    assert runs.made[:2] == ["checkpointing", "chunked-loss"]
+    one = _Runs(_config(("python", "train.py")), fitting=("checkpointing",))
+    _planned(one, 16, "checkpointing")
+    assert one.made == ["checkpointing"], "it fits alone"
+
+
+def test_a_set_whose_run_failed_is_not_part_of_another() -> None:
+    runs = _Runs(_config(), set_fails=True, fitting=())
+    steps = _planned(runs, 16, "checkpointing", "sgd")
+    sets = [set(one.changes) for one in steps[-1].plan.together if one.changes]
+    assert len(steps[-1].plan.together) <= 2 * MOST_RUNS
+    assert not any(earlier <= later for number, earlier in enumerate(sets) for later in sets[number + 1 :])
+
+
+def test_what_fits_as_it_is_has_no_sets() -> None:
+    runs = _Runs(_config())
+    _planned(runs, 1, "sgd")
+    assert runs.made == ["sgd"]
+
+
+# Frameworks' own words
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "line"),
+    [
+        (
+            ("python", "sft.py", "--per_device_train_batch_size", "16", "--max_length", "2048"),
+            "parser = TrlParser((SFTConfig, ModelConfig))",
+            "python sft.py --per_device_train_batch_size 8 --max_length 1024 --gradient_checkpointing True "
+            "--use_peft True --load_in_4bit True --gradient_accumulation_steps 2",
+        ),
+        (
+            ("llamafactory-cli", "train", "sft.yaml", "per_device_train_batch_size=16", "cutoff_len=2048"),
+            "",
+            "llamafactory-cli train sft.yaml per_device_train_batch_size=8 cutoff_len=1024 "
+            "disable_gradient_checkpointing=false finetuning_type=lora quantization_bit=4 "
+            "gradient_accumulation_steps=2",
+        ),
+        (
+            ("axolotl", "train", "x.yml", "--micro-batch-size=16", "--sequence-len=2048"),
+            "",
+            "axolotl train x.yml --micro-batch-size=8 --sequence-len=1024 --gradient_checkpointing=true "
+            "--adapter=qlora --load_in_4bit=true --lora_r=16 --lora_alpha=16 --lora_target_linear=true "
+            "--gradient_accumulation_steps=2",
+        ),
+    ],
+)
+def test_a_frameworks_line_says_every_change(tmp_path: Path, words: tuple[str, ...], script: str, line: str) -> None:
+    (tmp_path / "sft.py").write_text(script)
+    config = _config(words, str(tmp_path))
+    typed = {one.key: one for one in typed_changes(config)}
+    changes = (typed["half-length"], change("checkpointing", config), typed["qlora"])
+    found, written = command_of(_plan(16, config), Together(changes, 8, 2))
+    assert found == line
+    assert not written
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "line", "written"),
+    [
+        (
+            ("accelerate", "launch", "train.py", "--batch-size", "16"),
+            "Accelerator()",
+            "accelerate launch --mixed_precision bf16 --gradient_accumulation_steps 2 train.py --batch-size 8",
+            (),
+        ),
+        (
+            ("python", "train.py", "fit", "--data.batch_size", "16"),
+            "cli = LightningCLI(Model)",
+            "python train.py fit --data.batch_size 8 --trainer.precision bf16-mixed "
+            "--trainer.accumulate_grad_batches 2",
+            (),
+        ),
+        (
+            ("python", "train.py", "--batch-size", "16"),
+            "import lightning as L",
+            "python train.py --batch-size 8",
+            ("Trainer(precision='bf16-mixed')", "accumulate_grad_batches × 2"),
+        ),
+    ],
+)
+def test_launchers_and_lightning_are_told_in_their_words(
+    tmp_path: Path, words: tuple[str, ...], script: str, line: str, written: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    config = _config(words, str(tmp_path))
+    assert command_of(_plan(16, config), Together((change("autocast", config),), 8, 2)) == (line, written)
+
+
+def test_passes_that_a_configuration_gives_are_not_said_anew(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("gradient_accumulation_steps: 8\n")
+    config = _config(("llamafactory-cli", "train", "sft.yaml", "per_device_train_batch_size=16"), str(tmp_path))
+    line, written = command_of(_plan(16, config), Together((), 8, 2))
+    assert line == "llamafactory-cli train sft.yaml per_device_train_batch_size=8"
+    assert written == ("gradient_accumulation_steps × 2",)
+
+
+def test_only_a_line_that_gives_the_length_can_give_half_of_it() -> None:
+    assert half_length(Command(("python", "train.py", "--block_size=1024"), "/")) == 512
+    assert half_length(Command(("python", "train.py", "--seq-len", "128"), "/")) is None
+    assert half_length(Command(("python", "train.py"), "/")) is None
+
+
+def test_an_old_gpu_has_no_bfloat16(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("HfArgumentParser")
+    config = replace(command_config(gpu="t4-16gb"))
+    config = replace(config, workload=replace(config.workload, command=Command(("python", "train.py"), str(tmp_path))))
+    assert dialect_of(Command(("python", "train.py"), str(tmp_path))).title == "transformers' Trainer"
+    assert typed_command(config, (change("autocast", config),)).command.words[-2:] == ("--fp16", "True")

@@ -19,6 +19,7 @@ from gpumem_tui.plan.report import limit_lines, limit_markdown
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, TraceByLength
 from gpumem_tui.simulator.allocator.timeline import Timeline
+from tests.plan.plans import TRACED
 from tests.search.traces import traced, training
 
 LLAMA = Plan(find_model("llama-3.2-1b"), Recipe("bf16"), find_gpu("rtx-3090-24gb"), batch_size=2)
@@ -245,3 +246,11 @@ def test_gpus_come_in_parts_of_a_machine_and_whole_machines() -> None:
     assert gpus(1, "rtx-3060-12gb") == 3
     assert gpus(8, "rtx-3060-12gb") == 4
     assert gpus(6, "rtx-3060-12gb") == 3
+
+
+def test_experts_that_fsdp2_fills_up_are_named() -> None:
+    recipe = Recipe("amp-bf16", sharding="fsdp2", gpus=2)
+    plan = replace(LLAMA, shape=find_model("deepseek-v3"), recipe=recipe, batch_size=1000, gpu=find_gpu("t4-16gb"))
+    found = limit("gpus", plan, lambda _: TRACED)
+    assert found.value is None
+    assert "more GPUs than a block has experts (256) it fills them up" in limit_lines(plan, found)[0]

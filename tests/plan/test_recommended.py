@@ -6,14 +6,20 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.formula.noise_scale import MeasuredNorm
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
-from gpumem_tui.plan.export import plan_json
+from gpumem_tui.plan.command import CommandAnswer, CommandPlan
+from gpumem_tui.plan.export import command_plan_json, plan_json
+from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import plan_answer, recommended
+from gpumem_tui.plan.recommended import Recommended, command_answer, plan_answer, recommended
 from gpumem_tui.plan.report import plan_markdown
 from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
+from tests.plan.commands import base_predicted, changed, command_config
 from tests.plan.plans import GPT2, LLAMA, TRACED, traced_of, with_figures
 
 NO_TIME = Unknown("no time is left")
@@ -119,3 +125,36 @@ class TestOnePlanOneVerdict:
         said = plan_answer(answer(large), Unknown("not traced"), recommended(large, Unknown("not traced")))
         assert said.startswith("Does not fit by formula: batch 4,096 on ")
         assert re.search(r"To change: \d+ passes of \d+\.", said)
+
+
+def test_a_command_that_no_run_makes_fit_has_what_does_by_formula() -> None:
+    config = command_config("python", "train.py", gpu="rtx-4090-24gb")
+    plan = CommandPlan(config, 12, base_predicted(config), (changed(config, "sgd", optimizer=900),))
+    said = command_answer(CommandAnswer.of(plan))
+    assert "None of the changes that were run makes it fit; by formula this does: optimizer in host memory" in said
+    larger = CommandPlan(config, 13, base_predicted(config), (changed(config, "checkpointing", activations=1),))
+    assert "To change: checkpointed blocks" in command_answer(CommandAnswer.of(larger))
+    assert command_plan_json(larger)["answer"] == command_answer(CommandAnswer.of(larger))
+
+
+def test_a_learning_rate_and_gradient_norms_that_are_given_are_answered_in_the_first_line() -> None:
+    goals = Goals(reference_batch=256, reference_rate=6e-4, norms=(MeasuredNorm(8, 2.1), MeasuredNorm(64, 1.3)))
+    asked = replace(GPT2, target_batch=512, goals=goals)
+    said = plan_json(asked, TRACED)["answer"]
+    assert "Critical batch: about 19.1 samples. From a global batch of 256 (your own) to 512: multiply" in said
+    assert "to 0.00062" in said
+    assert "Critical batch" not in plan_json(GPT2, TRACED)["answer"]
+
+
+def test_the_passes_of_a_wanted_batch_are_in_the_first_line() -> None:
+    assert (
+        "32 passes make a global batch of 256 (262,144 tokens)."
+        in plan_json(replace(GPT2, target_batch=256), TRACED)["answer"]
+    )
+
+
+def test_what_nothing_makes_fit_is_said_to_fit_with_less_of_it_trained() -> None:
+    mixtral = replace(LLAMA, shape=find_model("mixtral-8x7b"), gpu=find_gpu("h100-80gb"), recipe=Recipe("bf16"))
+    nothing = Recommended(Unknown("of what fits by formula, nothing does by trace"), Unknown("traced"))
+    said = plan_answer(answer(mixtral), NO_TIME, nothing)
+    assert "nothing does by trace; by formula QLoRA would, which trains less of it." in said

@@ -23,6 +23,7 @@ from gpumem_tui.probe.stall import Watchdog
 from gpumem_tui.probe.steps import StepCount
 from gpumem_tui.probe.wire import Stall
 from tests.probe.watched import SCRIPTS, TORCHRUN
+from tests.sharing import WarmPython
 from tests.waiting import wait_until
 
 HERE = os.path.basename(__file__)
@@ -205,7 +206,7 @@ def test_of_ranks_that_wait_the_one_that_stopped_first_is_named(tmp_path: Path, 
     words = {"sleep": "# asleep", "loop": "# in a loop", "lock": "# at a lock"}
     line = next(number for number, said in enumerate(script.read_text().splitlines(), 1) if words[how] in said)
     environment = {**os.environ, "GPUMEM_TUI_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    job = [sys.executable, *TORCHRUN, str(script), how, "1", wrapped]
+    job = [WarmPython.path(), *TORCHRUN, str(script), how, "1", wrapped]
     ranks: subprocess.Popen[str] = subprocess.Popen(
         job, env={**environment, "PYTHONPATH": str(SITE_DIRECTORY)}, start_new_session=True, text=True
     )

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -55,7 +56,10 @@ def traced(
     workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None
 ) -> dict[Kind, int]:
     """The peaks of `steps` steps on the simulated GPU, unlimited. `context_bytes` replaces the profile's assumption."""
-    simulated = _run(workload, gpu, batch_size, steps)
+    return _peaks(_run(workload, gpu, batch_size, steps), context_bytes)
+
+
+def _peaks(simulated: SimulatedGpu, context_bytes: int | None) -> dict[Kind, int]:
     stats = simulated.allocator.stats
     context_bytes = simulated.profile.context_bytes if context_bytes is None else context_bytes
     return {
@@ -65,13 +69,13 @@ def traced(
     }
 
 
-def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int) -> SimulatedGpu:
+def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> SimulatedGpu:
     import torch
 
     from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from gpumem_tui.step.run import StepRun
 
-    simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
+    simulated = SimulatedGpu(gpu, profile_for(version or torch.__version__, gpu), unlimited=True)
     gc.collect()
     with simulate(simulated) as device:
         StepRun(workload, batch_size, device, simulated).run(steps)
@@ -82,8 +86,7 @@ def traced_published(peak: PublishedPeak) -> int:
     """The simulated counterpart of a published figure, in bytes."""
 
     def at(batch_size: int) -> int:
-        workload, gpu = _published_workload(peak), find_gpu(peak.gpu)
-        return traced(workload, gpu, batch_size, PUBLISHED_STEPS, peak.context_bytes)[peak.kind]
+        return _peaks(_published_run(peak, batch_size, benchmark=False), peak.context_bytes)[peak.kind]
 
     less_bytes = at(peak.less_batch_size) if peak.less_batch_size else 0
     return at(peak.batch_size) - less_bytes + peak.add_bytes
@@ -97,7 +100,7 @@ def published_range(peak: PublishedPeak) -> Range:
 
     def reserved(batch_size: int) -> tuple[Range, Range]:
         with _cudnn_benchmark(peak.cudnn_benchmark):
-            simulated = _run(_published_workload(peak), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS)
+            simulated = _published_run(peak, batch_size, benchmark=peak.cudnn_benchmark)
         finder = BatchFinder(AffineTrace.constant(simulated.finish()))
         without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
         return finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit), simulated.profile.context_range
@@ -111,6 +114,17 @@ def published_range(peak: PublishedPeak) -> Range:
     return found + context
 
 
+def _published_run(peak: PublishedPeak, batch_size: int, *, benchmark: bool) -> SimulatedGpu:
+    """Run a published program's steps. `benchmark`: whether it is under `_cudnn_benchmark`."""
+    return _run_of(msgspec.json.encode(peak), batch_size, benchmark)
+
+
+@lru_cache(maxsize=1)  # a figure and its range are asked for one after the other
+def _run_of(encoded: bytes, batch_size: int, _benchmark: bool) -> SimulatedGpu:
+    peak = msgspec.json.decode(encoded, type=PublishedPeak)
+    return _run(peak.workload().load(), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS, peak.torch)
+
+
 @contextmanager
 def _cudnn_benchmark(is_on: bool) -> Iterator[None]:
     """The switch that a program would set."""
@@ -122,25 +136,6 @@ def _cudnn_benchmark(is_on: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def _published_workload(peak: PublishedPeak) -> Workload:
-    """The catalog's workload with the optimizer used as the published program did."""
-    workload = peak.workload().load()
-    build = workload.build
-
-    def as_published(device: Any) -> Any:
-        model, optimizer = build(device)
-        assert optimizer is not None, "a catalog workload has one"
-        zero_grad = optimizer.zero_grad
-        for group in optimizer.param_groups:
-            group["foreach"] = None if peak.foreach else False
-        if peak.keeps_gradients:
-            optimizer.zero_grad = lambda set_to_none=True: zero_grad(set_to_none=False)  # type: ignore[method-assign]
-        return model, optimizer
-
-    workload.build = as_published  # type: ignore[method-assign]
-    return workload
 
 
 # The table

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print a line a model and recipe: formula/traced on each GPU, * outside the goal, ! unsafe; then the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(models()), metavar="NAME")
-    parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
+    parser.add_argument("--precisions", nargs="*", default=("fp32", "amp-bf16", "amp-fp16", "bf16"), choices=PRECISIONS)
     parser.add_argument("--recomputes", nargs="*", default=["none", "full"], choices=RECOMPUTES)
     chosen = parser.parse_args(arguments)
     pairs: list[LargestPair] = []

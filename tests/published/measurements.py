@@ -159,8 +159,7 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         cudnn_benchmark: that program set `torch.backends.cudnn.benchmark`.
         less_batch_size: the figure is the difference to this batch size's, without what is constant; 0: it is not.
         add_bytes: what that run held beyond what can be traced, and `add` says what it is; 0 for nothing.
-        foreach: whether the optimizer takes all parameters at once, torch's default today.
-        keeps_gradients: gradients are zeroed rather than dropped, torch's default before 2.0.
+        torch: the version that the run had, by whose rules it is traced; empty for today's.
         tolerance_percent: how far the traced figure may be off, and `why` explains what is left of it; None: the
             figure, of a whole device, lies within the range that is predicted.
     """
@@ -185,8 +184,7 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     less_batch_size: int = 0
     add_bytes: int = 0
     add: str = ""
-    foreach: bool = True
-    keeps_gradients: bool = False
+    torch: str = ""
 
     def workload(self) -> WorkloadSpec:
         """What to train."""

@@ -30,7 +30,7 @@ from gpumem_tui.simulator.cuda.world import rank_zero_of
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
 _WIDTH, _HIDDEN, _HEADS, _GROUPS, _LAYERS, _WORDS = 4096, 14336, 32, 8, 32, 128_256
-_SETTINGS = {"default": AllocatorSettings(), "expandable": AllocatorSettings.parse("expandable_segments:True")}
+SETTINGS = {"default": AllocatorSettings(), "expandable": AllocatorSettings.parse("expandable_segments:True")}
 _STEPS = 2
 """From the second on gradients and optimizer states are there."""
 
@@ -213,7 +213,7 @@ def errors_percent(row: Row, timeline: Timeline) -> dict[str, float]:
     """Reserved against published by the allocator's settings; below zero the prediction is too low."""
     return {
         name: 100 * (replay(timeline, settings=settings).peak_reserved_bytes / GIB / row.reserved_gib - 1)
-        for name, settings in _SETTINGS.items()
+        for name, settings in SETTINGS.items()
     }
 
 

@@ -167,11 +167,11 @@ class TestPublished:
         large, small = traced_published(peak), traced_published(msgspec.structs.replace(peak, batch_size=64))
         assert traced_published(msgspec.structs.replace(peak, less_batch_size=64)) == large - small > 0
 
-    def test_gradients_that_are_kept_take_their_bytes_in_forward_too(self, tmp_path: Path) -> None:
+    def test_a_run_is_traced_by_the_rules_of_its_torch(self, tmp_path: Path) -> None:
         peaks = tmp_path / "peaks.toml"
         peaks.write_text(_PEAKS)
         dropped = msgspec.structs.replace(load_published(peaks).modelled[0], kind="allocated")
-        kept = msgspec.structs.replace(dropped, keeps_gradients=True)
+        kept = msgspec.structs.replace(dropped, torch="1.13")
         assert traced_published(kept) > traced_published(dropped)
 
     @pytest.mark.parametrize("text", ["[[modelled]]\nid = 1", "modelled = 3", "not toml"])

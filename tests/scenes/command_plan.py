@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.command import Watch, WhatIf
+from gpumem_tui.plan.command import Runs, Together, Watch, WhatIf
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.plan.command_screen import CommandPlanScreen, Runs
-from tests.plan.commands import REFUSED, base_predicted, change, changed, command_config
+from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
+from tests.plan.commands import REFUSED, base_predicted, base_trace, change, changed, command_config
 from tests.scenes.search import noon
 
 __all__ = ["command_config"]
@@ -52,6 +52,11 @@ class ScriptedRuns:
             return WhatIf(change, Unknown("its run failed: train.py:12: RuntimeError: no such option"))
         sizes = {"checkpointing": {"activations": 300}, "sgd": {"optimizer": 1}}[change.key]
         return changed(self.config, change.key, **sizes)
+
+    def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
+        """The command in passes, with changes made together."""
+        self.made.append(one.words)
+        return replace(one, traced=base_trace(self.config))
 
 
 def command_app(runs: Runs, *, run_all: bool = True) -> GpuMemApp:

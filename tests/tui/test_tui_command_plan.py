@@ -127,3 +127,30 @@ async def test_a_command_that_fails_says_why_and_can_be_run_again() -> None:
         await pilot.press("r")
         await _finished(pilot, app)
         assert await plan_screen(app).end() == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_what_does_not_fit_has_the_cheapest_that_does_with_the_command_to_copy(size: tuple[int, int]) -> None:
+    runs = ScriptedRuns(command_config(), batch_size=64)
+    app = command_app(runs)
+    async with app.run_test(size=size) as pilot:
+        await _finished(pilot, app)
+        assert runs.made[:2] == ["as it is", "2 passes of 32"]
+        rows = _rows(app, "what-ifs").splitlines()
+        assert rows[1].startswith("✓ 2 passes of 32")
+        await pilot.press("home", "enter")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        shown = _text(app)
+        await pilot.press("y")
+    assert "python train.py --batch-size 32" in shown
+    assert "2 passes before each optimizer step" in " ".join(shown.split())
+    assert app.clipboard == "python train.py --batch-size 32"
+
+
+async def test_escape_ends_the_runs_and_the_time_left_is_said() -> None:
+    app = command_app(ScriptedRuns(command_config(), held=("sgd",)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "SGD: its run is under way" in _rows(app, "what-ifs"))
+        await pilot.press("escape")
+        await until(pilot, lambda: not plan_screen(app).state.busy)
+        assert "r runs them" in _text(app)

@@ -76,9 +76,10 @@ def lines(state: HostsState, width: int = 78) -> list[str]:
 
 def test_a_line_a_host_with_its_sum() -> None:
     a, b, c = lines(STATE, 98)
-    assert a.split()[:4] == ["▸", "a", "2", "81.2/160.0"]
+    assert a.split()[:6] == ["▸", "a", "0", "of", "2", "81.2/160.0"]
     assert "78.8" in a
-    assert b.split()[2:4] == ["1", "40.6/80.0"]
+    assert b.split()[2:6] == ["0", "of", "1", "40.6/80.0"]
+    assert said(hosts_rows(STATE)(60, ""))[0].split()[:4] == ["▸", "a", "2", "81.2/160.0"]
     assert "silent for 20 s · again in 29s" in c
     header = "".join(text for text, _ in hosts_header(STATE, 118, []))
     assert "3 hosts · 2 live · 1 away · 3 GPUs · 121.8/240.0 GiB used, 118.2 free" in header
@@ -214,6 +215,15 @@ def test_ranks_that_all_stop_do_not_lag() -> None:
     assert told(*hosts) == "no rank has finished a step for 98 s"
 
 
+def test_after_a_halt_no_rank_lags_as_it_is_in_the_mean_of_one_alone() -> None:
+    said = {"world_size": 2, "job": "night", "step": 1}
+    gone_on = {**said, "rank": 0, "newest_step": 1003, "newest_step_age_s": 0.3, "step_s": 20.0}
+    about_to = {**said, "rank": 1, "newest_step": 1002, "newest_step_age_s": 9.0, "step_s": 0.11}
+    for one, other in ((gone_on, about_to), ({**gone_on, "newest_step": 1002}, {**about_to, "newest_step": 1003})):
+        hosts = [live(name, 10, probes={(gpu(0).uuid, 4000): each}) for name, each in (("a", one), ("b", other))]
+        assert told(*hosts) == ""
+
+
 def test_the_rank_that_stopped_is_named_and_of_all_the_first() -> None:
     going = rank_at(0, 210.0, 0.1, 0.0)
     assert told(going, rank_at(1, 210.0, 0.1, 0.0, 204.0)) == "1 50"  # beyond the second that a counter may be old
@@ -318,6 +328,15 @@ def test_hosts_are_filtered_by_what_is_free_in_use_the_matter_by_user_and_model(
     header = "".join(text for text, _ in hosts_header(state, 118, []))
     assert f"3 hosts · {len(expected)} shown" in header
     assert {each.host_name for each in listed_processes(state)} <= set(expected)
+
+
+def test_how_many_gpus_are_free_and_which_is_seen_but_not_of_a_host_that_is_away() -> None:
+    state = replace(lab(), opened=frozenset("a"))
+    host, idle, busy, full, _ = lines(state, 118)
+    assert ("1 of 2" in host, " free " in idle, " free " in busy, "0 of 1" in full) == (True, True, False, True)
+    gone = replace(state, statuses=tuple(away(each, "silent") for each in state.statuses))
+    assert " free " not in lines(gone, 118)[1]
+    assert [names(replace(gone, filter=typed)) for typed in ("free", "free>=1GiB", "model=h100")] == ["", "", "a"]
 
 
 def test_a_user_is_whose_processes_are_listed_and_a_condition_that_says_nothing_is_named() -> None:

@@ -81,6 +81,14 @@ def test_how_far_from_the_mean_a_part_may_rise(rises_mib: tuple[int, ...], is_st
     assert bool(found) == is_steady
 
 
+@pytest.mark.parametrize(("in_a_part", "is_told"), [(4, True), (3, False)])
+def test_how_many_samples_a_part_has_at_least(in_a_part: int, is_told: bool) -> None:
+    every, part_s, places = samples(lambda s: 4 * GIB + s * MIB, seconds=300), 149.75 / 6, range(in_a_part)
+    times_s = [149.75 + part_s * (part + (place + 0.5) / in_a_part) for part in range(6) for place in places]
+    found = growth_of([every[number] for number in (0, *(int(2 * time_s) for time_s in times_s[:-1]), 599)])
+    assert bool(found) == is_told
+
+
 @pytest.mark.parametrize(
     ("growth", "is_worth_it"),
     [

@@ -61,6 +61,23 @@ def test_two_steps_train_every_parameter(shape: ModelShape, recompute: Recompute
         assert precision == "bf16" or not torch.equal(parameter, before[name]), f"{name} did not move"
 
 
+def test_channels_last_lays_images_and_weights_out_by_pixel_and_trains() -> None:
+    workload = CatalogWorkload(RESNET, Recipe(channels_last=True))
+    model, optimizer = workload.build(CPU)
+    batch = workload.make_batch(3, CPU)
+    laid_out = [one for one in (*model.parameters(), batch[0]) if one.dim() == 4]
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in laid_out)
+    workload.train_step(model, optimizer, batch)
+    assert all(parameter in optimizer.state for parameter in model.parameters())
+
+
+def test_frozen_weights_in_fp16_have_adapters_in_fp32() -> None:
+    recipe = Recipe("fp16", adapter="lora", lora_rank=4, adapter_dtype="fp32")
+    model, _ = CatalogWorkload(LLAMA, recipe).build(CPU)
+    dtypes = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
+    assert dtypes == {False: torch.float16, True: torch.float32}
+
+
 def loss_and_gradients(shape: ModelShape, recompute: Recompute) -> tuple[Tensor, list[Tensor | None]]:
     torch.manual_seed(1)
     model = build_model(shape, Recipe(recompute=recompute))

@@ -24,7 +24,7 @@ _WITH_ANY_TORCH = "with it `run`, `attach`, `watch`, `look` and a search on a re
 
 def too_old(torch_version: str) -> str:
     """Say why a version of torch cannot simulate a GPU, and what it can; "" where it can simulate one."""
-    if _minor(torch_version) >= OLDEST_TORCH:
+    if minor_of(torch_version) >= OLDEST_TORCH:
         return ""
     oldest = ".".join(map(str, OLDEST_TORCH))
     return f"is too old to simulate a GPU: {oldest} or newer is needed; {_WITH_ANY_TORCH}"
@@ -32,13 +32,24 @@ def too_old(torch_version: str) -> str:
 
 def newer_than_checked(torch_version: str) -> str:
     """Say what to know of a trace by a version of torch that came out later; "" where it was checked."""
-    if _minor(torch_version) <= NEWEST_TORCH:
+    if minor_of(torch_version) <= NEWEST_TORCH:
         return ""
     newest = ".".join(map(str, NEWEST_TORCH))
     return f"torch {torch_version} is newer than {newest}, the last one that the simulated GPU was checked with"
 
 
-def _minor(torch_version: str) -> tuple[int, ...]:
+def followed_as(asked: str, torch_version: str) -> str:
+    """Say what of an asked version of torch is followed where another one traces; "" where none was asked for."""
+    if not asked or minor_of(asked) == minor_of(torch_version):
+        return ""
+    return (
+        f"as torch {asked} would: its workspaces of cuBLAS, its optimizers' updates and when it drops gradients; the "
+        f"kernels, what operators keep and the allocator are torch {torch_version}'s"
+    )
+
+
+def minor_of(torch_version: str) -> tuple[int, ...]:
+    """Return major and minor of a version such as ``2.13.0+cpu``."""
     return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
 
 
@@ -48,6 +59,7 @@ class Profile:
 
     Attributes:
         name: shown wherever a traced number is shown, e.g. ``torch 2.13 sm_80``.
+        version: of torch: major, minor.
         cublas_workspace_bytes: taken from the caching allocator once per cuBLAS handle and stream; the forward and
             the autograd thread have a handle each.
         cublaslt_workspace_bytes: what a product with a bias takes for cuBLASLt beside it; 0 where it shares cuBLAS'.
@@ -60,6 +72,7 @@ class Profile:
     """
 
     name: str
+    version: tuple[int, ...]
     cublas_workspace_bytes: int
     cublaslt_workspace_bytes: int
     keeps_cublaslt_workspace: bool
@@ -85,6 +98,10 @@ _Version = tuple[int, ...]
 
 _CUBLAS_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 _CUBLAS_LARGE_BYTES = 32 * MIB
+_CUBLAS_SINCE: _Version = (1, 13)
+"""cuBLAS took its own memory, beside the allocator, until pytorch/pytorch#83461 (August 2022) had torch give it a
+workspace. Of 1.13 sources differ: minGPT's peaks of January 2023 hold two of them to the byte (tests/published), a
+report of February (#95668) has none."""
 _CUBLAS_LARGE_SINCE: dict[int, _Version] = {9: (2, 0), 10: (2, 12), 12: (2, 12)}
 """`parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: `:4096:2:16:8`, and 32 MiB by major compute
 capability since a torch version: Hopper (pytorch/pytorch#91564), Blackwell (#175344, merged in February 2026; published
@@ -95,9 +112,11 @@ _HIPBLAS_LARGE_ON = ("gfx94", "gfx95")
 """PyTorch's notes on HIP, "hipBLAS workspaces" (pytorch/pytorch#138791): 32 MiB, from the MI300 on 128 MiB."""
 
 _CUBLASLT_BYTES = 1 * MIB
+_CUBLASLT_SINCE: _Version = (1, 12)
 _CUBLASLT_KEPT_SINCE: _Version = (2, 9)
 _CUBLASLT_SHARED_SINCE: _Version = (2, 11)
-"""`parseCUDABlasLtWorkspaceSize` there: 1 MiB, taken for each product until pytorch/pytorch#156495 (June 2025) gave it
+"""Products with a bias go through cuBLASLt since pytorch/pytorch#72148, its workspace (`parseCUDABlasLtWorkspaceSize`
+there) since #73439, of March 2022: 1 MiB, taken for each product until pytorch/pytorch#156495 (June 2025) gave it
 to the thread, and cuBLAS' own since #168175 (January 2026)."""
 
 _CONTEXTS: dict[str, Any] = json.loads((Path(__file__).parent / "contexts.json").read_text(encoding="utf-8"))
@@ -144,10 +163,10 @@ def per_multiprocessor(capability: tuple[int, int]) -> dict[str, int]:
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """Return the profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
     context_bytes, context_source = _context(gpu)
-    major_minor = ".".join(torch_version.split("+")[0].split(".")[:2])
-    version = tuple(map(int, major_minor.split(".")))
+    version = minor_of(torch_version)
     return Profile(
-        name=f"torch {major_minor} {gpu.sm}",
+        name=f"torch {'.'.join(map(str, version))} {gpu.sm}",
+        version=version,
         cublas_workspace_bytes=_cublas_workspace_bytes(version, gpu),
         cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version, gpu),
         keeps_cublaslt_workspace=version >= _CUBLASLT_KEPT_SINCE,
@@ -227,6 +246,8 @@ def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     chosen = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     if gpu.arch:
         chosen = os.environ.get("HIPBLAS_WORKSPACE_CONFIG", chosen)
+    if torch_version < _CUBLAS_SINCE:
+        return 0
     pairs = re.findall(r":(\d+):(\d+)", chosen)
     if pairs:
         return sum(int(size) * KIB * int(count) for size, count in pairs)
@@ -244,6 +265,8 @@ def _cublaslt_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     """Return what the user set in `CUBLASLT_WORKSPACE_SIZE` (KiB), else torch's default; 0 if cuBLAS' own serves."""
     if gpu.arch:
         return 0  # hipBLASLt's is not known: it is in the range of the context
+    if torch_version < _CUBLASLT_SINCE:
+        return 0
     shares = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", str(int(torch_version >= _CUBLASLT_SHARED_SINCE)))
     if shares == "1":
         return 0

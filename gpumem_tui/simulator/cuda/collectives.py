@@ -146,7 +146,7 @@ class _Done:
         self.wait = self.is_completed = self.is_success = lambda *_: True
 
     def result(self) -> list[torch.Tensor]:
-        """Return the result."""
+        """Return the tensors that the collective wrote."""
         return [self._result]
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:

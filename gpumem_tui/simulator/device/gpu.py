@@ -23,10 +23,10 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.folding import Round, folded
-from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, per_multiprocessor
+from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.simulator.device import attention, autocast, kernels, recurrent
+from gpumem_tui.simulator.device import attention, autocast, kernels, older, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.mode import DeviceMode
@@ -336,6 +336,8 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         # Pinning takes host memory only, and nothing is copied here that would be faster for it.
         replacements.set(torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor)
         replacements.set(torch._C, "_conv_determine_backend_memory_format", kernels.convolution_layout)
+        if gpu.profile.version < minor_of(torch.__version__):
+            older.follow(gpu.profile.version, replacements)
         try:
             with gpu.sites.watching(), gpu.mode:
                 yield torch.device(DEVICE_TYPE, 0)

@@ -175,7 +175,7 @@ class _Waited:
 
 
 class SimulatedEvent(_Waited):
-    """`torch.cuda.Event`."""
+    """An event of the simulated GPU, in the place of `torch.cuda.Event`."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self._moment = 0

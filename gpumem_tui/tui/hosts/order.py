@@ -47,7 +47,7 @@ def _matter(status: HostStatus) -> int:
 
 
 _VALUES: Mapping[HostOrder, Callable[[HostStatus], Any]] = {
-    HostOrder.FREE: lambda each: each.memory.free_bytes if each.memory.total_bytes else None,
+    HostOrder.FREE: lambda each: (each.free_gpus, each.memory.free_bytes) if each.memory.total_bytes else None,
     HostOrder.USE: lambda each: each.busy_percent,
     HostOrder.ALERT: _matter,
     HostOrder.USER: lambda each: each.users or None,
@@ -140,9 +140,14 @@ def _condition(name: str, compared: str, value: str) -> _Is | str:
             return f"use{compared}{value}: use is in percent, such as use<50"
         return lambda status: status.busy_percent is not None and is_so(status.busy_percent, percent)
     if value.isdecimal():
-        return lambda status: bool(status.devices) and is_so(status.free_gpus, int(value))
+        return lambda status: _answers(status) and is_so(status.free_gpus, int(value))
     try:
         size_bytes = size_from(value)
     except ValueError:
         return f"free{compared}{value}: free GPUs are meant, such as free>=2, or a size on one, such as free>=20GiB"
-    return lambda status: bool(status.devices) and is_so(status.most_free_bytes, size_bytes)
+    return lambda status: _answers(status) and is_so(status.most_free_bytes, size_bytes)
+
+
+def _answers(status: HostStatus) -> bool:
+    """Return whether it says now what its GPUs hold: of one that is away nobody knows."""
+    return bool(status.devices) and status.phase is not HostPhase.AWAY

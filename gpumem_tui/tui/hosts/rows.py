@@ -13,6 +13,7 @@ from typing import Any, overload
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
+from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from gpumem_tui.monitor.vendors import vendor
@@ -140,8 +141,10 @@ _BAR_FROM = 110
 """Cells of width from which a host's memory is drawn too."""
 _LONGEST_NAME = 28
 _CHOSEN_LINES = 2
-_FIGURES = 45
-"""Cells of the columns that are always there, without the host's name."""
+_FIGURES = 52
+"""Cells of the columns that are there, without the host's name."""
+_COUNTED_FROM = 76
+"""Cells of width from which a host's free GPUs are told beside their number."""
 _MORE, _MORE_FROM = 20, 80
 """Cells of each further column, and how many have to be left for them and the state."""
 
@@ -198,8 +201,9 @@ def hosts_heading(state: HostsState, width: int) -> Row:
     titles = {each: f"{mark}{each.value}" if each is state.order else each.value for each in HostOrder}
     titles[HostOrder.NAMED] = "HOST" if state.order is not HostOrder.NAMED else f"{'▾' * state.order_reverse}HOST"
     free, use = titles[HostOrder.FREE], titles[HostOrder.USE]
+    gpus, free = (f"{f'{free} GPUS':>10}", "FREE GiB") if width >= _COUNTED_FROM else ("GPUS", free)
     more = "".join(f"{fit(titles[each], cells)} " for each, cells in _more_columns(state, width))
-    text = f"  {fit(titles[HostOrder.NAMED], name)} {'GPUS':>4}{bar} {'USED/TOTAL GiB':>15} {free:>7} {use:>5}"
+    text = f"  {fit(titles[HostOrder.NAMED], name)} {gpus}{bar} {'USED/TOTAL GiB':>15} {free:>8} {use:>5}"
     return [(fit(f"{text} {'AGE':>5}  {more}{titles[HostOrder.ALERT]}", width), f"bold {MUTED}")]
 
 
@@ -240,7 +244,13 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     seen_s = status.age_s(state.now_s)
     seen = ABSENT if seen_s is None else age(seen_s) if not is_live or seen_s >= _STALE_S else ""
     spans: list[Span] = [(f"{mark} ", MUTED), (name, "bold" if is_live else MUTED)]
-    spans += [(f" {len(status.devices):>4}", style), *numbers]
+    count = len(status.devices)
+    if width < _COUNTED_FROM:
+        spans += [(f" {count:>4}", style)]
+    else:
+        counted = f"{status.free_gpus} of {count}" if count else ABSENT
+        spans += [(f" {counted:>10}", "bold $success" if is_live and status.free_gpus else style)]
+    spans += numbers
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
     told = {HostOrder.MODEL: status.models, HostOrder.USER: " ".join(status.users)} if status.devices else {}
     spans += [(f"{fit(told.get(each, ''), cells)} ", style) for each, cells in _more_columns(state, width)]
@@ -257,7 +267,7 @@ def _numbers(memory: MemorySum, busy_percent: float | None, width: int, *, is_li
         filled = min(_BAR, max(0, filled))
         spans += [(" ", ""), ("█" * filled, "$primary" if is_live else MUTED), ("░" * (_BAR - filled), MUTED)]
     util = ABSENT if busy_percent is None else f"{busy_percent:.0f}%"
-    spans.append((f" {_held(memory):>15} {_free(memory):>7} {util:>5}", "" if is_live else MUTED))
+    spans.append((f" {_held(memory):>15} {_free(memory):>8} {util:>5}", "" if is_live else MUTED))
     return spans
 
 
@@ -280,7 +290,10 @@ def host_state(state: HostsState, status: HostStatus) -> Span:
 def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -> ListRow:
     name = fit(f"GPU {gpu.index}", _name_width(state, width) + 3)
     memory, busy = MemorySum.of((gpu,)), mean_utilization((gpu,))
-    spans: list[Span] = [("  ", ""), (f"  {name}", MUTED), *_numbers(memory, busy, width, is_live=is_live)]
+    spans: list[Span] = [("  ", ""), (f"  {name}", MUTED)]
+    if width >= _COUNTED_FROM:
+        spans += [(f"{'free' if is_live and is_free(gpu) else '':>6}", "bold $success")]
+    spans += _numbers(memory, busy, width, is_live=is_live)
     heat = "" if isinstance(gpu.temperature_c, Unknown) else f"{gpu.temperature_c} °C"
     power = "" if isinstance(gpu.power_w, Unknown) else f"{gpu.power_w:.0f} W"
     name_of = gpu.name.removeprefix(f"{gpu.vendor or vendor().brand} ")

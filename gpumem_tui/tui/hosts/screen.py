@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,13 +13,14 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Size
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.alerts import Key
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.recording.file import when
 from gpumem_tui.recording.player import PlayedHost, Player
 from gpumem_tui.remote.connection import Connection, Fleet, WatchedHosts
-from gpumem_tui.remote.status import HostPhase, RemoteProcess, alerts_of
+from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess, alerts_of
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.hosts.one import HostMonitor, HostSource, end_there, host_parts
 from gpumem_tui.tui.hosts.order import HostOrder
@@ -109,12 +110,13 @@ class HostsScreen(TableScreen[HostsState]):
         self._added: dict[str, Snapshot] = {}
         self._state = HostsState(fleet.statuses, time.monotonic(), mine=settings.mine)
         self._open = ""
+        self._rung: set[tuple[str, Key]] = set()
         self._listed: list[RemoteProcess] = []
         self._listed_for: tuple[object, ...] = (None,) * 6
 
     @property
     def listed(self) -> HostList:
-        """The processes."""
+        """Return the list of processes, which has the keys once a filter is typed."""
         return self._processes
 
     @property
@@ -165,10 +167,19 @@ class HostsScreen(TableScreen[HostsState]):
             self._remember(name, history)
         for status in statuses if self.is_telling else ():
             self.tell(status.host.name, alerts_of(status, time.time()))
+        if self._settings.bell and self.replay is None:
+            self._ring(statuses)
         now_s = time.monotonic() if self.replay is None else self.replay.shown_s
         self._enter(replace(self._state, statuses=statuses, now_s=now_s))
         self.draw_report()
         return True
+
+    def _ring(self, statuses: Iterable[HostStatus]) -> None:
+        """Ring the bell if an alert has begun, or a host has gone away."""
+        found = {(each.host.name, alert.key) for each in statuses for alert in alerts_of(each, 0.0)}
+        if found - self._rung:
+            self.app.bell()
+        self._rung = found
 
     def _remember(self, name: str, history: History) -> None:
         report = self._fleet.connections[name].status.report

@@ -82,7 +82,7 @@ class ChoiceField(Widget, can_focus=True):
         return Content(f"{label[: width - 2]:<{width - 2}} {_OPENS}")
 
     def watch_value(self) -> None:
-        """Say so."""
+        """Tell the screen that another value was chosen."""
         self.post_message(self.Changed(self))
 
     def on_key(self, event: Key) -> None:

@@ -398,7 +398,7 @@ class PagesScreen(ScrolledDialog[None]):
                 start = end + len(_PAGE_GAP)
 
     def show(self, report: Report) -> None:
-        """Show newer figures."""
+        """Replace the report by one with newer figures."""
         self._report = report
         if self.is_mounted:
             self._draw()
@@ -496,7 +496,7 @@ class WaitingScreen(Dialog[None]):
             yield Static(self._stage, id="outcome")
 
     def on_mount(self) -> None:
-        """Count the seconds."""
+        """Start the clock of the seconds shown."""
         self._clock = self.set_interval(_TICK_S, self._tick)
 
     def tell(self, stage: str) -> None:

@@ -218,7 +218,7 @@ def clock(time_s: float) -> str:
 
 @dataclass(frozen=True)
 class ListRow:
-    """One line.
+    """A line of a list.
 
     Attributes:
         key: what Enter and the explanation act on; "" for a line that the cursor passes over.
@@ -275,7 +275,7 @@ Rows = Callable[[int, str], Sequence[ListRow]]
 
 
 def no_rows(_width: int, _selected: str) -> Sequence[ListRow]:
-    """Nothing to show."""
+    """Return no lines: there is nothing to show."""
     return []
 
 

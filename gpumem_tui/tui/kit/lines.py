@@ -47,7 +47,7 @@ class Lines(Widget):
 
     @property
     def rows(self) -> Sequence[Row]:
-        """What is shown."""
+        """Return the rows that are shown."""
         return self._rows
 
     def show_rows(self, rows: Sequence[Row]) -> None:

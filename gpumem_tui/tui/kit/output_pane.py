@@ -112,7 +112,7 @@ class OutputPane(ScrollView, can_focus=True):
 
     @property
     def text(self) -> str:
-        """All rows."""
+        """Return all rows as one text."""
         return "\n".join(text for text, _ in self._rows)
 
     def show(self, printed: Printed) -> None:

@@ -80,7 +80,7 @@ class RowList(ScrollView, can_focus=True):
 
     @property
     def rows(self) -> Sequence[ListRow]:
-        """What is shown."""
+        """Return the rows that are shown."""
         return self._rows
 
     def show(self, view: Rows) -> None:

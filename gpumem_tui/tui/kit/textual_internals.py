@@ -128,7 +128,7 @@ class SizedScreen(Screen[None]):
     """
 
     async def on_event(self, event: Event) -> None:
-        """All other events."""
+        """Handle every event but a `Resize` to another size."""
         if not isinstance(event, Resize) or event.size == self.app.size:
             await super().on_event(event)
 

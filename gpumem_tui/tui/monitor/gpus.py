@@ -154,12 +154,12 @@ def utilization_span(gpu: GpuReading, width: int = 4) -> Span:
 
 
 def power_span(gpu: GpuReading, width: int = 5) -> Span:
-    """Watts now."""
+    """Return the power that the GPU draws now, in watts."""
     return fit_right(known(gpu.power_w, lambda value: f"{value:.0f}W"), width), ""
 
 
 def temperature_span(state: MonitorState, gpu: GpuReading, width: int = 5) -> Span:
-    """Degrees, in warning colours while there is an alert about them."""
+    """Return the temperature in °C, in warning colours while there is an alert about it."""
     hot = state.warns(gpu, AlertKind.HOT)
     return fit_right(known(gpu.temperature_c, lambda value: f"{value}°C"), width), "bold $warning" if hot else ""
 

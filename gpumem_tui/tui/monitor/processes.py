@@ -26,7 +26,7 @@ CURSOR = "$block-cursor-foreground on $block-cursor-background"
 
 @dataclass(frozen=True)
 class TableView:
-    """What is drawn.
+    """The rows of the table of processes, and what stands on each.
 
     Attributes:
         keys: the process on each row, None for a row that is none.
@@ -308,7 +308,7 @@ class ProcessTable(Lines, can_focus=True):
 
     @dataclass
     class Moved(Message):
-        """The wheel turned."""
+        """The mouse wheel was turned by `step` rows."""
 
         step: int
 

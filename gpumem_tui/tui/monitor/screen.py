@@ -171,7 +171,7 @@ class MonitorScreen(ProcessActions):
 
     @property
     def listed(self) -> ProcessTable:
-        """The processes."""
+        """Return the table of processes, which has the keys once a filter is typed."""
         return self._table
 
     # What comes in
@@ -187,7 +187,7 @@ class MonitorScreen(ProcessActions):
             return False
         if is_first:
             self._waiting.stop()
-            self.set_timer(_WRITTEN_S, self.look)  # now probes are asked
+            self.set_timer(_WRITTEN_S, self._news.set)  # now probes are asked
         if self._bell and self.feed.rings:
             self.app.bell()
         assert self.feed.latest is not None

@@ -76,7 +76,7 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
 
     @property
     def state(self) -> State:
-        """What is shown."""
+        """Return the state that is shown."""
         return self._state
 
     @property

@@ -8,19 +8,21 @@ from dataclasses import dataclass, replace
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_INTERRUPTED
 from gpumem_tui.formula.techniques import Technique
-from gpumem_tui.memory import ALLOCATED_BUCKETS, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
+from gpumem_tui.plan.combining import Planning, command_of
 from gpumem_tui.plan.command import (
     CommandAnswer,
     CommandFigures,
     CommandPlan,
     Place,
     TechniqueRow,
+    Together,
     WhatIf,
     batch_note,
     exactness,
     ranks_line,
 )
-from gpumem_tui.plan.report import verdict_line
+from gpumem_tui.plan.recommended import change_words, verdict_line
 from gpumem_tui.search import report
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
@@ -35,6 +37,9 @@ PANES = {
     "places": ("p", "Places of the program that hold the peak"),
 }
 """The lists, with the key that shows each and its words."""
+
+_SET = "set-"
+"""Before the place of a set of changes in the plan: the key of its row."""
 
 _NUMBER = 8
 _WORD = 8
@@ -53,7 +58,8 @@ class CommandPlanState:
 
     Attributes:
         plan: None until the command as it is has been traced.
-        running: the change that is being traced. `waiting`: those that can be.
+        running: the change, or the set of them, that is being traced. `waiting`: the changes that can be.
+        left_s: about how long all of them take from the moment on when `running` began.
         busy: a run is under way.
         printed: the last line that the running command printed.
         failure: why the command cannot be traced; one line. `exit_code`: what that stands for.
@@ -62,8 +68,9 @@ class CommandPlanState:
     config: SearchConfig
     batch_size: int
     plan: CommandPlan | None = None
-    running: Technique | None = None
+    running: Technique | Together | None = None
     waiting: tuple[Technique, ...] = ()
+    left_s: float = 0.0
     busy: bool = False
     printed: str = ""
     failure: str = ""
@@ -86,24 +93,18 @@ def begun(state: CommandPlanState) -> CommandPlanState:
 
 
 def traced(
-    state: CommandPlanState, predicted: Predicted, waiting: tuple[Technique, ...], refused: tuple[WhatIf, ...]
+    state: CommandPlanState, predicted: Predicted, waiting: Sequence[Technique], refused: Sequence[WhatIf]
 ) -> CommandPlanState:
     """Take the trace of the command as it is. `refused`: the changes that cannot be made to it."""
-    plan = CommandPlan(state.config, state.batch_size, predicted, refused)
-    return replace(state, plan=plan, waiting=waiting, printed="")
+    plan = CommandPlan(state.config, state.batch_size, predicted, tuple(refused))
+    return replace(state, plan=plan, waiting=tuple(waiting), printed="")
 
 
-def trying(state: CommandPlanState, change: Technique) -> CommandPlanState:
-    """Note that a change is being traced."""
-    waiting = tuple(other for other in state.waiting if other != change)
-    return replace(state, running=change, waiting=waiting, printed="")
-
-
-def tried(state: CommandPlanState, found: WhatIf) -> CommandPlanState:
-    """Take the trace of a change."""
+def went_on(state: CommandPlanState, step: Planning) -> CommandPlanState:
+    """Take how far the runs have come; which GPU is planned for stays."""
     assert state.plan is not None, "the command itself is traced first"
-    plan = replace(state.plan, what_ifs=(found, *state.plan.what_ifs))
-    return replace(state, plan=plan, running=None, printed="")
+    plan = replace(step.plan, elsewhere=state.plan.elsewhere)
+    return replace(state, plan=plan, running=step.running, waiting=step.waiting, left_s=step.left_s, printed="")
 
 
 def printing(state: CommandPlanState, text: str) -> CommandPlanState:
@@ -118,7 +119,7 @@ def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
 
 def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> CommandPlanState:
     """Note that nothing runs any more."""
-    waiting = state.waiting if state.running is None else (state.running, *state.waiting)
+    waiting = (state.running, *state.waiting) if isinstance(state.running, Technique) else state.waiting
     return replace(state, busy=False, running=None, waiting=waiting, printed="", failure=failure, exit_code=exit_code)
 
 
@@ -146,15 +147,17 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
     if figures is None:
         word = "working it out" if state.plan is not None else f"tracing {state.config.workload.noun} as it is"
         return row(("… ", MUTED), (fit(word, width - 2), "bold"))
-    return row(_MARKS[figures.answer.fit], (fit(verdict_line(figures.answer, with_gpu=False), width - 2), "bold"))
+    found, change = verdict_line(figures.answer, with_gpu=False), change_words(figures.answer)
+    return row(_MARKS[figures.answer.fit], (fit(f"{found}. {change}" if change else found, width - 2), "bold"))
 
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
     waiting = len(state.waiting)
     if state.busy:
         running = state.running
-        what = f"running {state.config.workload.noun}" if running is None else f"what-if: {running.name}"
+        what = f"running {state.config.workload.noun}" if running is None else f"what-if: {_name(running)}"
         left = f", {waiting} to go" if waiting else ""
+        left += f", about {state.left_s:,.0f} s left" if running is not None and state.left_s >= 1 else ""
         printed = f" │ {state.printed}" if state.printed else ""
         return row((fit(f"  {what}{left} · {elapsed_s} s{printed}", width), "$primary"))
     if state.failure:
@@ -201,14 +204,41 @@ def technique_rows(state: CommandPlanState, figures: CommandFigures | None, widt
     by = f"  {'by':<{_WORD - 2}}" if width >= _ROOMY else ""
     columns = f"{'saves':>{_NUMBER}}{'peak':>{_NUMBER}}{'largest':>{_NUMBER}}{by}"
     lines = [row((fit("  GiB", name + 2) + columns, f"bold {MUTED}"))]
+    if state.plan is not None:
+        lines += [_set_row(state.plan, number, name) for number in _by_fit(state.plan)]
     for found in figures.tried if figures is not None else ():
         lines += _technique(found, name, width, here=found.change.key == selected)
     if state.running is not None:
-        lines.append(row(("… ", "$primary"), (f"{state.running.name}: its run is under way", "$primary")))
+        lines.append(row(("… ", "$primary"), (f"{_name(state.running)}: its run is under way", "$primary")))
     lines += [row((fit(f"· {change.name}: not run yet", width), MUTED), key=change.key) for change in state.waiting]
     for none in figures.not_tried if figures is not None else ():
         lines.append(row((fit(f"– {none.name}: {none.reason}", width), MUTED), key=none.key))
     return lines
+
+
+def _name(running: Technique | Together) -> str:
+    return running.words if isinstance(running, Together) else running.name
+
+
+def _by_fit(plan: CommandPlan) -> list[int]:
+    """Return the sets that were run by their place in the plan: the one that fits first."""
+    return sorted(range(len(plan.together)), key=lambda number: not plan.fits_with(plan.together[number]))
+
+
+def _set_row(plan: CommandPlan, number: int, name: int) -> ListRow:
+    """Return a set of changes: its peak, or why there is none; enter says how to have it."""
+    one, key = plan.together[number], f"{_SET}{number}"
+    if isinstance(one.traced, Unknown):
+        return row((fit(f"– {one.words}: {one.traced.reason}", name + 2), MUTED), key=key)
+    here, before = plan.there(one.traced).at(one.batch_size), plan.there(plan.base).at(plan.batch_size)
+    peak = here.peak_allocated_bytes + one.beside_bytes
+    return row(
+        _FITS if plan.fits_with(one) else _FITS_NOT,
+        (fit(one.words, name), "bold"),
+        (f"{compact_bytes(before.peak_allocated_bytes - peak):>{_NUMBER}}", ""),
+        (f"{compact_bytes(peak):>{_NUMBER}}", ""),
+        key=key,
+    )
 
 
 def _technique(found: TechniqueRow, name: int, width: int, *, here: bool) -> list[ListRow]:
@@ -293,6 +323,20 @@ def _place(found: Place, where: int) -> ListRow:
 
 
 # Further words
+
+
+def set_details(state: CommandPlanState, key: str) -> tuple[str, list[Row], str] | None:
+    """Return the title, the lines and the command to copy of a set of changes; None for what is no set."""
+    if state.plan is None or not key.startswith(_SET):
+        return None
+    one = state.plan.together[int(key.removeprefix(_SET))]
+    line, written = command_of(state.plan, one)
+    if isinstance(one.traced, Unknown):
+        return one.words, [[(f"Not tried: {one.traced.reason}.", "")]], line
+    fits = "fits" if state.plan.fits_with(one) else "does not fit"
+    pairs = [("to type", line), *(("to write", how) for how in written), ("by trace", f"{fits} {state.gpu.title}")]
+    pairs += [("costs", f"{change.name}: {change.cost} ({change.source})") for change in one.changes]
+    return one.words, [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs], line
 
 
 def technique_details(state: CommandPlanState, figures: CommandFigures, key: str) -> tuple[str, list[Row]] | None:

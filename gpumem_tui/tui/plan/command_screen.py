@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -19,15 +19,12 @@ from textual.message import Message
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_FAILED
-from gpumem_tui.formula.techniques import Technique
-from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Watch, WhatIf, on_every_gpu
+from gpumem_tui.plan.combining import planned
+from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Runs, Watch, on_every_gpu
 from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
-from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, WhileTracing
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.predicting import CommandOutput, WhileTracing
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Rows
@@ -41,24 +38,6 @@ _ENDS_WITHIN_S = 1.0
 
 Clock = Callable[[], datetime]
 Step = Callable[[CommandPlanState], CommandPlanState]
-
-
-class Runs(Protocol):
-    """The runs behind the screen, such as `plan.command.CommandRuns`."""
-
-    @property
-    def config(self) -> SearchConfig:
-        """The command and the GPU that is traced."""
-
-    @property
-    def batch_size(self) -> int:
-        """The planned batch size."""
-
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
-        """Trace the command as it is."""
-
-    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
-        """Trace the command with a change made to it."""
 
 
 class CommandPlanScreen(MainScreen):
@@ -80,6 +59,7 @@ class CommandPlanScreen(MainScreen):
         Binding("g", "gpu", "GPU", tooltip="Plan for another GPU: answered without running again"),
         Binding("r", "run", "run what-ifs", tooltip="Run the what-ifs that have not been run"),
         Binding("c", "cancel", "stop", tooltip="End the run; what was found stays"),
+        Binding("escape", "cancel", "stop", show=False, tooltip="End the run as well"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Leave; what runs is ended"),
     ]
@@ -197,8 +177,10 @@ class CommandPlanScreen(MainScreen):
     def _explain(self, message: RowList.Chosen) -> None:
         if self._figures is None:
             return
-        found = views.technique_details(self._state, self._figures, message.key)
-        if found is not None:
+        if (together := views.set_details(self._state, message.key)) is not None:
+            title, lines, command = together
+            self.app.push_screen(TextScreen(title, lines, plain=command))
+        elif (found := views.technique_details(self._state, self._figures, message.key)) is not None:
             self.app.push_screen(TextScreen(*found))
 
     def _plan_for(self, gpu: Gpu) -> None:
@@ -242,15 +224,13 @@ class CommandPlanScreen(MainScreen):
         self, state: CommandPlanState, control: Control, tell: Callable[[Step], None], watch: Watch, *, run_all: bool
     ) -> None:
         if state.plan is None:
-            predicted, changes, refused = self._runs.trace(control, watch)
-            tell(partial(views.traced, predicted=predicted, waiting=tuple(changes), refused=tuple(refused)))
-            base = predicted.prediction.traced
-        else:
-            changes, base = list(state.waiting), state.plan.base
-        assert not isinstance(base, Unknown), "a command at a given batch size is traced or fails"
-        for change in changes if run_all else ():
-            tell(partial(views.trying, change=change))
-            tell(partial(views.tried, found=self._runs.trace_change(change, base, control, watch)))
+            predicted, waiting, refused = self._runs.trace(control, watch)
+            step = partial(views.traced, predicted=predicted, waiting=waiting, refused=refused)
+            tell(step)
+            state = step(state)
+        assert state.plan is not None, "it has just been traced"
+        for now in planned(state.plan, self._runs, state.waiting, control, watch) if run_all else ():
+            tell(partial(views.went_on, step=now))
 
     def on_command_plan_screen_arrived(self, message: Arrived) -> None:
         """Take the step to the next state."""

@@ -54,7 +54,7 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class LedgerView:
-    """The whole table.
+    """The ledger as a table: its columns, captions and notes.
 
     Attributes:
         trial: the number of the trial in the third column, None before there is one.

@@ -146,7 +146,7 @@ _AGAIN = "s tries again · e edits the workload"
 
 @dataclass(frozen=True)
 class VerdictView:
-    """What to say.
+    """What the verdict of a search says.
 
     Attributes:
         badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.

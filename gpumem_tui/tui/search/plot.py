@@ -37,7 +37,7 @@ _LEAST_ROWS = 3
 
 @dataclass(frozen=True)
 class PlotView:
-    """What to draw.
+    """The lines, marks and axes of the plot of memory against batch size.
 
     Attributes:
         capacity: GiB the step can take in all: what CUDA sees of the device, or less under a user's cap.

@@ -8,6 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gpumem_tui.probe import stall
+
+stall.EVERY_S, stall.STOPPED_S = 0.2, 1.0  # so that nobody waits for long
+
 how, stopper, wrapped = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "ddp"
 dist.init_process_group("gloo")
 

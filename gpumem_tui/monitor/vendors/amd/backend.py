@@ -366,5 +366,5 @@ class AmdGpu:
         return False
 
     def instances(self) -> tuple[()]:
-        """List none."""
+        """Return nothing: partitions of an AMD GPU are GPUs of their own."""
         return ()

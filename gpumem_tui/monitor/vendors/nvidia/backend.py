@@ -382,7 +382,7 @@ class Nvml:
             raise Gone("the driver answers nothing but errors")
 
     def bus(self) -> frozenset[str]:
-        """List PCI addresses."""
+        """Return the PCI addresses at which the kernel's driver has a GPU."""
         folder = self._proc / "driver" / "nvidia" / "gpus"
         return frozenset(entry.name for entry in folder.iterdir()) if folder.is_dir() else frozenset()
 

@@ -1,0 +1,212 @@
+"""A command with changes in its framework's own words: as far as its line can say them, and what to write into it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from gpumem_tui.catalog.loader import toml_tables
+from gpumem_tui.formula.records import BF16_SINCE
+from gpumem_tui.formula.techniques import HALF_LENGTH, TYPED, Price, Technique, command_techniques
+from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.workload.command import ACCUMULATION, Command
+
+_ACCUMULATES = re.compile(
+    r"\b(gradient_accumulation_steps|accumulate_grad_batches|grad_accum(?:ulation)?(?:_steps)?)\b"
+)
+"""What programs call the passes of an optimizer step: transformers and nanoGPT, Lightning, many others."""
+_LENGTH = re.compile(
+    r"-{0,2}(?:[\w.]+[.])?"
+    r"(?:max[_-])?(?:seq(?:uence)?(?:[_-]?len(?:gth)?)|(?:block|context)[_-](?:size|len(?:gth)?)|cutoff[_-]len|length)"
+)
+"""Options and overrides that give the tokens of a sample, without their value."""
+_SHORTEST = 128
+"""Tokens of a sample: shorter ones are not proposed."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the programs of a framework are told a change: a table of dialects.toml, which explains the fields."""
+
+    title: str = ""
+    by_program: tuple[str, ...] = ()
+    by_text: tuple[str, ...] = ()
+    form: str = ""
+    after: str = ""
+    inside: str = ""
+    passes: str = ""
+    length: str = ""
+    says: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def is_spoken(self, command: Command, script: str) -> bool:
+        """Return whether a command, whose script has that text, is of the framework."""
+        programs = {os.path.basename(word) for word in command.words}
+        by_program, by_text = programs & set(self.by_program), any(name in script for name in self.by_text)
+        return bool(by_program and by_text) if self.after else bool(by_program or by_text)
+
+    def words(self, values: str) -> tuple[str, ...]:
+        """Return the words of the line for ``name=value …``."""
+        pairs = (pair.split("=", 1) for pair in values.split())
+        return tuple(word for name, value in pairs for word in self.form.format(name=name, value=value).split(" "))
+
+
+@cache
+def dialects() -> Mapping[str, Dialect]:
+    """Return every framework's, by name."""
+    return {name: msgspec.convert(table, Dialect) for name, table in toml_tables("dialects.toml").items()}
+
+
+@cache
+def dialect_of(command: Command) -> Dialect:
+    """Return the dialect of a command's framework; one that says nothing where none is known."""
+    script = _script(command)
+    return next((one for one in dialects().values() if one.is_spoken(command, script)), Dialect())
+
+
+@cache
+def _script(command: Command) -> str:
+    """Return the text of the Python file that a command runs; empty where none is named or it cannot be read."""
+    for word in command.words:
+        if word.endswith(".py"):
+            try:
+                return Path(command.cwd, word).read_text(errors="replace")
+            except OSError:
+                return ""
+    return ""
+
+
+# The length of a sample
+
+
+def _length_in(words: Sequence[str]) -> tuple[int, str, int] | None:
+    """Return where a line gives the tokens of a sample: the word's place, its option, and the number."""
+    for index, word in enumerate(words[1:], 1):
+        option, equals, value = word.partition("=")
+        if not _LENGTH.fullmatch(option):
+            continue
+        if not equals and option.startswith("-") and index + 1 < len(words):
+            value = words[index + 1]
+        if value.isdecimal():
+            return index, option, int(value)
+    return None
+
+
+def half_length(command: Command) -> int | None:
+    """Return half the tokens of a sample; None where the line does not say how many there are, or they are few."""
+    found = _length_in(command.words)
+    return found[2] // 2 if found is not None and found[2] >= 2 * _SHORTEST else None
+
+
+def _with_length(words: tuple[str, ...], length: int) -> tuple[str, ...]:
+    found = _length_in(words)
+    assert found is not None, "what has no length is not offered a shorter one"
+    index, option, _ = found
+    changed = list(words)
+    if "=" in words[index]:
+        changed[index] = f"{option}={length}"
+    else:
+        changed[index + 1] = str(length)
+    return tuple(changed)
+
+
+# Changes
+
+
+def typed_changes(config: SearchConfig) -> Iterator[Technique]:
+    """Yield the changes that a line says, if any, where this one's framework has words for them."""
+    command = config.workload.command
+    assert command is not None, "a command is planned"
+    for key in TYPED:
+        change = command_techniques()[key]
+        if key == HALF_LENGTH:
+            if (length := half_length(command)) is not None:
+                yield change.filled(Price(times_halved=1), length=f"{length:,}")
+        elif key in dialect_of(command).says and dialect_of(command).form:
+            yield spoken(change, config)
+
+
+def spoken(change: Technique, config: SearchConfig) -> Technique:
+    """Return a change with its framework's words for how to have it, where there are such."""
+    command = config.workload.command
+    if command is None or change.key not in (dialect := dialect_of(command)).says:
+        return change
+    return replace(change, how=_how(change, config, dialect))
+
+
+def _how(change: Technique, config: SearchConfig, dialect: Dialect) -> str:
+    values = _values(change, config, dialect)
+    if dialect.form:
+        return " ".join(dialect.words(values))
+    return ", ".join(dialect.inside.format(name=name, value=value) for name, _, value in _pairs(values))
+
+
+def _pairs(values: str) -> Iterator[tuple[str, str, str]]:
+    return (pair.partition("=") for pair in values.split())
+
+
+def _values(change: Technique, config: SearchConfig, dialect: Dialect) -> str:
+    said = dialect.says[change.key]
+    has_bf16 = config.device.gpu.compute_capability >= BF16_SINCE
+    return said if change.key != "autocast" or has_bf16 else said.replace("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class TypedCommand:
+    """A command with changes, as far as its line can say them.
+
+    Attributes:
+        injected: the changes that it does not say. `written`: what to write into the program for them.
+        accumulates: it says the passes of a step, or there is one.
+    """
+
+    command: Command
+    injected: tuple[Technique, ...]
+    written: tuple[str, ...]
+    accumulates: bool
+
+
+def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: int = 1) -> TypedCommand:
+    """Return a command with changes in its framework's words, with ``{batch}`` for its batch where its line has it."""
+    command = config.workload.command
+    assert command is not None, "a command is planned"
+    dialect, words = dialect_of(command), command.words
+    written, injected, added = list[str](), list[Technique](), list[str]()
+    if command.proposal is not None:
+        words = _with_batch(words, command.proposal.proposed.split(" "))
+    for change in changes:
+        if change.key == HALF_LENGTH:
+            length = half_length(command)
+            assert length is not None, "what has no length is not offered a shorter one"
+            words = _with_length(words, length)
+        elif change.key in dialect.says and dialect.form:
+            added += dialect.words(_values(change, config, dialect))
+        else:
+            injected.append(change)
+            written.append(spoken(change, config).how)
+    accumulates = passes == 1 or any(ACCUMULATION in word for word in words)
+    said = " ".join((*words, command.settings)).replace("-", "_")
+    says_passes = bool(dialect.passes) and dialect.passes in said
+    if not accumulates and dialect.form and not says_passes:
+        added, accumulates = [*added, *dialect.words(f"{dialect.passes}={ACCUMULATION}")], True
+    elif not accumulates:
+        name = dialect.passes or "".join(_ACCUMULATES.findall(_script(command))[:1])
+        more = f"{name} × {passes}" if name else ""
+        written.append(more or f"{passes} passes before each optimizer step, the loss divided by {passes}")
+    place = words.index(dialect.after) + 1 if dialect.after in words else len(words)
+    words = (*words[:place], *added, *words[place:])
+    return TypedCommand(replace(command, words=words), tuple(injected), tuple(written), accumulates)
+
+
+def _with_batch(words: Sequence[str], proposal: Sequence[str]) -> tuple[str, ...]:
+    """Return the words with the batch as the proposal has it, in the place of the number."""
+    flag = proposal[0].partition("=")[0]
+    found = list(words)
+    place = next(index for index, word in enumerate(found) if word.partition("=")[0] == flag)
+    found[place : place + len(proposal)] = proposal
+    return tuple(found)

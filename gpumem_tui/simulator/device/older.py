@@ -1,0 +1,60 @@
+"""What torch did otherwise before: a step that the installed torch runs, by an older one's rules.
+
+Each rule names the change in PyTorch's source that ended it. What has no rule is as in the installed torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import adam
+
+from gpumem_tui.simulator.torch_internals import Replacements
+
+_GRADIENTS_KEPT_BEFORE = (2, 0)
+"""`zero_grad` drops gradients rather than zero them since pytorch/pytorch#92731, of January 2023."""
+
+_ONE_BY_ONE_BEFORE = (2, 0)
+"""Optimizers take all parameters at once by default since pytorch/pytorch#95862, of March 2023, merged into 2.0."""
+
+_DENOMINATOR_COPIED_BEFORE = (2, 1)
+"""The update of Adam and AdamW at once added epsilon to a copy of its roots (``denom = torch._foreach_add(…)`` in
+torch/optim/adam.py) until pytorch/pytorch#104898 and #104991, of July 2023: two copies of all parameters, one since."""
+
+
+def follow(version: tuple[int, ...], replacements: Replacements) -> None:
+    """Have torch's Python do what that of a version did, until `replacements` end."""
+    if version < _GRADIENTS_KEPT_BEFORE:
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            replacements.wrap(owner, "zero_grad", _zeroed)
+    if version < _ONE_BY_ONE_BEFORE:
+        name = "_default_to_fused_or_foreach"
+        for module in [module for key, module in sys.modules.items() if key.startswith("torch.optim.")]:
+            if name in vars(module):
+                replacements.set(module, name, _neither)
+    if version < _DENOMINATOR_COPIED_BEFORE:
+        replacements.wrap(adam, "_multi_tensor_adam", _with_copied_denominator)
+
+
+def _zeroed(zero_grad: Callable[..., None], owner: Any, set_to_none: bool = False) -> None:
+    zero_grad(owner, set_to_none=set_to_none)
+
+
+def _neither(*_: Any, **__: Any) -> tuple[bool, bool]:
+    return False, False
+
+
+def _with_copied_denominator(update: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    copies: list[torch.Tensor] = []
+
+    def rooted(root: Callable[..., Any], tensors: Any) -> Any:
+        roots = root(tensors)
+        copies.extend(map(torch.empty_like, roots))
+        return roots
+
+    with Replacements() as replacements:
+        replacements.wrap(torch, "_foreach_sqrt", rooted)
+        update(*args, **kwargs)

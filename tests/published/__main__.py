@@ -1,0 +1,133 @@
+"""All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
+
+Parts: steps, runs, adapters, sharded. `inside`: within the range that is predicted of a device total; of bytes that are
+allocated or reserved, which are predicted to the byte, within what the figure was rounded to. Of what lies outside the
+cause is said.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import get_args
+
+from gpumem_tui.memory import GIB, Range, format_bytes
+from tests.published.measurements import DEFAULT_PUBLISHED, Kind, load_published
+
+_UNMEASURED = {
+    "diffusion (Conv3d, UNet with attention, VAE)": "", "speech": "", "detection": "", "recurrent networks": "",
+    "8-bit training": "bitsandbytes' own tables state no versions of torch",
+    "QLoRA": "litgpt's rows kept what bitsandbytes no longer keeps (peaks.toml, not_modelled)",
+    "pipeline parallel": "", "tensor parallel": "",
+}  # fmt: skip
+"""Kinds of training of which no measurement is among the rows, and why where there is more to say."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One row: bytes; `why` is the cause where it lies outside."""
+
+    id: str
+    kind: Kind
+    predicted: Range
+    measured_bytes: int
+    rounding_bytes: int
+    why: str
+
+    @property
+    def error_percent(self) -> float:
+        """From the nearest end of what is predicted; 0 inside; below zero too little is predicted."""
+        low, high = self.predicted.low_bytes - self.rounding_bytes, self.predicted.high_bytes + self.rounding_bytes
+        if low <= self.measured_bytes <= high:
+            return 0.0
+        nearest = self.predicted.high_bytes if self.measured_bytes > high else self.predicted.low_bytes
+        return 100 * (nearest / self.measured_bytes - 1)
+
+
+def _exactly(size_bytes: int) -> Range:
+    return Range(size_bytes, size_bytes)
+
+
+def _steps() -> Iterator[_Line]:
+    from tests.published import measured
+
+    for row in measured.load():
+        found = _exactly(row.traced_bytes())
+        yield _Line(row.id, "allocated", found, row.measured_bytes, row.rounding_bytes, row.why)
+
+
+def _runs() -> Iterator[_Line]:
+    from tests.published.accuracy import published_range, traced_published
+
+    for peak in load_published(DEFAULT_PUBLISHED).modelled:
+        found = published_range(peak) if peak.kind == "device_used" else _exactly(traced_published(peak))
+        yield _Line(peak.id, peak.kind, found, peak.measured_bytes, 0, peak.why)
+
+
+def _adapters() -> Iterator[_Line]:
+    if find_spec("peft") is None:
+        print("adapters: need transformers and peft, which are not here", file=sys.stderr)
+        return
+    from tests.published import adapters
+
+    for row in adapters.load():
+        found = _exactly(adapters.reserved_bytes(row))
+        yield _Line(f"peft-{row.id}", "reserved", found, row.measured_bytes, 0, row.why)
+
+
+def _sharded() -> Iterator[_Line]:
+    from gpumem_tui.simulator.allocator.replay import replay
+    from tests.published.sharded import ROWS, SETTINGS, traced
+
+    for row in ROWS:
+        timeline = traced(row)
+        found = Range.of(replay(timeline, settings=one).peak_reserved_bytes for one in SETTINGS.values())
+        why = "the page does not say how the allocator was set: between both settings"
+        yield _Line(row.id, "reserved", found, round(row.reserved_gib * GIB), GIB // 200, why)
+
+
+_PARTS: dict[str, Callable[[], Iterator[_Line]]] = {
+    "steps": _steps, "runs": _runs, "adapters": _adapters, "sharded": _sharded,
+}  # fmt: skip
+
+
+def main(parts: Sequence[str]) -> int:
+    """Print these parts of the table, all without any; return 2 for one that there is not."""
+    if unknown := set(parts) - set(_PARTS):
+        print(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(_PARTS)}", file=sys.stderr)
+        return 2
+    lines = []
+    for part in parts or _PARTS:
+        for line in _PARTS[part]():
+            lines.append(line)
+            print(_text(line), flush=True)
+    for kind in get_args(Kind):
+        if errors := [line.error_percent for line in lines if line.kind == kind]:
+            print(_summary(kind, errors))
+    for kind, why in _UNMEASURED.items():
+        print(f"{kind}: no measurement is known{f'; {why}' if why else ''}")
+    return 0
+
+
+def _text(line: _Line) -> str:
+    low, high = (format_bytes(size) for size in (line.predicted.low_bytes, line.predicted.high_bytes))
+    predicted = low if low == high else f"{low} to {high}"
+    where = "inside" if not line.error_percent else f"outside {line.error_percent:+.3f} %"
+    text = f"{line.id:44} {line.kind:11} {predicted:>24} {format_bytes(line.measured_bytes):>10}  {where:20}"
+    return (text + line.why if line.error_percent else text).rstrip()
+
+
+def _summary(kind: str, errors: Sequence[float]) -> str:
+    sizes = sorted(map(abs, errors))
+    p90 = statistics.quantiles(sizes, n=10, method="inclusive")[-1] if len(sizes) > 1 else sizes[0]
+    return (
+        f"{kind}: {len(sizes)} rows, {sum(not size for size in sizes)} inside; from what is predicted median "
+        f"{statistics.median(sizes):.3f} %, 90th percentile {p90:.3f} %, worst {sizes[-1]:.3f} %"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
