@@ -91,10 +91,7 @@ class Printer:
         self.progress = Progress(quiet=quiet)
 
     def show(
-        self,
-        *,
-        body: Callable[[], object] | None = None,
-        lines: Callable[[], Iterable[str]] | None = None,
+        self, *, body: Callable[[], object] | None = None, lines: Callable[[], Iterable[str]] | None = None
     ) -> None:
         """Print a result: `body` as JSON, or `lines`. The one that is left out prints nothing."""
         self.progress.clear()
@@ -157,8 +154,11 @@ def columns() -> int:
     return get_terminal_size((sys.maxsize, 24)).columns
 
 
-def sleep_until(due_s: float) -> None:
+def sleep_until(due_s: float, held: Iterable[int] = ()) -> None:
     """Sleep until then (`time.monotonic`).
+
+    Args:
+        held: descriptors whose other end somebody holds open for as long as he reads.
 
     Raises:
         BrokenPipeError: nobody reads what is printed any more, such as over ssh once the viewer is gone.
@@ -166,9 +166,24 @@ def sleep_until(due_s: float) -> None:
     poll = select.poll()
     with suppress(OSError, ValueError):  # a stdout that is closed, or a test's
         poll.register(sys.stdout.fileno(), 0)  # that it hangs up is told all the same
+    for descriptor in held:
+        poll.register(descriptor, _HUNG_UP)
     while (left_s := due_s - time.monotonic()) > 0:
         if poll.poll(min(left_s, 60.0) * 1000):
             raise BrokenPipeError
+
+
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Of a socket; that a pipe hangs up is always told."""
+
+
+def held_stdin() -> tuple[int, ...]:
+    """Return stdin if somebody holds its other end, as ssh does; else nothing."""
+    poll = select.poll()
+    with suppress(AttributeError, OSError, ValueError):  # it is closed, or a test's
+        poll.register(sys.stdin.fileno(), _HUNG_UP)
+        return () if poll.poll(0) else (sys.stdin.fileno(),)
+    return ()
 
 
 def written(write: Callable[[], None]) -> int:
