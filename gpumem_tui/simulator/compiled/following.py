@@ -100,7 +100,7 @@ class Followed:
     def checkpoints(self, times: int) -> None:
         """Say that the compiler places what a checkpoint computes again."""
         self._notes.setdefault(
-            f"torch.compile: {_counted(times, 'checkpoint')} within a graph: the compiler decides when each is computed "
+            f"torch.compile: {_counted(times, 'checkpoint')} within a graph: the compiler decides when to compute each "
             "again, and may hold several at once, as traced here (2.3 to 3.5 times eager in pytorch issue 193193)"
         )
 
