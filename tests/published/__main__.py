@@ -108,7 +108,7 @@ def main(parts: Sequence[str]) -> int:
         if errors := [line.error_percent for line in lines if line.kind == kind]:
             print(_summary(kind, errors))
     for kind, why in _UNMEASURED.items():
-        print(f"{kind}: no measurement is known{f'; {why}' if why else ''}")
+        print(f"{kind}: none is among the rows{f'; {why}' if why else ''}")
     return 0
 
 
