@@ -12,15 +12,19 @@ from importlib.util import find_spec
 TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
 
-def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
+def after_import(
+    name: str, call: Callable[[ModuleType], None], within: AbstractContextManager[object] | None = None
+) -> None:
     """Call `call` with the module once it has been imported; at once if it has been already, to its end.
 
     Args:
         name: the module's full name.
         call: what it raises is raised by the import.
+        within: what the module is imported within, if it was not yet.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -32,7 +36,7 @@ def after_import(name: str, call: Callable[[ModuleType], None]) -> None:
         else:
             call(module)
     else:
-        sys.meta_path.insert(0, _AfterImport(name, call))
+        sys.meta_path.insert(0, _AfterImport(name, call, within))
 
 
 class _BeingImported(ModuleSpec):
@@ -60,9 +64,12 @@ class _BeingImported(ModuleSpec):
 class _AfterImport:
     """Lets a module be found and imported as ever, and calls the function after."""
 
-    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
+    def __init__(
+        self, name: str, call: Callable[[ModuleType], None], within: AbstractContextManager[object] | None
+    ) -> None:
         self._name = name
         self._call = call
+        self._within = within
         self._searching = False
 
     def find_spec(
@@ -86,7 +93,11 @@ class _AfterImport:
 
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
-            execute(module)
+            if self._within is None:
+                execute(module)
+            else:
+                with self._within:
+                    execute(module)
             if self in sys.meta_path:  # some only ask where it is, without importing it: stay until then
                 sys.meta_path.remove(self)
                 self._call(module)

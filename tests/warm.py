@@ -19,6 +19,7 @@ import gc
 import importlib
 import json
 import multiprocessing.process
+import multiprocessing.spawn
 import os
 import re
 import runpy
@@ -254,6 +255,7 @@ def _become(task: dict[str, Any], streams: Sequence[int]) -> CodeType:
     os.chdir(task["directory"])
     multiprocessing.process.ORIGINAL_DIR = task["directory"]  # type: ignore[attr-defined]
     sys.executable = task["python"]  # what starts a script over several GPUs runs it by this
+    multiprocessing.spawn.set_executable(task["python"])
     os.environ.clear()
     os.environ.update(task["environment"])
     highest = max(*task["descriptors"], *streams) + 1

@@ -22,7 +22,7 @@ from gpumem_tui.cli.hosts import (
 )
 from gpumem_tui.cli.types import Finite, with_options
 from gpumem_tui.errors import EXIT_FAILED
-from gpumem_tui.report.output import complain, is_terminal, written
+from gpumem_tui.report.output import complain, held_stdin, is_terminal, written
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import Alerts
@@ -219,7 +219,7 @@ def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, as
     from gpumem_tui.monitor.report import NoDriverAnswer, live, stream
     from gpumem_tui.recording.file import RecordingError
 
-    snapshots = live(source, settings.interval_s)
+    snapshots = live(source, settings.interval_s, held_stdin() if asked.changes else ())
     notifier = None if asked.as_json else Notifier(settings.notify)  # who reads the JSON has its alerts
     try:
         with nullcontext() if recorder is None else closing(recorder):

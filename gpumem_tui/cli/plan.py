@@ -136,7 +136,7 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     from gpumem_tui.plan.headless import Solver, show_limit, show_plan
     from gpumem_tui.plan.tracing import TraceOptions
 
-    solver = Solver(TraceOptions.of(config), asked.limit_s, Progress().say)
+    solver = Solver(TraceOptions.of(config), asked.limit_s, Progress())
     if asked.solve is not None:
         found = solver.solve(asked.solve, wanted, asked.accumulation)
         return show_limit(wanted, found, as_json=asked.as_json, markdown=asked.markdown)
@@ -204,14 +204,11 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float) -> Traced | Unkn
     key = trace_key(wanted)
     if isinstance(key, Unknown):
         return key
-    progress = Progress()
-    progress.say(f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most …")
     try:
-        return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
+        with Progress().during(f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most …"):
+            return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
     except Cancelled:
         return too_long(limit_s)
-    finally:
-        progress.clear()
 
 
 # A command, and a model that transformers builds: what only a trace knows

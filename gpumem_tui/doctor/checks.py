@@ -128,7 +128,7 @@ def driver_check(system: System, snapshot: Snapshot | None) -> Check:
         which = asked.driver if len(snapshot.drivers) > 1 else "driver"
         versions = [
             f"{which} {driver.reason if isinstance(driver, Unknown) else driver}",
-            f"{snapshot.runtime} {cuda.reason if isinstance(cuda, Unknown) else cuda}",
+            cuda.reason if isinstance(cuda, Unknown) else f"{snapshot.runtime} {cuda}",
         ]
         return Check("driver", Status.OK, ", ".join(versions))
     if asked.is_on_bus(system.root) or not snapshot.problem.startswith((asked.no_driver, asked.not_loaded)):

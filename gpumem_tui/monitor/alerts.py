@@ -14,6 +14,8 @@ from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
+from gpumem_tui.monitor.vendors import of_brand
+from gpumem_tui.report.objects import picked
 from gpumem_tui.settings import Settings
 
 _NEAR_FULL_SLACK_PERCENT = 3.0
@@ -58,7 +60,7 @@ class AlertKind(Enum):
     Of one severity they stand in this order: why GPUs are lost, what just happened, what lasts.
     """
 
-    NO_DRIVER = "no_driver", "no GPU can be watched: no driver, or it does not start"
+    NO_DRIVER = "no_driver", "no GPU, or none of a vendor, can be watched: its driver does not start"
     OOM = "oom", "a process ran out of memory, or fits only by freeing its cache"
     LOST = "lost", "a GPU or a host does not answer any more"
     ECC = "ecc", "memory errors that could not be corrected"
@@ -120,6 +122,11 @@ class Alert:
     def key(self) -> Key:
         """Return what makes it the same alert as before, though its message changes."""
         return self.gpu_uuid, self.instance, self.kind
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object."""
+        which = {"severity": self.severity.value, "kind": self.kind.value}
+        return {**which, **picked(self, "gpu_uuid", "instance", "message", "since_s")}
 
 
 @dataclass(frozen=True)
@@ -261,9 +268,9 @@ class Alerts:
         self._watched |= publishing
         found: dict[Key, _Finding] = {}
         unread: set[Key] = set()
-        if snapshot.problem:
-            finding = _Finding(AlertKind.NO_DRIVER, Severity.CRITICAL, snapshot.problem)
-            found["", "", finding.kind] = finding
+        if problem := snapshot.problem or "; ".join(_problems_beside(snapshot)):
+            severity = Severity.CRITICAL if snapshot.problem else Severity.WARNING
+            found["", "", AlertKind.NO_DRIVER] = _Finding(AlertKind.NO_DRIVER, severity, problem)
         for gpu in snapshot.gpus:
             for finding in self._findings(gpu, now_s, probes or {}):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
@@ -431,6 +438,16 @@ def _scopes(gpu: GpuReading) -> list[_Scope]:
     if gpu.instances:
         return [_Scope(f"{title} MIG {each.index}", each.uuid, each.memory, each.processes) for each in gpu.instances]
     return [_Scope(title, "", gpu.memory, gpu.processes)]
+
+
+def _problems_beside(snapshot: Snapshot) -> Iterator[str]:
+    """Yield what is the matter with a driver while another's GPUs are watched; that it lacks its library is nothing.
+
+    Many a machine has an integrated GPU that nobody computes on.
+    """
+    for driver in snapshot.drivers:
+        if driver.problem and not driver.problem.startswith(of_brand(driver.vendor).not_loaded):
+            yield driver.problem
 
 
 def _unread(gpu: GpuReading) -> Iterator[Key]:

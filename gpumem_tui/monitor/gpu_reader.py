@@ -26,6 +26,8 @@ from gpumem_tui.monitor.threads import Worker
 from gpumem_tui.report.objects import picked
 
 _NOT_SUPPORTED = Unknown("not supported")
+NOT_RETURNED = "has not returned for"
+"""Is in the reason of whatever waits for a call."""
 _STUCK_AFTER_S = 0.8
 """A GPU whose reading takes longer is stale."""
 
@@ -219,7 +221,7 @@ def _read_instance(instance: InstanceHandle) -> InstanceRead:
 
 def not_returned(function: str, seconds: float) -> str:
     """Return the reason to show for a call that hangs."""
-    return f"{function} has not returned for {seconds:.0f} s"
+    return f"{function} {NOT_RETURNED} {seconds:.0f} s"
 
 
 def have_moved(readers: Iterable[GpuReader]) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, Key, Severity
-from gpumem_tui.report.objects import SCHEMA, picked
+from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.settings import Notify
 from gpumem_tui.text import printable
 
@@ -50,10 +50,8 @@ class Told:
 
     def body(self, left_out: int) -> dict[str, object]:
         """Return it as JSON, with how many before it were not told as there were too many."""
-        alert = self.alert
-        which = {"host": self.host, "severity": alert.severity.value, "kind": alert.kind.value}
-        rest = picked(alert, "gpu_uuid", "instance", "message", "since_s")
-        return {"schema": SCHEMA, "event": "alert", **which, **rest, "left_out": left_out}
+        alert = self.alert.as_json()
+        return {"schema": SCHEMA, "event": "alert", "host": self.host, **alert, "left_out": left_out}
 
 
 class Notifier:

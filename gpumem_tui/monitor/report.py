@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
 
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
+from gpumem_tui.monitor.gpu_reader import NOT_RETURNED
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
@@ -101,20 +102,28 @@ def first(source: Source) -> Snapshot:
 
 
 def complete(source: Source) -> Snapshot:
-    """Return the first snapshot of a source that has every value, or after a few seconds the newest.
+    """Return the first snapshot of a source that has every value, or after a few seconds of a driver's work the newest.
 
     Raises:
         NoDriverAnswer: there is none in time.
     """
-    snapshot = first(source)
-    deadline_s = time.monotonic() + COMPLETE_S
-    while not is_complete(snapshot) and time.monotonic() < deadline_s:
-        snapshot = source.wait(snapshot, deadline_s - time.monotonic()) or snapshot
+    started = _until(source, first(source), lambda snapshot: NOT_RETURNED not in snapshot.problem, _ANSWER_S)
+    return _until(source, started, is_complete, COMPLETE_S)
+
+
+def _until(source: Source, snapshot: Snapshot, holds: Callable[[Snapshot], bool], patience_s: float) -> Snapshot:
+    """Return the first snapshot from this one on of which something holds, or after that time the newest."""
+    deadline_s = time.monotonic() + patience_s
+    while not holds(snapshot) and (left_s := deadline_s - time.monotonic()) > 0:
+        snapshot = source.wait(snapshot, left_s) or snapshot
     return snapshot
 
 
-def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
+def live(source: Source, interval_s: float, held: Sequence[int] = ()) -> Iterator[Snapshot]:
     """Yield snapshots of a source without end, at most one each `interval_s` seconds.
+
+    Args:
+        held: as `sleep_until` has it.
 
     Raises:
         NoDriverAnswer: there is none in time.
@@ -124,7 +133,7 @@ def live(source: Source, interval_s: float) -> Iterator[Snapshot]:
     while True:
         yield last
         due_s = max(due_s + interval_s, time.monotonic())
-        sleep_until(due_s)
+        sleep_until(due_s, held)
         newer = None
         while newer is None:
             newer = source.wait(last, _POLL_S)
@@ -244,7 +253,7 @@ def snapshot_json(
         gpus=[_gpu_json(gpu, probes) for gpu in snapshot.gpus],
         unlisted_probes=[_unlisted_json(each, probes.said.get(each.place, {})) for each in snapshot.unlisted],
         users=[_user_json(each) for each in user_totals({snapshot.host.name: snapshot})],
-        alerts=[_alert_json(alert) for alert in alerts],
+        alerts=[alert.as_json() for alert in alerts],
     )
 
 
@@ -352,11 +361,6 @@ def _processes_json(
         probe = probes.said.get((process.instance or uuid, process.pid))
         listed.append(body.done() if probe is None else body.done(probe=probe))
     return listed
-
-
-def _alert_json(alert: Alert) -> dict[str, Any]:
-    which = {"severity": alert.severity.value, "kind": alert.kind.value}
-    return {**which, **picked(alert, "gpu_uuid", "instance", "message", "since_s")}
 
 
 # Lines
@@ -500,7 +504,3 @@ def _size(size_bytes: Reading[int]) -> str:
 
 def _number(reading: Reading[int] | Reading[float], unit: str, digits: int = 0) -> str:
     return _UNKNOWN if isinstance(reading, Unknown) else f"{reading:.{digits}f}{unit}"
-
-
-def _known(reading: Reading[str]) -> str:
-    return _UNKNOWN if isinstance(reading, Unknown) else reading

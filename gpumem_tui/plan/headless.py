@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +21,7 @@ from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
-from gpumem_tui.report.output import Printer, complain, interrupts
+from gpumem_tui.report.output import Printer, Progress, complain, interrupts
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import Device, SearchConfig
@@ -73,15 +73,16 @@ class Solver:
 
     Attributes:
         limit_s: seconds for all traces together; the closed form answers where they are over.
-        say: called with a line before traces are made, and with an empty one when they are.
+        progress: shows which traces are made.
         ends: when they are over, of `time.monotonic`; None for `limit_s` from the first trace on.
     """
 
     options: TraceOptions
     limit_s: float = TRACE_LIMIT_S
-    say: Callable[[str], None] = lambda _: None
+    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
     ends: float | None = None
     _found: dict[tuple[TraceKey, int], Traced | Unknown] = field(default_factory=dict)
+    _took_s: float = 0.0
 
     def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:
         """Solve a plan for a number, as far as traces tell within the time limit.
@@ -115,12 +116,13 @@ class Solver:
         lengths = " and ".join(f"{one.shape.seq_len:,}" for one in plans if one.shape.seq_len)
         at = f" at sequence length {lengths}" if lengths else ""
         more = f"; {len(self._found)} traces are made, of {MOST_TRACES} at most" if self._found else ""
-        self.say(f"tracing {plans[0].shape.name}{at} on {plans[0].gpu.title} without a GPU{more} …")
+        line = f"tracing {plans[0].shape.name}{at} on {plans[0].gpu.title} without a GPU{more} …"
+        began_s = time.monotonic()
         if self.ends is None:
-            self.ends = time.monotonic() + self.limit_s
-        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+            self.ends = began_s + self.limit_s
+        with self.progress.during(line, self._took_s), ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
             traced = list(pool.map(lambda one: self._traced(one, every_batch=every_batch), plans))
-        self.say("")
+        self._took_s = time.monotonic() - began_s
         for plan, found in zip(plans, traced, strict=True):
             key = trace_key(plan)
             assert isinstance(key, TraceKey), "what cannot be traced is never wanted"
@@ -185,6 +187,9 @@ def _planned(
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False
+    if not wanted and config.workload.hugging_face is not None and plan.base.fits(batch_size):
+        spared = (WhatIf(one, Unknown(f"not run, as it fits without: --what-if {one.key} runs it")) for one in changes)
+        return replace(plan, what_ifs=(*spared, *refused)), False
     left: tuple[Technique, ...] = tuple(changes)
     interrupted, log = True, _PlanLog(len(changes), quiet=quiet)
     try:

@@ -278,6 +278,16 @@ class BackgroundTracer:
                 self._traces.drop(key)
         return self.want(plan)
 
+    def stop(self, plan: Plan) -> TraceState:
+        """End the trace that is under way, and those that were to follow; return that there is none of `plan`."""
+        with self._changed:
+            self._wanted, self._latest = None, None
+            self._further.clear()
+            if self._tracing is not None:
+                self._tracing[1].cancel()
+            self._changed.notify_all()
+        return TraceFailed(plan, "the trace was ended; r traces again")
+
     def known(self, plan: Plan) -> TracedAnswer | None:
         """Return the answer for a plan whose trace is there, whatever plan is wanted; None without a trace."""
         with self._changed:

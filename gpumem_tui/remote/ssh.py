@@ -198,13 +198,20 @@ _REST_S = 1.0
 _POLL_S = 0.5
 
 
+@cache
+def _silence() -> tuple[int, int]:
+    """Return the ends of a pipe in which nothing comes, for all connections."""
+    return os.pipe()
+
+
 class SshProcess:
     """The user's own ssh as a process whose lines are read, bounded whatever it writes.
 
     Args:
         longest_line: bytes.
         most_errors: bytes that may come on stderr until `error_bytes` is set to 0 again.
-        takes_input: it has a stdin.
+        takes_input: it has a stdin of its own; else one in which nothing comes, and which ends with this process,
+            however that does: by it what runs on the host notices.
 
     Attributes:
         errors: the last lines of its stderr; `error_bytes`: how much came there since this was set to 0.
@@ -219,7 +226,7 @@ class SshProcess:
     ) -> None:
         try:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL, stdout=subprocess.PIPE,
+                words, stdin=subprocess.PIPE if takes_input else _silence()[0], stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -309,7 +316,7 @@ class SshProcess:
         return explained(code, self.errors, host, options)
 
     def terminate(self) -> None:
-        """Ask it to end; what runs on the host ends when it writes next, or by what it reads."""
+        """Ask it to end; what runs on the host ends by what it reads, or when it writes next."""
         if not self.has_ended:
             self._process.terminate()
 

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from io import TextIOWrapper
 from gpumem_tui.errors import EXIT_INTERRUPTED
 
 _HEADER_EVERY = 30
+_TICK_S = 1.0
 
 
 class Progress:
@@ -36,6 +38,37 @@ class Progress:
     def clear(self) -> None:
         """Show that nothing is under way any more."""
         self.say("")
+
+    @contextmanager
+    def during(self, line: str, expected_s: float = 0.0) -> Iterator[None]:
+        """Show what is under way, with the seconds so far, and about how many are left of `expected_s` (0: unknown)."""
+        done, began_s = threading.Event(), time.monotonic()
+
+        def tick() -> None:
+            while not done.is_set():
+                self.say(f"{line} {so_far(time.monotonic() - began_s, expected_s)}")
+                done.wait(_TICK_S)
+
+        clock = threading.Thread(target=tick, daemon=True) if self._is_shown else None
+        try:
+            if clock is not None:
+                clock.start()
+            yield
+        finally:
+            done.set()
+            if clock is not None:
+                clock.join()
+            self.clear()
+
+
+def so_far(elapsed_s: float, expected_s: float) -> str:
+    """Return how long something takes so far, and about how long it takes yet where that is known.
+
+    >>> so_far(4.2, 10), so_far(4.2, 0)
+    ('4 s, about 6 s left', '4 s')
+    """
+    left = f", about {max(1.0, expected_s - elapsed_s):.0f} s left" if expected_s else ""
+    return f"{elapsed_s:.0f} s{left}"
 
 
 class Printer:
@@ -58,10 +91,7 @@ class Printer:
         self.progress = Progress(quiet=quiet)
 
     def show(
-        self,
-        *,
-        body: Callable[[], object] | None = None,
-        lines: Callable[[], Iterable[str]] | None = None,
+        self, *, body: Callable[[], object] | None = None, lines: Callable[[], Iterable[str]] | None = None
     ) -> None:
         """Print a result: `body` as JSON, or `lines`. The one that is left out prints nothing."""
         self.progress.clear()
@@ -124,8 +154,11 @@ def columns() -> int:
     return get_terminal_size((sys.maxsize, 24)).columns
 
 
-def sleep_until(due_s: float) -> None:
+def sleep_until(due_s: float, held: Iterable[int] = ()) -> None:
     """Sleep until then (`time.monotonic`).
+
+    Args:
+        held: descriptors whose other end somebody holds open for as long as he reads.
 
     Raises:
         BrokenPipeError: nobody reads what is printed any more, such as over ssh once the viewer is gone.
@@ -133,9 +166,24 @@ def sleep_until(due_s: float) -> None:
     poll = select.poll()
     with suppress(OSError, ValueError):  # a stdout that is closed, or a test's
         poll.register(sys.stdout.fileno(), 0)  # that it hangs up is told all the same
+    for descriptor in held:
+        poll.register(descriptor, _HUNG_UP)
     while (left_s := due_s - time.monotonic()) > 0:
         if poll.poll(min(left_s, 60.0) * 1000):
             raise BrokenPipeError
+
+
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Of a socket; that a pipe hangs up is always told."""
+
+
+def held_stdin() -> tuple[int, ...]:
+    """Return stdin if somebody holds its other end, as ssh does; else nothing."""
+    poll = select.poll()
+    with suppress(AttributeError, OSError, ValueError):  # it is closed, or a test's
+        poll.register(sys.stdin.fileno(), _HUNG_UP)
+        return () if poll.poll(0) else (sys.stdin.fileno(),)
+    return ()
 
 
 def written(write: Callable[[], None]) -> int:

@@ -162,6 +162,7 @@ class _Simulated(_Trial):
         from gpumem_tui.simulator.fast.repeats import Repeats
         from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
 
+        gc.freeze()  # what was imported stays, and need not be looked at each time that cycles are looked for
         leave_compiler_unloaded(torch)
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
         self.rows = AssumedRows(self.request.workload.assumed_rows)

@@ -212,7 +212,7 @@ def _longest_known(seen: int, *, at_most: bool = False) -> tuple[int, str] | Non
     The longest sample of its data counts, no more than a limit; without data to look at, the lowest limit. With
     `at_most` also what a tokenizer could take, had the program asked it to cut what is longer.
     """
-    things = gc.get_objects()
+    things = [*gc.get_objects(), *vars(sys.modules["__main__"]).values()]  # the latter perhaps older than torch
     limits = sorted({(length, name) for name, length in _limits(things, at_most) if seen < length < _NO_LIMIT})
     samples = max((longest_sample(loader.dataset) for loader in instances_of(DataLoader, things)), default=0)
     if samples:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -40,7 +41,7 @@ def begin(directory: str, take_part: Callable[[Reporter], None]) -> None:
     _write_stack_at_signal(directory)
     session = _Session(directory)
     after_import("torch._compile", session.compiler_imported)
-    after_import("torch", lambda _: take_part(session.reporter()))
+    after_import("torch", lambda _: take_part(session.reporter()), _WithoutCollector())
     sys.excepthook = session.excepthook
     atexit.register(session.ended)
     os.register_at_fork(after_in_child=session.leave)
@@ -50,6 +51,18 @@ def _write_stack_at_signal(directory: str) -> None:
     """Have a signal write down the source line that the main thread is at."""
     file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
+
+
+class _WithoutCollector:
+    """Keeps Python from looking for cycles, of which there are few among the million objects of an import."""
+
+    def __enter__(self) -> None:
+        self._was_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_on:
+            gc.enable()
 
 
 class _Session:

@@ -14,7 +14,7 @@ from gpumem_tui.memory import Bucket, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.finder import BatchFinder, Level
-from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay, replay
+from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Held
 from gpumem_tui.snapshots.recording import RecordedRun, record
@@ -125,9 +125,7 @@ class Traced:
         """
         self._check(batch_size)
         if batch_size not in self._runs:
-            timeline = self.trace.at(batch_size)
-            found = replay(timeline, self.capacity_bytes, self.settings, self.allowed_bytes)
-            self._runs[batch_size] = found if found.fits else replay(timeline, settings=self.settings)
+            self._runs[batch_size] = self._finder.run(batch_size, self.capacity_bytes, self.allowed_bytes)
         return self._runs[batch_size]
 
     def recorded(self, batch_size: int) -> RecordedRun:

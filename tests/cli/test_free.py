@@ -20,6 +20,7 @@ from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import Calls, FakeGpu, FakeInstance, FakeProcess, Scenario
 from tests.remote.standins import DENIED, Ssh
 from tests.tui.test_tui_hosts import live
+from tests.waiting import wait_for_file
 
 _IDLE = FakeGpu()
 _BUSY = FakeGpu(used_bytes=30 * GIB, processes=[FakeProcess(os.getpid(), 30 * GIB)])
@@ -112,6 +113,19 @@ def test_hosts_without_a_terminal(hosts: dict[str, str], program: Program) -> No
     assert any("10.00 / 80.00 GiB" in line for line in lines)
     assert (titles[0], lines[titles[1] - 1]) == (0, ""), "each under the name that the user gave"
     assert program("monitor", "--host", "c", "--once", env=hosts).code == 4
+
+
+def test_what_runs_on_a_host_is_told_that_the_viewer_was_killed(tmp_path: Path) -> None:
+    ssh = Ssh(tmp_path)
+    ssh.prints("a", [machine([gpu(0)])], then=f"cat; echo so > {tmp_path}/noticed")
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    command = [sys.executable, "-m", "gpumem_tui", "monitor", "--host", "a", "--json"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as viewer:
+        assert viewer.stdout is not None
+        assert viewer.stdout.readline()
+        assert not (tmp_path / "noticed").exists()
+        viewer.kill()
+    wait_for_file(tmp_path / "noticed")
 
 
 def test_settings_of_another_file_hold_for_hosts_too(hosts: dict[str, str], tmp_path: Path, program: Program) -> None:

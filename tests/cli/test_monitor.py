@@ -54,13 +54,32 @@ def test_who_reads_no_more_is_noticed_long_before_the_next_reading(environment: 
         process.wait(30)
 
 
+@pytest.mark.parametrize("changes", [True, False])
+def test_what_tells_a_viewer_of_changes_ends_with_its_stdin_long_before_the_next_reading(
+    changes: bool, environment: dict[str, str]
+) -> None:
+    which = ("--changes", "--interval", "3600") if changes else ("--interval", "0.2")
+    ours, held = os.pipe()
+    with _running(environment, "monitor", "--json", *which, stdin=ours) as process:
+        os.close(ours)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["gpus"]
+        os.close(held)
+        if changes:
+            assert process.wait(30) == 0
+        else:
+            assert [json.loads(process.stdout.readline())["schema"] for _ in range(3)] == [1, 1, 1]
+
+
 @contextmanager
-def _running(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _running(
+    environment: dict[str, str], *arguments: str, stdin: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
     """The program while it runs, its output in pipes."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpumem_tui", *arguments],
         env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -308,6 +308,14 @@ def test_a_plan_of_it_shows_what_was_traced_and_runs_what_ifs(tmp_path: Path) ->
     assert {gpu["name"]: gpu["max_batch_size"] for gpu in done["gpus"]}["h100-80gb"] > done["traced"]["max_batch_size"]
 
 
+def test_a_plan_of_it_that_fits_runs_no_what_ifs_unasked(tmp_path: Path) -> None:
+    options = ("--model", written(tmp_path, "olmo2"), "--gpu", "sim:t4-16gb", "--python", WarmPython.path(TRANSFORMERS))
+    done = Project(tmp_path).run("plan", *options, "--json").json
+    assert done["answer"].startswith("Batch 1 fits")
+    reasons = {one["key"]: one["reason"] for one in done["not_applicable"]}
+    assert reasons["checkpointing"] == "not run, as it fits without: --what-if checkpointing runs it"
+
+
 def test_what_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "nobody-has-this", "vocab_size": 10}))

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.monitor.report import log_lines, snapshot_json, table
+from gpumem_tui.monitor.gpu_reader import not_returned
+from gpumem_tui.monitor.report import complete, log_lines, snapshot_json, table
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
+from gpumem_tui.monitor.threads import LatestSnapshot
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.schema import MONITOR
 from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine, memory, process
@@ -153,3 +155,30 @@ class TestTable:
 def test_a_line_a_gpu(changes: dict[str, Any], said: str) -> None:
     (line,) = log_lines(machine([gpu(0, **changes)]))
     assert line.endswith(said)
+
+
+class Scripted(LatestSnapshot):
+    """A source that has these snapshots, one after the other."""
+
+    notice = ""
+
+    def __init__(self, *snapshots: Snapshot) -> None:
+        super().__init__()
+        self._left = iter(snapshots)
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        return next(self._left)
+
+
+def test_a_driver_that_takes_seconds_to_start_is_waited_for() -> None:
+    """As it does on a machine with many GPUs that no program keeps awake."""
+    starting = machine([], problem=f"the NVIDIA driver does not start: {not_returned('nvmlInit', 1.0)}")
+    ready, absent = machine(), machine([], problem="no driver on this machine: install it")
+    assert complete(Scripted(starting, starting, ready)) is ready
+    assert complete(Scripted(absent, ready)) is absent

@@ -13,13 +13,12 @@ import pytest
 from gpumem_tui.doctor import checks as doctor
 from gpumem_tui.doctor.checks import Status
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.alerts import Alerts
+from gpumem_tui.monitor.alerts import AlertKind, Alerts, Severity
 from gpumem_tui.monitor.devices import free_gpus
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
 from gpumem_tui.remote.decode import decoded
-from gpumem_tui.tui.monitor.header import is_trouble_beside
 from tests.amdsmi_stub.machine import DRIVER_NOT_LOADED, NO_PERMISSION, AmdGpu, AmdMachine, machine_of
 from tests.cli.conftest import Program, program
 from tests.monitor.schema import MONITOR
@@ -122,7 +121,8 @@ def test_a_driver_that_does_not_start_beside_one_that_runs_is_named(fake_amd: Am
     assert found.problem == ""
     (amd,) = (each for each in found.drivers if each.vendor == "AMD")
     assert amd.problem.startswith("no permission to use the AMD driver: join the groups")
-    assert is_trouble_beside(found, amd)
+    [alert] = Alerts().update(found)
+    assert (alert.kind, alert.severity, alert.message) == (AlertKind.NO_DRIVER, Severity.WARNING, amd.problem)
     (check,) = doctor.other_drivers_checks(found)
     assert (check.name, check.status, check.found) == (
         "AMD driver",

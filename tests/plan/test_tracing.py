@@ -355,3 +355,17 @@ def test_a_real_trace() -> None:
     assert isinstance(state, TraceReady), state
     assert state.answer.fits
     assert isinstance(state.answer.max_batch_size, int)
+
+
+def test_a_trace_that_is_ended_says_so_and_is_made_when_asked_for_again(session: Session) -> None:
+    session.traces.finish.clear()
+    assert isinstance(session.tracer.want(GPT2), Pending)
+    session.started()
+    ended = session.tracer.stop(GPT2)
+    assert isinstance(ended, TraceFailed)
+    assert ended.reason == "the trace was ended; r traces again"
+    assert isinstance(session.tracer.again(GPT2), Pending)
+    session.started()
+    assert session.traces.cancelled == 1
+    session.traces.finish.set()
+    assert isinstance(session.next(), TraceReady)

@@ -14,7 +14,7 @@ import pytest
 from gpumem_tui.memory import Unknown
 from gpumem_tui.report import markdown
 from gpumem_tui.report.objects import Body, encoded, known, picked, reason_of
-from gpumem_tui.report.output import Printer, interrupts, written
+from gpumem_tui.report.output import Printer, Progress, interrupts, so_far, written
 from gpumem_tui.report.tables import TextColumn, TextTable, ago, counted, cut_to, largest_first
 
 
@@ -129,3 +129,15 @@ def test_markdown() -> None:
         "# Title\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- x\n- y\n\n```sh\nls\n```\n"
     )
     assert markdown.sentence("it fits") == "It fits."
+
+
+def test_how_long_something_takes_is_shown_until_it_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress()
+    with progress.during("tracing …", 10):
+        pass
+    assert "tracing … 0 s, about 10 s left" in capsys.readouterr().err
+    assert so_far(12, 10) == "12 s, about 1 s left"
+    assert so_far(12, 0) == "12 s"

@@ -10,9 +10,9 @@ from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.command import Runs, Together, Watch, WhatIf
 from gpumem_tui.run.control import Control, Unusable
-from gpumem_tui.run.events import Failed
+from gpumem_tui.run.events import Failed, Sample
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted
+from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceProgress
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
@@ -45,6 +45,7 @@ class ScriptedRuns:
         """The command with a change made to it."""
         self.made.append(change.key)
         watch(CommandOutput("step 0: loss 0.000"))
+        watch(TraceProgress(self.batch_size, Sample(1, "forward", 1024, 2048, {})))
         while change.key in self.held and control is not None:
             control.check()
             threading.Event().wait(0.01)

@@ -146,9 +146,26 @@ def _leaf_within_the_graph(training: Training) -> None:
             training.loss(*training.batch(2)).backward()
 
 
+def _losses_are_kept(training: Training) -> None:
+    """Keep a number of each micro-batch, so that each finds more memory held than the last."""
+    for _ in range(12):
+        loss = training.loss(*training.batch())
+        loss.backward()
+        training.samples.append(loss.detach().clone())
+        del loss  # it lives no longer than the model
+    training.optimizer.zero_grad(set_to_none=True)
+
+
+def _alone_and_in_pairs(training: Training) -> None:
+    _losses_are_kept(training)
+    for _ in range(4):
+        (training.loss(*training.batch()) + training.loss(*training.batch())).backward()
+    training.optimizer.zero_grad(set_to_none=True)
+
+
 LOOPS: list[Loop] = [
     _evaluation_and_accumulation, _graph_is_dropped, _two_calls_in_one_backward, _sizes_change, _everything_is_kept,
-    _leaf_within_the_graph,
+    _leaf_within_the_graph, _losses_are_kept,
 ]  # fmt: skip
 
 
@@ -177,10 +194,17 @@ def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast:
     assert found.buckets == expected.buckets
 
 
-def test_a_leaf_within_the_graph_keeps_nothing_from_being_answered() -> None:
-    _, often = _run(_leaf_within_the_graph, None, answers=False)
-    _, seldom = _run(_leaf_within_the_graph, None, answers=True)
+@pytest.mark.parametrize("loop", [_leaf_within_the_graph, _losses_are_kept], ids=lambda loop: loop.__name__.strip("_"))
+def test_what_a_program_keeps_of_each_call_keeps_nothing_from_being_answered(loop: Loop) -> None:
+    _, often = _run(loop, None, answers=False)
+    _, seldom = _run(loop, None, answers=True)
     assert seldom < often / 2
+
+
+def test_calls_that_share_a_backward_run_once_they_have_been_seen_to() -> None:
+    _, alone = _run(_losses_are_kept, None, answers=True)
+    _, runs = _run(_alone_and_in_pairs, None, answers=True)
+    assert runs - alone >= 4 * 2 - 1  # all of the pairs but for the very first call
 
 
 @pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])

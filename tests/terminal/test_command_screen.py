@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,7 +108,6 @@ def test_a_command_is_held_goes_on_is_cancelled_and_edited(script: Path) -> None
         assert _alive(children) == []
         screen.press("e")
         screen.wait_for("Train", "GPUs", "ctrl+s applies")
-        time.sleep(0.5)  # for the focus, which is not seen
         screen.press(" --steps")
         screen.wait_for("--pause 1 --steps", "ctrl+s applies")
         screen.press("\r")

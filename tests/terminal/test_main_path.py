@@ -59,7 +59,6 @@ def test_quitting_while_a_trial_runs_leaves_nothing_behind() -> None:
 def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
     with terminal("search", python=sys.executable) as screen:
         children = _search_in(screen)
-        time.sleep(0.5)
         os.kill(screen.pid, number)
         screen.exit_code()
         wait_until_gone([child.pid for child in children])

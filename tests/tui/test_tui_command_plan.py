@@ -51,7 +51,7 @@ async def test_what_runs_is_said_and_can_be_stopped_and_gone_on_with() -> None:
         await until(pilot, lambda: "SGD: its run is under way" in _rows(app, "what-ifs"))
         await until(pilot, lambda: "checkpointed blocks   " in _rows(app, "what-ifs"))
         assert "what-if: SGD, 1 to go" in _text(app)
-        assert "step 0: loss 0.000" in _text(app)
+        await until(pilot, lambda: "step 1 forward │ step 0: loss 0.000" in _text(app))
         await pilot.press("c")
         await until(pilot, lambda: not screen.state.busy)
         assert "2 what-ifs not run: r runs them" in _text(app)

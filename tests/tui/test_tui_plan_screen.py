@@ -272,6 +272,16 @@ async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
         await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady))
 
 
+async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it(tmp_path: Path) -> None:
+    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+        await pilot.press("t", "escape")
+        assert isinstance(plan_scene.plan_screen(pilot.app).traced, Pending), "back to the controls first"
+        await pilot.press("escape")
+        assert "– the trace was ended; r traces again" in text_of(pilot, "#verdict")
+        await pilot.press("r")
+        assert "tracing one step" in text_of(pilot, "#verdict")
+
+
 @pytest.mark.slow
 async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
     traced: list[WorkloadSpec] = []

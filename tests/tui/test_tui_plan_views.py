@@ -73,6 +73,9 @@ def test_the_verdict_says_by_how_much() -> None:
         == f"formula  ✗ too large by {-now.spare_bytes / GIB:.2f} GiB of {now.usable_bytes / GIB:.2f} GiB usable"
     )
     assert "tracing one step" in lines[2]
+    assert (
+        "tracing one step without a GPU, 4 s; esc ends it" in said(verdict_rows(now, Pending(LLAMA), ROOMY, "4 s"))[2]
+    )
     assert "– no torch" in said(verdict_rows(now, TraceFailed(LLAMA, "no torch"), ROOMY))[2]
     assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
 

@@ -24,6 +24,9 @@ class BatchFinder:
     trace: AffineTrace
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     _peaks: dict[tuple[int, Level], tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _latest: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
+    """By batch size the last run without limit."""
+
     _live: dict[tuple[int, Level], int] = field(default_factory=dict, repr=False, compare=False)
 
     def peaks(self, batch_size: int, *, level: Level = "least") -> tuple[int, int]:
@@ -32,7 +35,23 @@ class BatchFinder:
         if key not in self._peaks:
             unlimited = replay(self._timeline(batch_size, level=level), settings=self.settings)
             self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
+            if key[1] == "least":
+                self._latest.clear()
+                self._latest[batch_size] = unlimited
         return self._peaks[key]
+
+    def run(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> Replay:
+        """Return the run on a device, or without limit where it does not fit there."""
+        allocated, reserved = self.peaks(batch_size)
+        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        if allocated <= limit and (reserved > limit or self.settings.garbage_collection_threshold):
+            found = self._within(batch_size, capacity_bytes, allowed_bytes, level="least")
+            if found.fits:
+                return found
+        if batch_size not in self._latest:
+            self._peaks.pop((batch_size, "least"))
+            self.peaks(batch_size)
+        return self._latest[batch_size]
 
     def fits(
         self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"

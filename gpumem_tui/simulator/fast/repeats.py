@@ -1,17 +1,19 @@
 """Calls of a model that repeat are answered from memory: evaluation loops, and micro-batches that accumulate.
 
-When a model has been called twice in the same way (arguments that look alike, the same mode) and both calls, with the
-backward that followed, made the same allocations and releases in the same order, the next such call that finds as much
-memory held as the second one did makes them again without running the model.
+When a model has been called twice in the same way (arguments that look alike, the same mode) while as much memory was
+held, and both calls, with the backward that followed, made the same allocations and releases in the same order, further
+such calls make them again without running the model. Those that find another amount held, as in the next step or where
+a program keeps its losses, do so as well once calls with two amounts have done alike.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -105,9 +107,18 @@ class Repeats:
         """By key but for the memory that was held."""
 
         self._known: dict[Key, CallPattern] = {}
+        self._confirmed: dict[Key, tuple[int, CallPattern]] = {}
+        self._settled: dict[Key, CallPattern] = {}
+        """By key but for the memory that was held: with what amount a pattern was confirmed last, and those that were
+        with two amounts."""
+
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Graphs of calls that no backward has reached: of two in one backward, each does otherwise than alone."""
+
         self._refused: set[Key] = set()
         self._evaluated: _Call | None = None
         self._called_back: list[_Call] = []
+        self._answered_back: list[Key] = []
         self._unsettled: list[_Unsettled] = []
         self._clearings: list[tuple[int, int]] = []
         self._clearing = 0
@@ -160,14 +171,14 @@ class Repeats:
         self._settle(1)
         with torch._C.DisableTorchFunction():  # which every look at a tensor's attributes would go through
             key = self._key(module, args, kwargs)
-        if key is None or key in self._refused:
+        if key is None or not self._refused.isdisjoint((key, key[1:])):
             return run()
-        pattern = self._known.get(key)
+        pattern = self._known.get(key) or self._settled.get(key[1:])
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
             state = self._gpu.begin_round()
             self._called(module)
-            return self._repeat(pattern, tensors, module, state)
+            return self._repeat(key, pattern, tensors, module, state)
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
         recorder, uses = self._recorder, self._gpu.streams.recorded_uses
@@ -183,6 +194,7 @@ class Repeats:
         if not torch.is_grad_enabled():
             self._evaluated = observed
         graph = _Graph(observed, recorder)
+        self._waiting.add(graph)
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._on_gradient(observed, position, graph))
@@ -200,7 +212,7 @@ class Repeats:
             parameters = [p for p in module.parameters() if p.requires_grad]
             if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
                 return None
-            parts += (len(parameters), sum(p.grad is None for p in parameters))
+            parts += (len(parameters), sum(p.grad is None for p in parameters), len(self._waiting))
         return tuple(parts) if _describe((args, kwargs), parts, trains) else None
 
     def _output(self, call: _Call, leaf: Any) -> Any:
@@ -216,6 +228,7 @@ class Repeats:
 
     def _on_gradient(self, call: _Call, position: int, graph: _Graph) -> Callable[[torch.Tensor], None]:
         def arrived(gradient: torch.Tensor, _held: _Graph = graph) -> None:
+            self._waiting.discard(_held)
             if call.backward_start < 0:
                 call.backward_start, call.backward_first = self._recorder.position, self._recorder.allocations
                 self._called_back.append(call)
@@ -229,11 +242,17 @@ class Repeats:
 
     def _after_backward(self) -> None:
         calls, self._called_back = self._called_back, []
+        answered, self._answered_back = self._answered_back, []
         self._settle(0)
-        if len(calls) == 1:
+        if len(calls) == 1 and not answered:
             self._learn(calls[0], self._recorder.position)
-        else:  # what each of them did cannot be told apart
-            self._refused.update(call.key for call in calls)
+        elif len(calls) + len(answered) > 1:  # what each of them did cannot be told apart
+            self._refused.update((*(call.key for call in calls), *(key[1:] for key in answered)))
+
+    def _reached(self, key: Key, repetition: Repetition) -> None:
+        """Note that backward has reached a call that was answered."""
+        self._waiting.discard(repetition)
+        self._answered_back.append(key)
 
     def _conclude_evaluation(self) -> None:
         if self._evaluated is not None:
@@ -272,6 +291,10 @@ class Repeats:
     def _remember(self, key: Key, pattern: CallPattern) -> None:
         if pattern in (self._seen.get(key), self._latest.get(key[1:])):
             self._known[key] = pattern
+            held_bytes, before = self._confirmed.get(key[1:], (key[0], None))
+            if held_bytes != key[0] and before == pattern:
+                self._settled[key[1:]] = pattern
+            self._confirmed[key[1:]] = key[0], pattern
         else:
             self._seen[key] = pattern
         self._latest[key[1:]] = pattern
@@ -330,10 +353,14 @@ class Repeats:
 
     # Repeating
 
-    def _repeat(self, pattern: CallPattern, arguments: Sequence[torch.Tensor], module: nn.Module, state: int) -> Any:
+    def _repeat(
+        self, key: Key, pattern: CallPattern, arguments: Sequence[torch.Tensor], module: nn.Module, state: int
+    ) -> Any:
         """Return the call's results, and record its events as if it had run; the allocator is in a `state`."""
         repetition = Repetition(self._gpu, pattern, arguments, self._cached, state)
         if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
+            self._waiting.add(repetition)
+            repetition.on_backward = partial(self._reached, key)
             made: Any = RepeatedCall.apply(self._anchor, repetition, list(module.parameters()))  # type: ignore[no-untyped-call]
         else:
             made = tuple(repetition.forward())
@@ -439,6 +466,7 @@ class Repetition:
         self._state = state
         self.pattern = pattern
         self._cached = cached
+        self.on_backward: Callable[[Any], None] = lambda _: None
         self._live: dict[int, Allocation] = {}
         self._released_in_backward = {-event for event in pattern.backward if event < 0}
         self._held: dict[int, object] = {
@@ -478,6 +506,7 @@ class Repetition:
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Record backward's events, among them the release of the gradients that came in."""
+        self.on_backward(self)
         position = 0
         for output, after in self.pattern.gradients:
             self._replay(self.pattern.backward[position:after], {}, {})

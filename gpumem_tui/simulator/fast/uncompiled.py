@@ -1,36 +1,49 @@
-"""Does without torch's compiler until a program compiles: to load it takes as long as torch."""
+"""Does without torch's compiler and symbolic sizes until a program has use of them: both take long to load."""
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
+from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from gpumem_tui.simulator.torch_internals import replace
 
 _COMPILER = "torch._dynamo"
 _CONFIG = f"{_COMPILER}.config"
+_SIZES = "torch.fx.experimental.symbolic_shapes"
+_FUNCTIONS = "torch.utils._sympy.functions"
+_ALGEBRA = "sympy"
+_PLAIN_TYPES = frozenset((bool, int, float, type(None)))
 
 
 def leave_compiler_unloaded(torch: ModuleType) -> None:
     """Have ``import torch._dynamo`` load no more than its configuration until a program uses it.
 
-    Fake tensors read that. What optimizers ask of it at each step is answered by doing nothing.
+    Fake tensors read that. What optimizers ask of it at each step is answered by doing nothing. What shape functions
+    ask of symbolic sizes (whether one is known) is answered without them, and without sympy, where sizes are numbers.
     """
     if _COMPILER in sys.modules:
         return
-    unloaded = _Unloaded(_COMPILER)
-    unloaded.__path__ = [f"{path}/_dynamo" for path in torch.__path__]
-    sys.modules[_COMPILER] = unloaded
+    unloaded = _Unloaded(_COMPILER, [f"{path}/_dynamo" for path in torch.__path__])
     replace(torch, "_dynamo", unloaded)
     import_module(_CONFIG)
-    sys.meta_path.insert(0, _Parts())
+    unloaded.find_parts()
+    if _SIZES not in sys.modules:
+        replace(torch.fx.experimental, "symbolic_shapes", _PlainSizes(_SIZES))
+    if _FUNCTIONS not in sys.modules:
+        _Functions(_FUNCTIONS)
+    spec = find_spec(_ALGEBRA) if _ALGEBRA not in sys.modules else None
+    if spec is not None:
+        algebra = _Algebra(_ALGEBRA, spec.submodule_search_locations)
+        algebra.__spec__, algebra.__file__ = spec, spec.origin
+        algebra.find_parts()
 
 
 def exclude_nothing(module: ModuleType) -> None:
@@ -46,20 +59,43 @@ def _kept(function: Callable[..., Any] | None = None, recursive: bool = True, **
     return partial(_kept, recursive=recursive) if function is None else function
 
 
-def _load() -> ModuleType:
-    """Return the compiler, loaded now if it was not."""
-    if isinstance(sys.modules.get(_COMPILER), _Unloaded):
-        del sys.modules[_COMPILER]
-        sys.modules.pop(_CONFIG, None)
-    compiler = import_module(_COMPILER)
-    replace(compiler, "reset", _Unloaded.reset)
-    return compiler
+class _Later(ModuleType):
+    """Stands for a module, in `sys.modules` too; what is asked of it loads that.
+
+    Args:
+        path: of a package, where its modules are.
+    """
+
+    def __init__(self, name: str, path: list[str] | None = None) -> None:
+        super().__init__(name)
+        if path is not None:
+            self.__path__ = path
+        sys.modules[name] = self
+
+    def find_parts(self) -> None:
+        """Have who imports a part of this package load all of it first, perhaps with that part."""
+        sys.meta_path.insert(0, _Parts(self))
+
+    @property
+    def stands(self) -> bool:
+        """Whether it was not loaded yet."""
+        return sys.modules.get(self.__name__) is self
+
+    def load(self) -> ModuleType:
+        """Return the module itself, loaded now if it was not."""
+        if self.stands:
+            del sys.modules[self.__name__]
+        return import_module(self.__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        return getattr(self.load(), name)
 
 
-class _Unloaded(ModuleType):
-    """Stands for the compiler; whatever else is asked of it loads it."""
+class _Unloaded(_Later):
+    """Stands for the compiler."""
 
-    __path__: list[str]
     disable = staticmethod(_kept)
 
     @staticmethod
@@ -70,20 +106,33 @@ class _Unloaded(ModuleType):
     def reset() -> None:
         """Do nothing, as nothing was compiled; torch's own asks a CUDA build for its graphs."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_load(), name)
+    def load(self) -> ModuleType:
+        """Return the compiler, which binds functions of symbolic sizes and knows them by what they are."""
+        sizes = sys.modules.get(_SIZES)
+        if isinstance(sizes, _Later):
+            sizes.load()
+        if self.stands:
+            sys.modules.pop(_CONFIG, None)
+        compiler = super().load()
+        replace(compiler, "reset", self.reset)
+        return compiler
 
 
 class _Parts(Loader):
-    """Finds the parts of the compiler: who imports one has all of it loaded first, perhaps with that one."""
+    """Finds the parts of a package that is loaded by the first use of any.
+
+    Args:
+        package: what stands for it.
+    """
+
+    def __init__(self, package: _Later) -> None:
+        self._package = package
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Return the specification of a module that the loading has loaded; None for what others find."""
-        if not name.startswith(f"{_COMPILER}.") or not isinstance(sys.modules.get(_COMPILER), _Unloaded):
+        if not name.startswith(f"{self._package.__name__}.") or not self._package.stands:
             return None
-        _load()
+        self._package.load()
         sys.meta_path.remove(self)
         self._module = sys.modules.get(name)
         self._spec = getattr(self._module, "__spec__", None)
@@ -96,3 +145,90 @@ class _Parts(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Run nothing: all was run as the module was loaded."""
         module.__spec__ = self._spec
+
+
+# Symbolic sizes, of which there are none until a program compiles or exports
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value, a tensor's shape or what is in a list is no symbol's."""
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return True
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    shape = getattr(value, "shape", None)
+    return shape is not None and _is_plain(tuple(shape))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether two sizes or shapes are equal, whatever kinds of sequences these are."""
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return bool(one == other)
+
+
+class _Algebra(_Later):
+    """Stands for sympy, of which shape functions ask whether a number is an expression."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Expressions(self) if name == "Basic" and self.stands else super().__getattr__(name)
+
+
+class _Expressions:
+    """Stands for the class of all expressions, where there are none yet."""
+
+    def __init__(self, algebra: _Algebra) -> None:
+        self._algebra = algebra
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return not self._algebra.stands and isinstance(instance, self._algebra.load().Basic)
+
+    def __mro_entries__(self, _bases: tuple[object, ...]) -> tuple[type, ...]:
+        return (self._algebra.load().Basic,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._algebra.load().Basic, name)
+
+
+class _Functions(_Later):
+    """Stands for torch's functions of expressions, one of which is imported to find out whether a tensor is dense."""
+
+    def __getattr__(self, name: str) -> Any:
+        is_asked_for_maximum = name == "Max" and self.stands
+        return (lambda *values: self.load().Max(*values)) if is_asked_for_maximum else super().__getattr__(name)
+
+
+class _NeverRaised(RuntimeError):
+    """Stands for the error of a symbol of unknown value, where there are no symbols."""
+
+
+class _PlainSizes(_Later):
+    """Stands for the module of symbolic sizes; what is asked of it but for plain sizes loads it, and sympy with it."""
+
+    GuardOnDataDependentSymNode = _NeverRaised
+    _KNOWN: ClassVar[dict[str, Callable[..., Any]]] = {
+        **dict.fromkeys(
+            ("guard_or_false", "guard_or_true", "statically_known_true", "expect_true", "guard_bool", "guard_int",
+             "guard_size_oblivious"), lambda value, *_: value,
+        ),
+        **dict.fromkeys(("is_symbolic", "is_nested_int", "has_free_unbacked_symbols"), lambda _: False),
+        **dict.fromkeys(("_iterate_exprs", "_iterate_nodes"), lambda _: iter(())),
+        "has_guarding_hint": lambda _: True,
+        "sym_and": lambda *values: reduce(operator.and_, values),
+        "sym_or": lambda *values: reduce(operator.or_, values),
+        "sym_eq": _are_equal,
+    }  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.strip("_")[:1].islower() or name.startswith("__"):  # a class, or a constant
+            return super().__getattr__(name)
+        answer = self._KNOWN.get(name)
+
+        def answered(*args: Any, **kwargs: Any) -> Any:
+            if answer is not None and not kwargs and all(map(_is_plain, args)):
+                return answer(*args)
+            return getattr(self.load(), name)(*args, **kwargs)
+
+        vars(self)[name] = answered
+        return answered

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
-from gpumem_tui.monitor.snapshot import DriverReading, Snapshot
-from gpumem_tui.monitor.vendors import of_brand
+from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.tui.kit.figures import MUTED, Row, fit, header_line, span_width
 from gpumem_tui.tui.monitor.state import MonitorState
 
@@ -65,18 +64,6 @@ def alert_row(alerts: Sequence[Alert], width: int) -> Row:
     return row
 
 
-def is_trouble_beside(snapshot: Snapshot, driver: DriverReading) -> bool:
-    """Return whether a driver has a problem while another's GPUs are watched; that it lacks its library is none.
-
-    Many a machine has an integrated GPU that nobody computes on.
-    """
-    return (
-        not snapshot.problem
-        and bool(driver.problem)
-        and not driver.problem.startswith(of_brand(driver.vendor).not_loaded)
-    )
-
-
 def _facts(snapshot: Snapshot) -> list[str]:
     host = snapshot.host
     facts = [host.name]
@@ -85,7 +72,6 @@ def _facts(snapshot: Snapshot) -> list[str]:
     used, total = host.memory_used_bytes, host.memory_total_bytes
     if isinstance(used, int) and isinstance(total, int):
         facts.append(f"memory {used / GIB:.0f}/{total / GIB:.0f} GiB")
-    facts += [f"{each.vendor}: {each.problem}" for each in snapshot.drivers if is_trouble_beside(snapshot, each)]
     return facts
 
 

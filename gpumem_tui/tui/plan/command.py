@@ -61,7 +61,7 @@ class CommandPlanState:
         running: the change, or the set of them, that is being traced. `waiting`: the changes that can be.
         left_s: about how long all of them take from the moment on when `running` began.
         busy: a run is under way.
-        printed: the last line that the running command printed.
+        printed: the last line that the running command printed. `reached`: where it is, and how long it takes yet.
         failure: why the command cannot be traced; one line. `exit_code`: what that stands for.
     """
 
@@ -73,6 +73,7 @@ class CommandPlanState:
     left_s: float = 0.0
     busy: bool = False
     printed: str = ""
+    reached: str = ""
     failure: str = ""
     exit_code: int = 0
 
@@ -92,24 +93,34 @@ def begun(state: CommandPlanState) -> CommandPlanState:
     return replace(state, busy=True, failure="", exit_code=0, printed="")
 
 
+def _silent(state: CommandPlanState) -> CommandPlanState:
+    """Return the state without what the run before printed, and how far that came."""
+    return replace(state, printed="", reached="")
+
+
 def traced(
     state: CommandPlanState, predicted: Predicted, waiting: Sequence[Technique], refused: Sequence[WhatIf]
 ) -> CommandPlanState:
     """Take the trace of the command as it is. `refused`: the changes that cannot be made to it."""
     plan = CommandPlan(state.config, state.batch_size, predicted, tuple(refused))
-    return replace(state, plan=plan, waiting=tuple(waiting), printed="")
+    return replace(_silent(state), plan=plan, waiting=tuple(waiting))
 
 
 def went_on(state: CommandPlanState, step: Planning) -> CommandPlanState:
     """Take how far the runs have come; which GPU is planned for stays."""
     assert state.plan is not None, "the command itself is traced first"
     plan = replace(step.plan, elsewhere=state.plan.elsewhere)
-    return replace(state, plan=plan, running=step.running, waiting=step.waiting, left_s=step.left_s, printed="")
+    return replace(_silent(state), plan=plan, running=step.running, waiting=step.waiting, left_s=step.left_s)
 
 
 def printing(state: CommandPlanState, text: str) -> CommandPlanState:
     """Take a line that the running command has printed."""
     return replace(state, printed=text)
+
+
+def reaching(state: CommandPlanState, text: str) -> CommandPlanState:
+    """Take how far the running command has come."""
+    return replace(state, reached=text)
 
 
 def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
@@ -120,7 +131,7 @@ def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
 def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> CommandPlanState:
     """Note that nothing runs any more."""
     waiting = (state.running, *state.waiting) if isinstance(state.running, Technique) else state.waiting
-    return replace(state, busy=False, running=None, waiting=waiting, printed="", failure=failure, exit_code=exit_code)
+    return replace(_silent(state), busy=False, running=None, waiting=waiting, failure=failure, exit_code=exit_code)
 
 
 # The lines
@@ -159,7 +170,8 @@ def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
         left = f", {waiting} to go" if waiting else ""
         left += f", about {state.left_s:,.0f} s left" if running is not None and state.left_s >= 1 else ""
         printed = f" │ {state.printed}" if state.printed else ""
-        return row((fit(f"  {what}{left} · {elapsed_s} s{printed}", width), "$primary"))
+        reached = f", {state.reached}" if state.reached else ""
+        return row((fit(f"  {what}{left} · {elapsed_s} s{reached}{printed}", width), "$primary"))
     if state.failure:
         why = "" if state.plan is None else f"{state.failure}; "
         return row((fit(f"  {why}r runs it again", width), "$text-warning"))

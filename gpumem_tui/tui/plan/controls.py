@@ -171,6 +171,10 @@ class PlanControls(RowList):
             self.end_typing()
             self._step(partial(states.given_up, key=self.key))
 
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """Leave esc to the screen where no number is being typed."""
+        return self._typed is not None if action == "abandon" else True
+
     def on_key(self, event: Key) -> None:
         """Type a number, or pick a choice by its place."""
         control = self._control

@@ -55,8 +55,12 @@ class _Line:
     most: int | None = None
 
 
-def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
-    """Return two lines and two bars: the closed form's and the traced step's."""
+def verdict_rows(answer: Answer, traced: TraceState, width: int, waited: str = "") -> list[ListRow]:
+    """Return two lines and two bars: the closed form's and the traced step's.
+
+    Args:
+        waited: how long a trace that is under way takes so far.
+    """
     by_formula = {bucket: answer.breakdown[bucket] for bucket in ALLOCATED_BUCKETS}
     by_trace: Row = [("·" * width, BUCKET_LOOKS[Bucket.FREE][1])]
     if isinstance(traced, TraceReady):
@@ -64,7 +68,7 @@ def verdict_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow
     return [
         row(("formula  ", "bold"), *_formula_verdict(answer, traced, width)),
         row(*_bar(answer, by_formula, answer.usable_bytes, width)),
-        row(("traced   ", "bold"), *_traced_verdict(traced)),
+        row(("traced   ", "bold"), *_traced_verdict(traced, waited)),
         row(*by_trace),
     ]
 
@@ -125,7 +129,7 @@ def _formula_verdict(answer: Answer, traced: TraceState, width: int) -> Row:
     return [_verdict(answer), (f"{spare if answer.fits else short}{usable}", "")]
 
 
-def _traced_verdict(traced: TraceState) -> Row:
+def _traced_verdict(traced: TraceState, waited: str) -> Row:
     match traced:
         case TraceReady(_, found, _):
             room = room_words(found.fit, found.free_range)
@@ -133,7 +137,8 @@ def _traced_verdict(traced: TraceState) -> Row:
                 return [_verdict(found), (f" by {room.removesuffix(' missing')}", "")]
             return [_verdict(found), (f" · {'' if found.fits or found.fit == 'may fit' else 'runs, '}{room}", "")]
         case Pending():
-            return [(f"{PENDING} tracing one step without a GPU", MUTED)]
+            how_long = f", {waited}; esc ends it" if waited else ""
+            return [(f"{PENDING} tracing one step without a GPU{how_long}", MUTED)]
         case TraceFailed(_, reason):
             return [(f"{ABSENT} {reason}", MUTED)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
@@ -26,6 +27,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceState
+from gpumem_tui.report.output import so_far
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Row
@@ -82,7 +84,7 @@ class PlanScreen(MainScreen):
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"pane('{pane}')", pane, show=False, tooltip=_PANES) for pane, key in PANES.items()),
-        Binding("escape", "controls", "controls", show=False, tooltip="Back to the controls"),
+        Binding("escape", "controls", "controls", show=False, tooltip="Back to the controls; there, end the trace"),
         Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
         Binding("r", "trace", "trace again", show=False, tooltip="Trace again, where a trace failed"),
@@ -122,6 +124,7 @@ class PlanScreen(MainScreen):
         self._measured: tuple[MeasuredRate, ...] = ()
         self._files = PlanFiles(store or PlanStore(), plan)
         self._clock = clock
+        self._waits_since_s = self._took_s = 0.0
         self._pane = "numbers"
 
     @property
@@ -168,7 +171,7 @@ class PlanScreen(MainScreen):
         sys.setswitchinterval(_SWITCH_S)
         self.query_one(PlanControls).focus()
         self._traced = self._tracer.want(self._state.plan)
-        self.set_interval(_CLOCK_S, self._draw_header)
+        self.set_interval(_CLOCK_S, self._tick)
         self._draw()
 
     def on_unmount(self) -> None:
@@ -240,8 +243,12 @@ class PlanScreen(MainScreen):
         self.action_pane(panes[(panes.index(self._visible_pane()) + way) % len(panes)])
 
     def action_controls(self) -> None:
-        """Give the keys back to the controls."""
-        self.query_one(PlanControls).focus()
+        """Give the keys back to the controls; where they have them, end the trace."""
+        controls = self.query_one(PlanControls)
+        if controls.has_focus and isinstance(self._traced, Pending):
+            self._traced = self._tracer.stop(self._state.plan)
+            self._draw_numbers()
+        controls.focus()
 
     def on_pane_names_wanted(self, message: PaneNames.Wanted) -> None:
         """Show the pane whose name was clicked."""
@@ -384,10 +391,26 @@ class PlanScreen(MainScreen):
             lambda width, _: [header_row(found, traced, name, time, width, stale=stale)]
         )
 
+    def _tick(self) -> None:
+        self._draw_header()
+        if isinstance(self._traced, Pending):
+            self._draw_verdict()
+
+    def _draw_verdict(self) -> None:
+        """Show whether it fits; while a trace is under way, for how long, and about how long yet by the last one."""
+        found, traced, now_s = self._answer, self._traced, time.monotonic()
+        if isinstance(traced, Pending):
+            self._waits_since_s = self._waits_since_s or now_s
+        elif self._waits_since_s:
+            self._took_s, self._waits_since_s = now_s - self._waits_since_s, 0.0
+        waits_s = now_s - self._waits_since_s if self._waits_since_s else 0.0
+        waited = so_far(waits_s, self._took_s) if waits_s >= 1 else ""
+        self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(found, traced, width, waited))
+
     def _draw_numbers(self) -> None:
         self._draw_header()
+        self._draw_verdict()
         found, traced = self._answer, self._traced
-        self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(found, traced, width))
         self.query_one("#ledger", RowList).show(lambda width, _: ledger_rows(found, traced, width))
         self.query_one("#facts", RowList).show(lambda width, _: fact_rows(found, traced, width))
 

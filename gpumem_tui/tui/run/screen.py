@@ -85,7 +85,6 @@ class CommandPane(OutputPane):
 BESIDE_WIDTH = 160
 """Columns from which the two panes stand beside one another, not below."""
 _KEYS = 1
-_BORDER = 1
 _OUTPUT_SHARE = 0.35
 _OUTPUT_LEAST = 6
 _REDRAW_S = 0.2

@@ -1,0 +1,63 @@
+"""What takes long to load is loaded once it is used, and answers as before until then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import torch
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
+
+leave_compiler_unloaded(torch)
+gpu = find_gpu("a100-40gb")
+with simulate(SimulatedGpu(gpu, profile_for(torch.__version__, gpu), None, unlimited=True)) as device:
+    made = torch.empty(2, 3, device=device)
+    made.to(torch.float16)
+    normed = torch.nn.functional.layer_norm(made, (3,))
+    (made.view(6) + normed.reshape(6)).sum()
+import torch.fx.experimental.symbolic_shapes as sizes
+
+truths = [(truth,) for truth in (True, False)]
+pairs = [(one, other) for (one,) in truths for (other,) in truths]
+calls = [
+    *((name, values) for name in ("guard_or_false", "guard_or_true", "statically_known_true", "guard_size_oblivious",
+                                  "expect_true") for values in truths),
+    *((name, values) for name in ("sym_and", "sym_or") for values in (*truths, *pairs, (True, True, False))),
+    *((name, (3,)) for name in ("is_symbolic", "is_nested_int", "has_guarding_hint", "guard_int",
+                                "has_free_unbacked_symbols")),
+    *(("sym_eq", values) for values in ((2, 2), (2, 3), ((2, 3), [2, 3]), (torch.Size((2,)), (2, 1)), ((), ()))),
+    *((name, (value,)) for name in ("_iterate_exprs", "_iterate_nodes") for value in (made, [1, made], None)),
+    ("compute_unbacked_bindings", (None, made)),
+]
+
+def answers(module):
+    found = [getattr(module, name)(*values) for name, values in calls[:-1]]
+    return [list(one) if hasattr(one, "__next__") else one for one in found]
+
+before = answers(sizes)
+import sympy as algebra
+
+expressions = algebra.Basic
+assert not isinstance(1, (str, expressions))
+assert "sympy.core" not in sys.modules, "sympy was loaded"
+assert sizes.compute_unbacked_bindings(None, made) is None  # which is torch's own
+assert "sympy.core" in sys.modules, "torch's own was not loaded"
+true_one = sys.modules[sizes.__name__]
+assert true_one is not sizes and sizes.ShapeEnv is true_one.ShapeEnv
+import sympy.core.numbers
+
+assert isinstance(sympy.Integer(1), expressions) and algebra.Basic is sympy.Basic is not expressions
+assert issubclass(type("Own", (sympy.Basic,), {}), sympy.Basic)
+assert before == answers(true_one), list(zip(calls, before, answers(true_one)))
+assert torch.compile(lambda x: x.view(6) + 1, backend="eager", dynamic=True)(torch.ones(2, 3)).tolist() == [2.0] * 6
+"""
+
+
+def test_symbolic_sizes_are_as_torch_has_them_and_loaded_by_their_first_use() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
