@@ -148,13 +148,7 @@ def _body(found: _Found) -> dict[str, Any]:
 
     return {
         "schema": SCHEMA,
-        "machines": [
-            {
-                "host": name or None,
-                "gpus": list(map(_gpu, gpus)),
-            }
-            for name, (gpus, _) in found.items()
-        ],
+        "machines": [{"host": name or None, "gpus": list(map(_gpu, gpus))} for name, (gpus, _) in found.items()],
     }
 
 

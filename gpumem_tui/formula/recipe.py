@@ -94,6 +94,8 @@ class Recipe:
             `ALL_LINEAR`.
         base_quantization: what the frozen weights of the blocks' linear layers are kept in; ``none``: as `precision`
             has it.
+        compile: `torch.compile` compiles the network, or each block of one that FSDP shards or that is cut. The closed
+            form counts it as eager PyTorch.
         channels_last: of a network of convolutions: images and weights lie in memory pixel by pixel.
     """
 
@@ -117,6 +119,7 @@ class Recipe:
     lora_targets: str = ALL_LINEAR
     adapter_dtype: AdapterDtype = "base"
     base_quantization: BaseQuantization = "none"
+    compile: bool = False
     channels_last: bool = False
 
     @property

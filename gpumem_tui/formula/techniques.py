@@ -398,6 +398,8 @@ INJECTED = (
     "set-to-none",
     "fused",
     "no-foreach",
+    "compile",
+    "eager",
     "lora",
     MORE_RANKS,
 )

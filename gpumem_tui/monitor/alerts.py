@@ -268,7 +268,11 @@ class Alerts:
         self._watched |= publishing
         found: dict[Key, _Finding] = {}
         unread: set[Key] = set()
-        if problem := snapshot.problem or "; ".join(_problems_beside(snapshot)):
+        # a driver that lacks its library is nothing beside another's: many a machine has an integrated GPU
+        beside = (
+            each.problem for each in snapshot.drivers if not each.problem.startswith(of_brand(each.vendor).not_loaded)
+        )
+        if problem := snapshot.problem or "; ".join(filter(None, beside)):
             severity = Severity.CRITICAL if snapshot.problem else Severity.WARNING
             found["", "", AlertKind.NO_DRIVER] = _Finding(AlertKind.NO_DRIVER, severity, problem)
         for gpu in snapshot.gpus:
@@ -440,16 +444,6 @@ def _scopes(gpu: GpuReading) -> list[_Scope]:
     return [_Scope(title, "", gpu.memory, gpu.processes)]
 
 
-def _problems_beside(snapshot: Snapshot) -> Iterator[str]:
-    """Yield what is the matter with a driver while another's GPUs are watched; that it lacks its library is nothing.
-
-    Many a machine has an integrated GPU that nobody computes on.
-    """
-    for driver in snapshot.drivers:
-        if driver.problem and not driver.problem.startswith(of_brand(driver.vendor).not_loaded):
-            yield driver.problem
-
-
 def _unread(gpu: GpuReading) -> Iterator[Key]:
     """Yield the alerts whose figure this snapshot lacks: they are neither on nor over."""
     if gpu.state is DeviceState.LOST:
@@ -458,11 +452,7 @@ def _unread(gpu: GpuReading) -> Iterator[Key]:
     for scope in _scopes(gpu):
         if stale or isinstance(scope.memory, Unknown):
             yield gpu.uuid, scope.instance, AlertKind.NEAR_FULL
-    figures = {
-        AlertKind.HOT: gpu.temperature_c,
-        AlertKind.THROTTLED: gpu.throttle,
-        AlertKind.ECC: gpu.ecc_uncorrected,
-    }
+    figures = {AlertKind.HOT: gpu.temperature_c, AlertKind.THROTTLED: gpu.throttle, AlertKind.ECC: gpu.ecc_uncorrected}
     for kind, figure in figures.items():
         if stale or isinstance(figure, Unknown):
             yield gpu.uuid, "", kind

@@ -66,11 +66,7 @@ class Notifier:
         problem: one line on why the last command failed; empty once one has done its work.
     """
 
-    def __init__(
-        self,
-        wanted: Notify,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, wanted: Notify, clock: Callable[[], float] = time.monotonic) -> None:
         self.problem = ""
         self.wanted = wanted
         self.show: Callable[[str], None] | None = None

@@ -365,6 +365,7 @@ _ALL: tuple[Control, ...] = (
     _choice("optimizer", OPTIMIZERS, _keeps(OPTIMIZER_RECORDS)),
     _choice("recompute", RECOMPUTES),
     _choice("attention", ATTENTIONS),
+    _switch("compile"),
     _choice("freeze", _freeze_options),
     _choice("adapter", ADAPTERS, put=_put_adapter),
     _recipe_number("lora_rank", _MOST_RANK),

@@ -22,14 +22,7 @@ from gpumem_tui.monitor.alerts import Alert, AlertMark, Alerts, NewAlerts
 from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.recording.codec import CodecError, Plain, from_plain, to_plain
-from gpumem_tui.recording.file import (
-    HEADER_KEY,
-    RecordingEnds,
-    RecordingError,
-    RecordingFile,
-    RecordingWriter,
-    when,
-)
+from gpumem_tui.recording.file import HEADER_KEY, RecordingEnds, RecordingError, RecordingFile, RecordingWriter, when
 from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.status import AwayMarks, HostPhase, HostStatus

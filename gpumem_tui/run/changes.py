@@ -25,6 +25,7 @@ from gpumem_tui.run.events import PROPOSE
 from gpumem_tui.run.replacements import (
     CHUNKED_FROM,
     REPLACEMENTS,
+    checkpointed,
     chunked_cross_entropy,
     construct_with,
     replace_optimizers,
@@ -32,9 +33,10 @@ from gpumem_tui.run.replacements import (
     torch_optimizers,
     why_not_chunked,
 )
+from gpumem_tui.simulator.compiled.following import Followed, stay_eager
+from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward, mark_backward
 
-_CHECKPOINT = checkpointing.checkpoint
 _OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "no-foreach": ("foreach", {"foreach": False, "fused": None}),
     "fused": ("fused", {"fused": True, "foreach": None}),
@@ -50,14 +52,17 @@ class Changes:
     Args:
         wanted: keys of `KEYS`, with "+" between; or `PROPOSE`.
         gpu: what the program believes to train on.
+        compiler: what the program compiles.
     """
 
-    def __init__(self, wanted: str, gpu: Gpu) -> None:
+    def __init__(self, wanted: str, gpu: Gpu, compiler: Followed) -> None:
         self._wanted = tuple(wanted.split("+"))
         self._dtype = torch.bfloat16 if gpu.compute_capability >= BF16_SINCE else torch.float16
         self._made: Counter[str] = Counter()
-        self._seen = _Observed()
+        self._seen = _Observed(compiler)
+        self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._autocast: Any = None
+        self._replaced = Replacements()  # until the end of the process
 
     def start(self) -> None:
         """Make the change from now on, or watch what the program does by itself."""
@@ -76,6 +81,10 @@ class Changes:
         elif wanted == "set-to-none":
             for owner in (torch.optim.Optimizer, nn.Module):
                 self._zero_to_none(owner)
+        elif wanted == "compile":
+            self._replaced.wrap(nn.Module, "__call__", functools.partial(self._compile_first, count))
+        elif wanted == "eager":
+            stay_eager(count)
         elif wanted == "chunked-loss":
             chunked_cross_entropy(count)
         elif wanted == "lora":
@@ -118,6 +127,19 @@ class Changes:
             self._autocast.__exit__(None, None, None)
             self._autocast = None
 
+    def _compile_first(
+        self, count: Callable[[], None], call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Compile a model that no other one calls, before it is called; of one that FSDP2 shards, each block."""
+        if not self._seen.is_within and module not in self._compiled and not in_backward():
+            self._compiled.add(module)
+            by_block = hasattr(module, "set_reshard_after_forward")
+            for part in repeated_blocks(module) if by_block else (module,):
+                if next(part.parameters(), None) is not None:
+                    part.compile()
+                    count()
+        return call(module, *args, **kwargs)
+
     # In torch's own functions
 
     def _give_options(self, needed: str, options: Mapping[str, Any], count: Callable[[], None]) -> None:
@@ -147,20 +169,8 @@ def checkpoint_blocks(root: nn.Module) -> int:
             return 1
     found = list(repeated_blocks(root))
     for block in found:
-        _checkpointed(block)
+        checkpointed(block)
     return len(found)
-
-
-def _checkpointed(block: nn.Module) -> None:
-    forward = block.forward
-
-    @functools.wraps(forward)
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return _CHECKPOINT(functools.partial(forward, **kwargs), *args, use_reentrant=False)
-
-    block.forward = kept
 
 
 def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
@@ -187,7 +197,8 @@ def _alike(container: nn.Module) -> list[nn.Module]:
 class _Observed:
     """What the program does by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: Followed) -> None:
+        self.compiler = compiler
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.checkpoints = False
@@ -217,13 +228,19 @@ class _Observed:
 
     def watch(self) -> None:
         """Notice what the program calls."""
-        self._notice(checkpointing, "checkpoint", lambda *_, **__: setattr(self, "checkpoints", True))
-        self._notice(torch.autocast, "__enter__", self._see_autocast)
-        self._notice(nn.functional, "cross_entropy", self._see_loss)
+        notices = Replacements()  # which compiled code does not see
+        self._notice(notices.set, checkpointing, "checkpoint", lambda *_, **__: setattr(self, "checkpoints", True))
+        self._notice(setattr, torch.autocast, "__enter__", self._see_autocast)
+        self._notice(notices.set, nn.functional, "cross_entropy", self._see_loss)
         for owner in (torch.optim.Optimizer, nn.Module):
-            self._notice(owner, "zero_grad", self._see_zero_grad)
+            self._notice(setattr, owner, "zero_grad", self._see_zero_grad)
 
-    def _notice(self, owner: Any, name: str, see: Callable[..., None]) -> None:
+    @property
+    def is_within(self) -> bool:
+        """Return whether a model is being called."""
+        return self._depth > 0
+
+    def _notice(self, put: Callable[..., None], owner: Any, name: str, see: Callable[..., None]) -> None:
         before = getattr(owner, name)
 
         @functools.wraps(before)
@@ -231,7 +248,7 @@ class _Observed:
             see(*args, **kwargs)
             return before(*args, **kwargs)
 
-        setattr(owner, name, noticed)
+        put(owner, name, noticed)
 
     def _see_autocast(self, context: Any) -> None:
         self.uses_autocast |= context._enabled
@@ -310,6 +327,14 @@ def _no_chunks(seen: _Observed) -> str:
     return "" if "" in seen.losses else next(reversed(seen.losses))
 
 
+def _no_compiling(seen: _Observed) -> str:
+    return "the command compiles already" if seen.compiler.compiles else ""
+
+
+def _nothing_compiled(seen: _Observed) -> str:
+    return "" if seen.compiler.compiles else "the command compiles nothing"
+
+
 _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     "checkpointing": _no_checkpoint,
     **{key: functools.partial(_no_replacement, key) for key in REPLACEMENTS},
@@ -319,6 +344,8 @@ _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     "set-to-none": _no_set_to_none,
     "no-foreach": functools.partial(_no_options, "foreach"),
     "fused": functools.partial(_no_options, "fused"),
+    "compile": _no_compiling,
+    "eager": _nothing_compiled,
 }
 KEYS = tuple(_WHY_NOT)
 """Every change by name."""

@@ -32,6 +32,7 @@ from gpumem_tui.run.events import (
     Outcome,
     Ready,
     Request,
+    Sample,
     TraceDone,
     TraceRequest,
     TrialDone,
@@ -91,6 +92,7 @@ class _Trial:
         self.started = time.perf_counter()
         self.program: Program
         self.notes: list[str] = []
+        self._latest: Sample | None = None
 
     def follow(self, recorder: Any, memory: Any) -> None:
         """Follow the program from now on."""
@@ -105,8 +107,13 @@ class _Trial:
 
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
-        if not self.reporter.is_concluded:
-            self.reporter.report(replace(sampled(sample), progress=self.program.micro_batches.now()))
+        self._latest = sampled(sample)
+        self._tell()
+
+    def _tell(self, graph: int = 0) -> None:
+        if self._latest is not None and not self.reporter.is_concluded:
+            progress = replace(self.program.micro_batches.now(), graph=graph)
+            self.reporter.report(replace(self._latest, progress=progress))
 
     def done(self) -> None:
         """Report, as all steps were made, and end the program as its own exit would."""
@@ -184,7 +191,7 @@ class _Simulated(_Trial):
             self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
-        self.compiler = follow_compiler(self.gpu.notes)
+        self.compiler = follow_compiler(self.gpu.notes, self._tell)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
         with suppress(ValueError):  # torch was imported in another thread
@@ -193,7 +200,7 @@ class _Simulated(_Trial):
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.run.changes import Changes
 
-            self.changes = Changes(self.request.change, self.request.gpu)
+            self.changes = Changes(self.request.change, self.request.gpu, self.compiler)
             self.changes.start()
 
     def all_notes(self) -> tuple[str, ...]:
@@ -221,6 +228,7 @@ class _Simulated(_Trial):
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
         done = replace(done, is_estimate=self.compiler.is_estimate or bool(not_known_of(self.request.gpu)))
+        done = replace(done, unsure_bytes=self.compiler.unsure_bytes)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

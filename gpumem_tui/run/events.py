@@ -192,6 +192,7 @@ class TraceDone:
             empty where it was traced itself.
         batch_multiple: it answers for the multiples of it, as the program takes no others.
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
+        unsure_bytes: what of it a GPU may do without, as a note says.
     """
 
     trace: AffineTrace
@@ -207,6 +208,7 @@ class TraceDone:
     traced_layers: tuple[int, ...] = ()
     batch_multiple: int = 1
     is_estimate: bool = False
+    unsure_bytes: int = 0
     event: Literal["trace"] = "trace"
 
 

@@ -121,6 +121,7 @@ def _serve(events_fd: int) -> None:
                 done = trace(request, profile, report, rows)
                 if isinstance(done, TraceDone):
                     done = replace(done, is_estimate=compiler.is_estimate or bool(unknown))
+                    done = replace(done, unsure_bytes=compiler.unsure_bytes)
             else:
                 done = _Trial(request, profile, report, may_run).on_simulated_gpu(rows)
             report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
@@ -207,8 +208,7 @@ class _Trial:
             request.gpu, self.profile, request.limit_bytes, on_backward_error=_leaving(self.report), assumed_rows=rows,
             notes=rows.used,
         )  # fmt: skip
-        user_code = request.workload.file is not None
-        with world_of(request.workload.recipe), device_for(gpu, user_code=user_code) as device:
+        with world_of(request.workload.recipe), device_for(gpu, user_code=request.workload.takes_cuda) as device:
             return self.run(request.workload.load(), device, gpu)
 
     def on_real_gpu(self, workload: Workload) -> ChildEvent:
@@ -286,6 +286,10 @@ class _Trial:
 
 # Traces
 
+_COMPILED = "the buffers of compiled code are no straight line in the batch size: a trace is of one (--batch-size)"
+_COMPILED_SIZES = (8, 16)
+"""What a search guesses by: at smaller ones the optimizer's step may be the peak."""
+
 
 def trace(request: TraceRequest, profile: Profile, report: Report, rows: AssumedRows | None = None) -> ChildEvent:
     """Trace a workload: in affine form, else at the size asked for, or say why there is no trace.
@@ -303,6 +307,8 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
     try:
         if request.not_affine:
             raise NotAffine(request.not_affine)
+        if request.workload.recipe.compile:
+            raise NotAffine(_COMPILED, _COMPILED_SIZES)
         found = tracer.affine()
         if request.batch_size == 1:
             found = tracer.with_single(found)
@@ -328,7 +334,7 @@ def _tracer(request: TraceRequest, profile: Profile, report: Report, rows: Assum
     def tracer_of(workload: WorkloadSpec) -> Tracer:
         return Tracer(
             workload.load, workload.recipe, request.gpu, profile, request.steps, _leaving(report),
-            user_code=workload.file is not None, assumed_rows=assumed_rows,
+            user_code=workload.takes_cuda, assumed_rows=assumed_rows,
         )  # fmt: skip
 
     shape = request.workload.shape

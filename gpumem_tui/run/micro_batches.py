@@ -28,6 +28,7 @@ class HowFar:
     Attributes:
         micro_batch: which of the step runs, from 1; 0 before the first.
         micro_batches: of a step; 0 while unknown.
+        graph: which is being compiled by `torch.compile`, from 1; 0 for none.
         elapsed_s: since the run was begun. `left_s`: until all steps are made, about; None while unknown.
     """
 
@@ -35,6 +36,7 @@ class HowFar:
     micro_batches: int = 0
     elapsed_s: float = 0.0
     left_s: float | None = None
+    graph: int = 0
 
 
 class MicroBatches:

@@ -1,4 +1,7 @@
-"""What takes the place of an optimizer or of a loss that a program asks torch for."""
+"""What takes the place of an optimizer, of a loss or of a block of a program's.
+
+Code as its author would write it, which torch's compiler compiles with the program.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as checkpointing
 from torch import nn
 
 from gpumem_tui.formula.recipe import LOSS_CHUNKS
 from gpumem_tui.step.eight_bit import EightBitAdamW
+
+_CHECKPOINT = checkpointing.checkpoint
 
 # Another optimizer
 
@@ -211,3 +217,19 @@ def _pieces(logits: Any, target: Any) -> Iterator[tuple[Any, Any]]:
 
 def _cut(rows: Any) -> Any:
     return rows.chunk(LOSS_CHUNKS)
+
+
+# A block that is computed again in backward
+
+
+def checkpointed(block: nn.Module) -> None:
+    """Keep nothing of a block but its inputs."""
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return _CHECKPOINT(functools.partial(forward, **kwargs), *args, use_reentrant=False)
+
+    block.forward = kept

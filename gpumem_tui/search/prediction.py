@@ -144,7 +144,8 @@ class Traced:
             return "may fit" if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes) else "may not fit"
         if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, level="needed"):
             return "fits"
-        return "may fit" if finder.fits(batch_size, capacity.high_bytes, self.allowed_bytes) else "does not fit"
+        most = capacity.high_bytes + self.done.unsure_bytes
+        return "may fit" if finder.fits(batch_size, most, self.allowed_bytes) else "does not fit"
 
     def fits(self, batch_size: int) -> bool:
         """Return whether the step fits on this device with the most that it is known to take."""
@@ -203,7 +204,8 @@ class Traced:
         """Return `device_used_bytes` with every unknown at its least and at its most."""
         self._check(batch_size)
         expected, capacity, allowed = self.capacity_bytes, self.capacity_range, self.allowed_bytes
-        return self._finder.reserved_range(batch_size, expected, capacity, allowed) + self._context
+        found = self._finder.reserved_range(batch_size, expected, capacity, allowed) + self._context
+        return replace(found, low_bytes=max(0, found.low_bytes - self.done.unsure_bytes))
 
     def free_range(self, batch_size: int) -> Range:
         """Return what the device has left at the peak, with every unknown at its most and at its least."""
@@ -216,6 +218,9 @@ class Traced:
             found.append(KnownUnknown(f"{self.gpu.runtime} context", self._context, self.ready.context_source))
         if not self._total.is_exact:
             found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
+        if self.done.unsure_bytes:
+            padding = Range(0, self.done.unsure_bytes)
+            found.append(KnownUnknown("padded products", padding, "a GPU decides by a benchmark whether they are"))
         without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
         reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit)
         if not reserved.is_exact:

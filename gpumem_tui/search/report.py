@@ -62,6 +62,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
     shape, recipe, model = workload.shape, workload.recipe, workload.hugging_face
     how = [recipe.adapter_words, recipe.freeze_words, recipe.precision, recipe.optimizer]
     how += [f"recompute {recipe.recompute}", f"attention {recipe.attention}"]
+    how += ["compiled"] if recipe.compile else []
     if model is not None:
         packed = recipe.base_quantization != "none"  # what a trace counts then are not weights
         parameters = count_parameters(shape) if shape is not None else 0 if packed else parameters

@@ -258,11 +258,13 @@ def reserve_words(gpu: Gpu) -> str:
 
 
 def how_far(sample: Sample) -> str:
-    """Say where a run is: its step and phase, the micro-batch where it accumulates, and how long the rest takes."""
+    """Say where a run is: its step and phase, micro-batch, a graph that is compiled, and how long the rest takes."""
     at = sample.progress
     parts = [f"step {sample.step + bool(at.micro_batch)} {sample.phase}"]
     if at.micro_batch and at.micro_batches != 1:
         parts.append(f"micro-batch {at.micro_batch}" + (f" of {at.micro_batches}" if at.micro_batches else ""))
+    if at.graph:
+        parts.append(f"compiling graph {at.graph}")
     if at.elapsed_s >= 1:
         parts.append(f"{at.elapsed_s:.0f} s")
     if at.left_s is not None and at.left_s >= 1:

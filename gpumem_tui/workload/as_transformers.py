@@ -92,4 +92,5 @@ def program(path: str, recipe: Recipe, python: str, seq_len: int, image_size: in
         options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}
         options |= {"adapter-dtype": recipe.adapter_dtype}
     words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
+    words += ["--compile"] if recipe.compile else []
     return Command(tuple(words), os.getcwd())

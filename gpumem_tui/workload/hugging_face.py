@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if asked.freeze != NOTHING_FROZEN:
         freeze_transformers(model, asked.freeze)
+    if asked.compile:
+        model.compile()
     optimizer = optimizer_of(asked.optimizer, model)
     with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
         make_batch = batches(model, asked.seq_len)
@@ -118,6 +120,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--recompute", choices=RECOMPUTES, default="none")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
     parser.add_argument("--freeze", default=NOTHING_FROZEN)
     parser.add_argument("--lora-rank", type=int, default=0)

@@ -92,6 +92,11 @@ class WorkloadSpec:
         return self.shape.name if self.shape is not None else str(self.file)
 
     @property
+    def takes_cuda(self) -> bool:
+        """Whether what runs asks for CUDA by name: a user's file may, and so does torch's compiler."""
+        return self.file is not None or self.recipe.compile
+
+    @property
     def noun(self) -> str:
         """What a sentence calls it where it is run: a command, or a model that this program wrote one for."""
         return "the command" if self.hugging_face is None else "the model"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.records import PRECISION_RECORDS, has_own_precision
+from gpumem_tui.formula.records import PRECISION_RECORDS, SHARDING_RECORDS, has_own_precision
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.distributed import build_sharded, cut_model
 from gpumem_tui.workload.models import build_model
@@ -80,6 +80,8 @@ class CatalogWorkload:
         if self.recipe.has_adapters:
             adapt_blocks(model, self.shape, self.recipe)
         freeze_layers(model, self.shape, self.recipe)
+        if self.recipe.compile:
+            compile_network(model, self.recipe)
         return model
 
     def _check_world(self, option: str, wanted: int) -> None:
@@ -156,6 +158,17 @@ class CatalogWorkload:
         """The dtype of weights and of floating-point inputs."""
         found: torch.dtype = getattr(torch, self._precision.weights)
         return found
+
+
+def compile_network(model: nn.Module, recipe: Recipe) -> None:
+    """Have `torch.compile` compile a network once it is called.
+
+    As a whole, or, where its blocks are sharded by FSDP or cut, each of them, as torchtitan does (`apply_compile` in
+    torchtitan/models/llama3/infra/parallelize.py).
+    """
+    by_block = SHARDING_RECORDS[recipe.sharding].by_fsdp or recipe.tensor_parallel > 1
+    for module in cast("nn.ModuleList", model.blocks) if by_block else (model,):
+        module.compile()
 
 
 @contextmanager

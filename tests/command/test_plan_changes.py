@@ -73,6 +73,8 @@ SCRIPT = """
 
 
     model = Model().to("cuda")
+    if changed == "compile":
+        model.compile()
     options = {"fused": {"fused": True}, "no-foreach": {"foreach": False}}.get(changed, {})
     if changed == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -92,7 +94,7 @@ SCRIPT = """
 """
 BY_HAND = (
     "checkpointing", "autocast", "adafactor", "sgd-momentum", "sgd", "chunked-loss", "set-to-none", "fused",
-    "no-foreach",
+    "no-foreach", "compile",
 )  # fmt: skip
 
 
@@ -100,6 +102,7 @@ TOGETHER = (
     ("checkpointing", "autocast", "chunked-loss"),
     ("adamw-8bit", "adafactor", "sgd-momentum", "sgd"),
     ("set-to-none", "fused", "no-foreach"),
+    ("compile",),
 )
 """Changes tried in one plan each."""
 
@@ -131,6 +134,22 @@ def test_it_is_what_the_same_change_by_hand_gives(tried: Rows, change: str, tmp_
     if change != "chunked-loss":  # what is reserved depends on the order of frees too, and two loops are not one
         assert row["peak_reserved_bytes"] == by_hand["peak_reserved_bytes"]
     assert row["peak_bytes"] + row["saved_bytes"] == row["peak_before"]
+
+
+def test_what_is_compiled_is_tried_eager_and_not_compiled_again(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    long = SCRIPT.replace("F.gelu(self.up(x))", "F.gelu(self.up(x)).sin().exp().tanh()").replace("(512,)", "(8192,)")
+    project.write("train.py", long)
+    options = ("--quiet", "--what-if", "eager", "--what-if", "compile")
+    peaks, changed = [], []
+    for words in ((), ("compile",)):
+        body = project.plan("python", "train.py", *words, options=options).json
+        peaks.append(body["traced"]["peak_allocated_bytes"])
+        rows = [row for row in body["techniques"] if row["source"] == "traced"]
+        changed.append([(row["key"], row["peak_bytes"]) for row in rows])
+    eager, compiled = peaks
+    assert compiled < eager
+    assert changed == [[("compile", compiled)], [("eager", eager)]]
 
 
 def test_8_bit_adamw_keeps_two_bytes_a_value_and_two_scales_a_block(tried: Rows) -> None:

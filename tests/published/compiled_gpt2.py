@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-LENGTH, WIDTH, HEADS, LAYERS, VOCABULARY, DROPOUT = 1024, 768, 12, 12, 50304, 0.1
+LENGTH, WIDTH, HEADS, LAYERS, DROPOUT = 1024, 768, 12, 12, 0.1
 
 
 class Attention(nn.Module):
@@ -50,13 +50,13 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """GPT-2 small without tied embeddings."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.tok_emb, self.pos_emb = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.tok_emb, self.pos_emb = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.drop = nn.Dropout(DROPOUT)
         self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
@@ -73,8 +73,9 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, wanted: torch.Tensor) -> tor
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=50304)
     arguments = parser.parse_args()
-    compiled: Any = torch.compile(Gpt())
+    compiled: Any = torch.compile(Gpt(arguments.vocabulary))
     trained: nn.Module = compiled.to("cuda").to(torch.bfloat16)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=5e-4, weight_decay=0.1, fused=True)
     for _ in range(10):

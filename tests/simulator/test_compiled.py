@@ -84,6 +84,21 @@ with simulate(gpu), presented_as_cuda(gpu):
     module.compile()
     kept("module", module, matrix())
     kept("broken", broken, matrix())
+    odd = torch.ones(SIDE, SIDE + 1, device="cuda", dtype=torch.bfloat16)
+    x = matrix(torch.bfloat16)
+    kept("padded", lambda x, w: x @ w, x, odd)
+    found["padding"] = [note for note in notes if "padded" in note]
+    reserved = {}
+    for mode in ("default", "reduce-overhead"):
+        called = torch.compile(lambda x: (x @ x).sin() @ x, mode=mode)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        for _ in range(3):
+            called(x).sum().backward()
+        plain = [torch.empty_like(x) for _ in range(8)]
+        del plain
+        reserved[mode] = torch.cuda.memory_reserved() - before
+    found["reserved"] = reserved
 found["notes"] = list(notes)
 print(json.dumps(found))
 """
@@ -127,6 +142,40 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     ]
 
 
+def test_products_of_odd_sizes_are_padded_and_that_is_said(found: dict[str, Any]) -> None:
+    assert found["padded"]["compiled"] >= found["padded"]["eager"]
+    assert ["1,025" in note and "less" in note for note in found["padding"]] == [True]
+
+
+def test_cuda_graphs_take_a_pool_that_nothing_else_uses(found: dict[str, Any]) -> None:
+    """Eight matrices after the steps lie where the buffers of these were, but for those of graphs."""
+    assert found["reserved"]["reduce-overhead"] > found["reserved"]["default"]
+    assert any("CUDA graphs" in note and "estimate" in note for note in found["notes"])
+
+
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
     assert any("graph break" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
+
+
+def test_a_network_of_the_catalog_is_compiled() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gpumem_tui",
+        "predict",
+        "--json",
+        "--gpu",
+        "sim:a100-80gb",
+        "--model",
+        "bert-base",
+    ]
+    changes = ["--layers", "2", "--precision", "amp-bf16", "--batch-size", "8", "--compile"]
+    bodies = []
+    for options in (changes, changes[:-1]):
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+        bodies.append(json.loads(done.stdout))
+    compiled, eager = bodies
+    assert (compiled["workload"]["compile"], eager["workload"]["compile"]) == (True, False)
+    assert any("1 graph compiled" in note for note in compiled["traced"]["notes"])
+    assert compiled["traced"]["peak_allocated_bytes"] < eager["traced"]["peak_allocated_bytes"]

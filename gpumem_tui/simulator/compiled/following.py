@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpumem_tui.errors import named
+from gpumem_tui.memory import format_bytes
 from gpumem_tui.simulator.compiled import inductor
 from gpumem_tui.simulator.compiled.hidden import CALL, announced, while_called, while_compiled
 from gpumem_tui.simulator.cuda.names import CUDA, simulated
@@ -28,7 +30,13 @@ FOLLOWED = ((2, 13),)
 """Versions of torch whose compiler was tried here; of another one what is compiled is traced as eager."""
 
 _BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition")
-_PACKAGE = __file__.rpartition("simulator")[0]
+_PACKAGE = Path(__file__).parents[2]
+_COMPILED = _PACKAGE / "run" / "replacements.py"
+"""What stands in the place of a user's code, and is compiled with it; so are the networks of `workload`."""
+_OURS = frozenset(
+    str(file) for room in ("simulator", "step", "run") for file in (_PACKAGE / room).rglob("*.py") if file != _COMPILED
+)
+"""Code that runs around a user's."""
 _OF_OUR_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
 _ESTIMATE = (
     "torch.compile: traced as eager PyTorch, an estimate (compiled runs held 0.48 to 1.05 times their eager trace, 2.3 "
@@ -41,17 +49,27 @@ class Followed:
 
     Args:
         notes: gets the lines, each as a key, the latest figures only.
+        begins: called with the number of a graph, from 1, before it is compiled.
 
     Attributes:
         is_estimate: something that was compiled was traced as eager.
+        unsure_bytes: what padding takes that a GPU may do without.
     """
 
-    def __init__(self, notes: dict[str, None]) -> None:
+    def __init__(self, notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> None:
+        self._begins, self._begun = begins, 0
         self.is_estimate = False
         self._notes = notes
         self._graphs = self._breaks = 0
         self._eager: Counter[str] = Counter()
-        self._line = ""
+        self._line = self._padded_line = ""
+        self._padded: dict[tuple[int, int, int], int] = {}
+        self.unsure_bytes = 0
+
+    @property
+    def compiles(self) -> bool:
+        """Whether anything was compiled, or would have been."""
+        return self._graphs > 0 or self.is_estimate
 
     def counted(self, counters: Any) -> None:
         """Take over what Dynamo has counted (`torch._dynamo.utils.counters`)."""
@@ -59,6 +77,11 @@ class Followed:
         self._breaks = sum(counters["graph_break"].values())
         if self._graphs or self._eager:
             self._say()
+
+    def graph_begins(self) -> None:
+        """Say that a graph is about to be compiled."""
+        self._begun += 1
+        self._begins(self._begun)
 
     def ran_eager(self, reason: str) -> None:
         """Count a frame that Dynamo gave up."""
@@ -73,6 +96,18 @@ class Followed:
         """Say what is not followed of what was asked of the compiler."""
         self.is_estimate = True
         self._notes.setdefault(f"torch.compile: {what}: an estimate")
+
+    def padded(self, sizes: tuple[int, int, int], more_bytes: int) -> None:
+        """Say which products are padded where a GPU's benchmark would decide."""
+        self._padded[sizes] = more_bytes
+        self.unsure_bytes = max(self._padded.values())  # of one product at a time
+        largest = "×".join(f"{size:,}" for size in max(self._padded, key=self._padded.__getitem__))
+        self._notes.pop(self._padded_line, None)
+        self._padded_line = (
+            f"torch.compile: {_counted(len(self._padded), 'product')} of odd sizes (the largest {largest}) padded, as "
+            f"a GPU's benchmark may find faster; without, up to {format_bytes(self.unsure_bytes)} less"
+        )
+        self._notes[self._padded_line] = None
 
     def _say(self) -> None:
         parts = [f"{_counted(self._graphs, 'graph')} compiled, traced by the compiler's own buffers"]
@@ -90,16 +125,17 @@ def _counted(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-def follow_compiler(notes: dict[str, None]) -> Followed:
+def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> Followed:
     """Have `torch.compile` compile for the simulated GPU, for as long as the process lives.
 
     Args:
         notes: gets a line of what was compiled, or why it was not, each as a key.
+        begins: called with the number of a graph, from 1, before it is compiled.
 
     Returns:
         what it compiles, from then on.
     """
-    followed = Followed(notes)
+    followed = Followed(notes, begins)
     compile_ = original(torch, "compile")
     prepared = functools.cache(lambda: _prepare(followed))
 
@@ -123,6 +159,20 @@ def follow_compiler(notes: dict[str, None]) -> Followed:
     replace(nn.Module, "compile", compile_module)
     replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # needs a build with CUDA
     return followed
+
+
+def stay_eager(used: Callable[[], None]) -> None:
+    """Have `torch.compile` leave everything as it is, for as long as the process lives.
+
+    Args:
+        used: called whenever something would have been compiled.
+    """
+
+    def kept(model: Any = None, **options: Any) -> Any:
+        return functools.partial(kept, **options) if model is None else _eager(model, used)
+
+    replace(torch, "compile", kept)
+    replace(nn.Module, "compile", lambda *_, **__: used())
 
 
 def _reason_not_to(chosen: Any) -> str:
@@ -176,13 +226,14 @@ def forget() -> None:
 
 def _prepare(followed: Followed) -> None:
     """Have Dynamo and Inductor work on the simulated GPU, and tell what they make of the program."""
-    inductor.prepare(followed.left_out)
+    inductor.prepare(followed)
     warnings.filterwarnings("ignore", message=_OF_OUR_HOOKS)
     dynamo = import_module("torch._dynamo")
     dynamo.config.suppress_errors = True
     rules, frames = import_module("torch._dynamo.trace_rules"), import_module("torch._dynamo.convert_frame")
     contexts = import_module("torch._dynamo.eval_frame").OptimizeContext
-    rules.add("gpumem_tui")
+    rules.SKIP_DIRS.extend(_OURS)
+    rules._recompile_re()
     logging.getLogger(frames.__name__).addFilter(lambda record: not str(record.msg).startswith("WON'T CONVERT"))
     unsupported = import_module("torch._dynamo.exc")
     convert, enter = original(frames.ConvertFrameAssert, "__call__"), original(contexts, "__call__")
@@ -211,7 +262,7 @@ def _prepare(followed: Followed) -> None:
         return _hiding(result, function, followed, unsupported.TorchDynamoException)
 
     def met(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename in _OURS:
             return kinds.ConvertFrameReturn(frame_exec_strategy=left_out)
         return meet(self, frame, *args, **kwargs)
 

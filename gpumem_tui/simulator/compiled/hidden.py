@@ -22,7 +22,11 @@ from gpumem_tui.simulator.torch_internals import without_replacements
 
 _HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 _OURS = "gpumem_tui."
-CALL = ("torch.nn.modules.module.Module.__call__",)
+CALL = (
+    "torch.nn.modules.module.Module.__call__", "torch.utils.checkpoint.checkpoint",
+    "torch.nn.functional.cross_entropy",
+)  # fmt: skip
+"""What is replaced around a program's code, and would be compiled into it."""
 _ANSWERS = (
     "torch.cuda.*", "torch.accelerator.*", "torch.version.*", "torch.backends.*", "torch._C._cuda_*",
     "torch._C._get_accelerator",

@@ -10,9 +10,9 @@ import functools
 import importlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,7 @@ from gpumem_tui.simulator.compiled.hidden import while_compiled
 from gpumem_tui.simulator.compiled.wrapper import loaded
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import backend
+from gpumem_tui.simulator.device.streams import Streams
 from gpumem_tui.simulator.torch_internals import extend, original, replace, replace_everywhere, without_replacements
 
 _BYTES_NOT_KNOWN = 100.0
@@ -40,21 +41,33 @@ _MEASURED: dict[str, Any] = {
     "max_autotune_gemm": False,
     "max_autotune_pointwise": False,
     "coordinate_descent_tuning": False,
-    "triton.cudagraphs": False,
     "cpp_wrapper": False,
     "freezing": False,
 }
-"""Settings of Inductor's that ask a device which kernel is faster, keep graphs of CUDA's, or compile for the host."""
+"""Settings of Inductor's that ask a device which kernel is faster, or compile for the host."""
 
 _LEFT_OUT = {
-    "triton.cudagraphs": "traced without CUDA graphs, which keep a pool and copies of inputs for themselves",
+    "triton.cudagraphs": "CUDA graphs are traced as calls with buffers, and copies of inputs, from a pool of their own",
     "max_autotune": "traced without autotuned kernels, some of which take workspaces",
     "max_autotune_gemm": "traced without autotuned products, some of which take workspaces",
 }
-"""What of these changes memory."""
+"""What of these changes memory, and is not held against a GPU."""
 
 _kernels = itertools.count(1)
 _graphs = itertools.count(1)
+
+
+class CompilerNotes(Protocol):
+    """Hears what of a program is compiled otherwise than a GPU might."""
+
+    def graph_begins(self) -> None:
+        """Take note that a graph is about to be compiled."""
+
+    def left_out(self, what: str) -> None:
+        """Take note of what is not followed of what a program asks of the compiler."""
+
+    def padded(self, sizes: tuple[int, int, int], more_bytes: int) -> None:
+        """Take note of a product that is padded by a rule, of so many rows, inner and columns, and what that takes."""
 
 
 class NoTriton(RuntimeError):
@@ -62,11 +75,11 @@ class NoTriton(RuntimeError):
 
 
 @functools.cache
-def prepare(left_out: Callable[[str], None]) -> None:
+def prepare(told: CompilerNotes) -> None:
     """Have Inductor know the simulated GPU; once per process.
 
     Args:
-        left_out: called with what is not followed of what a program asks of the compiler.
+        told: hears of what is not as on a GPU.
 
     Raises:
         NoTriton: there is no triton to import.
@@ -80,7 +93,7 @@ def prepare(left_out: Callable[[str], None]) -> None:
         _module("_dynamo.variables.torch").TorchInGraphFunctionVariable._get_handlers()
     with while_compiled():
         _register()
-        _replace(left_out)
+        _replace(told)
 
 
 def _module(name: str) -> Any:
@@ -154,7 +167,7 @@ def _overrides(module: Any) -> Any:
     return SimulatedOverrides()
 
 
-def _replace(left_out: Callable[[str], None]) -> None:
+def _replace(told: CompilerNotes) -> None:
     joint = _module("_inductor.fx_passes.joint_graph")
     _module("_inductor.compile_fx")
     replace_everywhere(_module("_inductor.utils"), "get_gpu_type", lambda: DEVICE_TYPE)
@@ -163,26 +176,33 @@ def _replace(left_out: Callable[[str], None]) -> None:
     padding = _module("_inductor.fx_passes.pad_mm")
     replace(padding, "check_device", lambda *_: True)
     replace(padding, "has_triton", lambda *_: True)
-    replace(padding, "should_pad", functools.partial(_is_padded, padding))
+    replace(padding, "should_pad", functools.partial(_is_padded, padding, told))
     replace(_module("_inductor.scheduler"), "has_triton", lambda *_: True)
     replace(_module("utils._triton"), "triton_hash_with_backend", lambda: "")
     for name in ("_inductor.compile_fx", "_inductor.output_code"):  # ask for addresses
         replace(_module(name), "get_input_idxs_to_check", lambda *_, **__: [])
     replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
     replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _run_wrapper)
+    graphs = _module("_inductor.cudagraph_utils")
+    on_one_device = original(graphs, "check_multiple_devices_or_any_cpu_nodes")
+    replace(graphs, "check_multiple_devices_or_any_cpu_nodes", lambda nodes: on_one_device(_by_cudas_name(nodes)))
+    replace(graphs, "check_caching_allocator_for_cudagraphs", lambda: None)
+    replace(_module("_inductor.compile_fx"), "cudagraphify", _graphed)
     logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
     inner = _module("_inductor.compile_fx")
-    compile_ = functools.partial(_compile, left_out, original(inner, "compile_fx"), inner.compile_fx_inner)
+    compile_ = functools.partial(_compile, told, original(inner, "compile_fx"), inner.compile_fx_inner)
     replace(inner, "compile_fx", compile_)
 
 
 def _compile(
-    left_out: Callable[[str], None], compile_fx: Any, inner: Any, graph: Any, inputs: Any, *,
+    told: CompilerNotes, compile_fx: Any, inner: Any, graph: Any, inputs: Any, *,
     config_patches: Any = None, **more: Any,
 ) -> Any:  # fmt: skip
     """Compile a graph of Dynamo's with Inductor; the backward at once, as nothing is gained by waiting."""
     if "inner_compile" in more:  # called by itself, with settings made
         return compile_fx(graph, inputs, config_patches=config_patches, **more)
+
+    told.graph_begins()
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         with while_compiled():
@@ -191,11 +211,37 @@ def _compile(
     settings, current = _module("_functorch.config"), _module("_inductor.config").get_config_copy()
     for name, what in _LEFT_OUT.items():
         if (config_patches or {}).get(name, current.get(name)):
-            left_out(what)
+            told.left_out(what)
     patches = {**(config_patches or {}), **_CACHES, **_MEASURED}
     patches = {name: value for name, value in patches.items() if name in current}
     with settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
+
+
+def _by_cudas_name(nodes: dict[torch.device, Any]) -> dict[torch.device, Any]:
+    """Return what uses which device, the simulated one by CUDA's name."""
+    return {torch.device("cuda", 0) if kind.type == DEVICE_TYPE else kind: node for kind, node in nodes.items()}
+
+
+def _graphed(call: Callable[[list[Any]], Any], static_input_idxs: Sequence[int] = (), **_: Any) -> Callable[..., Any]:
+    """Have a compiled graph take what a CUDA graph of it would: from a pool of its own, with copies of its inputs.
+
+    `cudagraph_trees` in torch/_inductor runs it once to warm up and captures it in the same pool; what parameters and
+    saved activations hold (static inputs) is not copied. What follows is a replay, whose buffers lie where they were.
+    """
+    static = frozenset(static_input_idxs)
+
+    def run(inputs: list[Any]) -> Any:
+        assert Streams.active is not None, "compiled code is called while a GPU is simulated"
+        with Streams.active.in_graph_pool():
+            for place, given in enumerate(inputs):
+                if isinstance(given, torch.Tensor) and given.device.type == DEVICE_TYPE and place not in static:
+                    inputs[place] = torch.empty_strided(
+                        given.shape, given.stride(), dtype=given.dtype, device=given.device
+                    )
+            return call(inputs)
+
+    return run
 
 
 def _no_kernel(kernel: Any, _name: Any = None) -> str:
@@ -217,7 +263,9 @@ def _run_wrapper(lowering: Any) -> Any:
 # Products that Inductor pads
 
 
-def _is_padded(padding: Any, _match: Any, left: torch.Tensor, right: torch.Tensor, product: Any, **more: Any) -> bool:
+def _is_padded(
+    padding: Any, told: CompilerNotes, match: Any, left: torch.Tensor, right: torch.Tensor, product: Any, **more: Any
+) -> bool:
     """Say whether a product's operands are padded to aligned sizes: where arithmetic and not memory bounds it.
 
     Inductor asks two things (`_should_pad` in torch/_inductor/fx_passes/pad_mm.py): whether it is bound by arithmetic,
@@ -231,7 +279,18 @@ def _is_padded(padding: Any, _match: Any, left: torch.Tensor, right: torch.Tenso
     sizes: list[int] = padding.hint_symbols((m, k, n))
     rows, inner, columns = sizes
     moved = rows * inner + inner * columns + rows * columns
-    return moved > 0 and rows * inner * columns / moved > _balance(backend._gpu.gpu, left.dtype)
+    if not moved or rows * inner * columns / moved <= _balance(backend._gpu.gpu, left.dtype):
+        return False
+    unit = padding.get_alignment_size(left)
+    wide = [size + padding.get_padded_length(size, unit) for size in sizes]
+    more_values = 0
+    for name, a, b in (("mat1", 0, 1), ("mat2", 1, 2), ("", 0, 2)):
+        widened = wide[a] * wide[b] - sizes[a] * sizes[b]
+        if widened and name and not padding.should_exclude_padding_time(match, name):
+            widened = wide[a] * wide[b]  # copied: what makes it cannot write it padded
+        more_values += widened
+    told.padded((rows, inner, columns), more_values * left.element_size())
+    return True
 
 
 def _balance(gpu: Gpu, kind: torch.dtype) -> float:

@@ -6,7 +6,7 @@ import copyreg
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,9 +78,29 @@ _live: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDiction
 """The parameters without data that there are, by their identity."""
 
 
-def all_as_fakes() -> AbstractContextManager[None]:
-    """Have every parameter without data be a fake tensor within the context: Dynamo knows tensors by these classes."""
-    return as_fakes(parameters_among(list(_live.values())), FakeTensor)
+_as_fakes_now: list[nn.Parameter] | None = None
+
+
+@contextmanager
+def all_as_fakes() -> Iterator[None]:
+    """Have every parameter without data be a fake tensor within the context: Dynamo knows tensors by these classes.
+
+    Those too that are made within it, as FSDP2 makes a block's whole parameters before it is first called.
+    """
+    global _as_fakes_now
+    before, _as_fakes_now = _as_fakes_now, parameters_among(list(_live.values()))
+    try:
+        with as_fakes(_as_fakes_now, FakeTensor):
+            yield
+    finally:
+        _as_fakes_now = before
+
+
+def _keep_track(parameter: nn.Parameter) -> None:
+    _live[id(parameter)] = parameter
+    if _as_fakes_now is not None:
+        parameter.__class__ = FakeTensor  # type: ignore[assignment]
+        _as_fakes_now.append(parameter)
 
 
 def is_dense(kind: type) -> bool:
@@ -109,7 +129,7 @@ def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any,
     made.__class__ = without_data(kind)
     made._is_param = issubclass(kind, nn.Parameter)
     if kind is nn.Parameter:
-        _live[id(made)] = made
+        _keep_track(made)
     return made
 
 
@@ -148,7 +168,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
         setattr(made, slot, here)
     torch._C._swap_tensor_impl(tensor, made)
     if type(tensor) is nn.Parameter:
-        _live[id(tensor)] = tensor
+        _keep_track(tensor)
 
 
 def known_length(tensor: torch.Tensor) -> torch.SymInt | None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -31,6 +33,9 @@ _STREAMS_PER_PRIORITY, _PRIORITIES = 32, 4
 
 _LEAST_PRIORITY, _GREATEST_PRIORITY = 0, -5
 """cudaDeviceGetStreamPriorityRange since compute capability 7.0."""
+
+_GRAPHS = 1 + _STREAMS_PER_PRIORITY * _PRIORITIES
+"""No stream: memory of a private pool serves nobody else, as that of a stream's pools does."""
 
 _QUEUED_EVENTS = 2 * 1024
 """A launch waits while about 1,000 are queued (measured: stackoverflow.com/questions/53970187). Counted in allocations
@@ -92,6 +97,16 @@ class Streams:
         if threading.get_ident() == self._home:
             self._note_switch(stream or DEFAULT_STREAM)
         return before
+
+    @contextmanager
+    def in_graph_pool(self) -> Iterator[None]:
+        """Take this thread's memory, for as long as the context, from the pool that CUDA graphs have for themselves."""
+        before: int | None = getattr(self._thread, "stream", None)
+        self._thread.stream, self._are_switched = _GRAPHS, True
+        try:
+            yield
+        finally:
+            self._thread.stream = before
 
     def _note_switch(self, stream: int) -> None:
         node = torch._C._autograd._get_sequence_nr()

@@ -141,9 +141,10 @@ def shallow_layers(shape: ModelShape, recipe: Recipe) -> int:
     """Return how many layers the shallowest network has that stands for this shape; 0 to trace it itself.
 
     Blocks of transformers are alike, but for the first ones of some mixtures of experts, and for those that are frozen
-    before others. It pays from twice as many layers on: three depths are traced.
+    before others. It pays from twice as many layers on: three depths are traced. What is compiled as a whole is traced
+    as a whole.
     """
-    if not shape.record.has_attention:
+    if not shape.record.has_attention or recipe.compile:
         return 0
     dense = shape.dense_layers if shape.experts is not None else 0
     frozen = 0 if only_head(recipe) else frozen_blocks(shape, recipe)

@@ -135,8 +135,11 @@ class _Parts(Loader):
         self._package.load()
         sys.meta_path.remove(self)
         self._module = sys.modules.get(name)
-        self._spec = getattr(self._module, "__spec__", None)
-        return None if self._module is None else spec_from_loader(name, self)
+        if self._module is None:
+            return None
+        self._spec = self._module.__spec__
+        self._module.__spec__ = None  # importlib would take that instead of what is returned, and load it once more
+        return spec_from_loader(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002 - Python's
         """Return the module, which is loaded already."""

@@ -55,11 +55,11 @@ _KINDS = {"model": "a model", "config": "a config.json", "file": "a file", "comm
 _KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_KINDS), label="Train")
 _ORDER = (
     "kind", "model", "config", "workload", "command", "gpus", "host", "remote_directory", "gpu", "precision",
-    "optimizer", "recompute", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple", "target_batch",
-    "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps", "timeout_s",
-    "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization", "lora_targets",
-    "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last", "dequantize",
-    "assumed_rows", "longest", "torch_version",
+    "optimizer", "recompute", "compile", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple",
+    "target_batch", "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps",
+    "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization",
+    "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last",
+    "dequantize", "assumed_rows", "longest", "torch_version",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""

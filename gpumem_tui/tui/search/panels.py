@@ -75,6 +75,8 @@ def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "optimizer", recipe.optimizer
     yield "recompute", recipe.recompute
     yield "attention", recipe.attention
+    if recipe.compile:
+        yield "compiled", "by torch.compile"
 
 
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
@@ -105,6 +107,7 @@ def workload_summary(config: SearchConfig) -> str:
     recompute = "" if recipe.recompute == "none" else f"recompute {recipe.recompute}"
     attention = "" if recipe.attention == "auto" else f"attention {recipe.attention}"
     how = [recipe.adapter_words, recipe.freeze_words, recipe.precision, recipe.optimizer, recompute, attention]
+    how.append("compiled" if recipe.compile else "")
     if model is not None:
         what = [model.name, model.model_type, f"seq {model.seq_len:,}" if model.seq_len else ""]
     elif shape is None:

@@ -1,0 +1,106 @@
+"""Compiled training that others measured, beside its trace by torch's own compiler, as `gpumem-tui predict` gives it.
+
+`python -m tests.published.compiled` prints every row, `python -m tests.published.compiled ID …` those.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpumem_tui.memory import GIB
+
+_HERE = Path(__file__).parent
+_RASBT = "rasbt/LLMs-from-scratch ch05/10_llm-training-speed/README.md, one A100"
+_TUNE = "meta-pytorch/torchtune README.md (0.5), one A100; active bytes"
+_AO = "pytorch/ao torchao/optim/README.md, one RTX 4070 Ti SUPER"
+_GB = 1e9 / GIB
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published figure, and the program that was measured.
+
+    Attributes:
+        what: as the JSON of a prediction calls it.
+        gib: as published.
+        percent: how far the trace may be off.
+        why: what is known of a trace that is further off than others.
+    """
+
+    id: str
+    source: str
+    gpu: str
+    program: tuple[str, ...]
+    what: Literal["peak_allocated_bytes", "peak_reserved_bytes"]
+    gib: float
+    percent: float
+    why: str = ""
+
+
+_ODD = "what the benchmark of padded products takes of the allocator stays reserved, and is not traced"
+ROWS = (
+    Row("rasbt-8", _RASBT, "a100-80gb", ("compiled_gpt2.py",), "peak_reserved_bytes", 5.8906, 0.2),
+    Row(
+        "rasbt-32", _RASBT, "a100-80gb", ("compiled_gpt2.py", "--batch-size", "32"), "peak_reserved_bytes", 22.5078, 0.2
+    ),
+    Row(
+        "rasbt-8-odd", _RASBT, "a100-80gb", ("compiled_gpt2.py", "--vocabulary", "50257"), "peak_reserved_bytes",
+        6.1875, 4.0, _ODD,
+    ),
+    Row("tt-3b-2", _TUNE, "a100-80gb", ("compiled_networks.py", "llama-3.2-3b"), "peak_allocated_bytes", 51.0, 0.3),
+    Row(
+        "tt-3b-3", _TUNE, "a100-80gb", ("compiled_networks.py", "llama-3.2-3b", "--chunked"), "peak_allocated_bytes",
+        42.9, 0.3,
+    ),
+    Row(
+        "ao-vith-1", _AO, "rtx-4070-ti-super-16gb", ("compiled_networks.py", "vit-h-14"), "peak_allocated_bytes",
+        12.23 * _GB, 0.5,
+    ),
+)  # fmt: skip
+
+
+def traced(row: Row, python: str = sys.executable) -> dict[str, Any]:
+    """Return what is traced of a row, as in JSON.
+
+    Args:
+        python: runs the program.
+    """
+    script = str(_HERE / row.program[0])
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", f"sim:{row.gpu}", "--", python, script]
+    done = subprocess.run([*command, *row.program[1:]], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+    found: dict[str, Any] = json.loads(done.stdout)["traced"]
+    return found
+
+
+def error_percent(row: Row, found: dict[str, Any]) -> float:
+    """How far a trace is above what was published."""
+    return float(100 * (found[row.what] / GIB / row.gib - 1))
+
+
+def main(ids: Sequence[str]) -> int:
+    """Print the rows with these ids; all without any. Return 1 where one is further off than it may be."""
+    off = 0
+    for row in ROWS:
+        if ids and row.id not in ids:
+            continue
+        found = traced(row)
+        error = error_percent(row, found)
+        off |= abs(error) > row.percent
+        what = row.what.split("_")[1]
+        print(f"{row.id:12} {what:9} {row.gib:8.4f} GiB measured, {found[row.what] / GIB:8.4f} traced, {error:+.2f} %")
+        print(
+            *(f"             {line}" for line in (row.source, row.why, *found["notes"]) if line), sep="\n", flush=True
+        )
+    return int(off)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
