@@ -228,11 +228,15 @@ class ProbedProcess:
         return self.files.pid if self.pid is None else self.pid
 
     @property
+    def of_owner(self) -> str:
+        """Whose it is, such as " of ada"; empty if it is ours."""
+        return "" if self.uid == os.geteuid() else f" of {user_name(self.uid)}"
+
+    @property
     def title(self) -> str:
         """The process in a few words, with whose it is if it is not ours."""
         rank = "" if self.process.rank is None else f", rank {self.process.rank}"
-        owner = "" if self.uid == os.geteuid() else f" of {user_name(self.uid)}"
-        return f"PID {self.known_pid}{owner}{rank} ({shortened(' '.join(self.process.command))})"
+        return f"PID {self.known_pid}{self.of_owner}{rank} ({shortened(' '.join(self.process.command))})"
 
     @property
     def step(self) -> int:

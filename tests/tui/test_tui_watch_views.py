@@ -187,6 +187,13 @@ def test_whoever_has_ended_stays_listed_with_how(end: ProcessState, phrase: str,
     assert entries(later)[-1].process.pid == 4105
 
 
+def test_the_end_of_another_users_process_names_its_owner() -> None:
+    ours = watch_scene.ended(state=ProcessState.KILLED, phrase="killed (SIGKILL)")
+    theirs = replace(ours, process=replace(ours.process, uid=65534))
+    listed = state(published=Published((theirs,)))
+    assert "✗ killed (SIGKILL) of nobody · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
+
+
 def test_only_the_last_that_ended_take_room() -> None:
     shown, said = watch_scene.training()
     many = [watch_scene.ended(5000 + number) for number in range(20)]

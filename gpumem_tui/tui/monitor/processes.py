@@ -226,8 +226,9 @@ def _ended_cell(entry: Entry, now_s: float) -> str:
     asked = "" if asked_bytes is None else f", {format_bytes(asked_bytes)} asked for"
     mark = "✓" if has_ended_well(entry) else "✗"
     step = f", step {watched.process.step:,}" if watched.process.step else ""
-    told = f"{watched.process.state_words} · {age(now_s - watched.ended_s)} ago{asked}{step}"
-    return f" {mark} {told}: {' '.join(watched.process.process.command)}"
+    process, ago = watched.process, age(now_s - watched.ended_s)
+    told = f"{process.state_words}{process.of_owner} · {ago} ago{asked}{step}"
+    return f" {mark} {told}: {' '.join(process.process.command)}"
 
 
 def _style(column: _Column, entry: Entry) -> str:
