@@ -1,8 +1,8 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
 
-Parts: steps, runs, adapters, sharded, compiled. `inside`: within the range that is predicted of a device total; of bytes that are
-allocated or reserved, which are predicted to the byte, within what the figure was rounded to. Of what lies outside the
-cause is said.
+Parts: steps, runs, adapters, sharded, compiled. `inside`: within the range that is predicted of a device total; of
+bytes that are allocated or reserved, which are predicted to the byte, within what the figure was rounded to. Of what
+lies outside the cause is said.
 """
 
 from __future__ import annotations
