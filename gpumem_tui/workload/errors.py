@@ -11,9 +11,9 @@ import traceback
 from gpumem_tui.errors import in_one_line, named
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_INSTALLED = tuple(
-    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_OF_PYTHON = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""In the path of a library's file, wherever it is: of this environment, of the one below it, or of the user alone."""
 
 _NETWORKS = os.path.join(_PACKAGE, "workload", "models", "")
 _MOST_CHARACTERS = 300
@@ -24,7 +24,8 @@ _OF_CUDA = re.compile(r"_cuda\b|^(amp_C|apex_C|flash_attn\w*|xformers)$|lib(cuda
 
 def is_users(path: str) -> bool:
     """Return whether a file is the user's own: not Python's, no installed library's and not ours."""
-    return not path.startswith(("<", _PACKAGE, *_INSTALLED)) and not path.startswith(os.path.dirname(sys.executable))
+    others = ("<", _PACKAGE, *_OF_PYTHON, os.path.dirname(sys.executable))
+    return not path.startswith(others) and not LIBRARIES.search(path)
 
 
 def _place(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.step.workload import Workload, WorkloadError
+from gpumem_tui.workload.errors import is_users
 from gpumem_tui.workload.spec import split_file
 from gpumem_tui.workload.user_file import load_workload_file
 
@@ -248,3 +250,18 @@ def test_build_must_return_a_model_and_an_optimizer(write: WriteFile, returned: 
         f"--workload train.py:4: build {what}; return (model, optimizer): a torch.nn.Module and a "
         "torch.optim.Optimizer or None"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "is_own"),
+    [
+        ("/home/me/train.py", True),
+        ("/home/me/.local/lib/python3.11/site-packages/torch/optim/adam.py", False),
+        ("/usr/lib/python3/dist-packages/torch/optim/adam.py", False),
+        (os.__file__, False),
+        ("<string>", False),
+    ],
+)
+def test_libraries_are_not_the_users_own_wherever_they_are_installed(path: str, is_own: bool) -> None:
+    """A virtual environment may lie over another one, and pip installs for the user alone."""
+    assert is_users(path) == is_own

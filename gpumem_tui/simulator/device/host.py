@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.step.sites import is_own
+from gpumem_tui.workload.errors import LIBRARIES
 
 _LARGE_ELEMENTS = 1 << 18
 """From here on a tensor that a module makes has no data: smaller ones (position tables, running statistics) do."""
@@ -43,7 +43,6 @@ MAKERS = _FACTORIES | _COPIES
 ALL_MAKERS = MAKERS | _LIKES
 """Operators whose results may be made without data."""
 
-_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
 _OFFLOADING = tuple(
     os.path.join("", *path.split("/"), "") for path in ("deepspeed/runtime/zero", "deepspeed/ops", "torchao/optim")
 )
@@ -79,7 +78,7 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     # Whether the code that calls torch is an installed library's, as loaders of checkpoints are.
     paths = (frame.f_code.co_filename for frame in _frames())
     caller = next((path for path in paths if is_own(path)), "")
-    return caller.startswith(_LIBRARIES) and _is_mapped(source.data_ptr())
+    return LIBRARIES.search(caller) is not None and _is_mapped(source.data_ptr())
 
 
 def is_offloaded(tensor: torch.Tensor | None = None) -> bool:
