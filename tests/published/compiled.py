@@ -72,8 +72,10 @@ def traced(row: Row, python: str = sys.executable) -> dict[str, Any]:
         python: runs the program.
     """
     script = str(_HERE / row.program[0])
-    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", f"sim:{row.gpu}", "--", python, script]
-    done = subprocess.run([*command, *row.program[1:]], capture_output=True, text=True, check=False)
+    predict = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--timeout", "1800", "--gpu", f"sim:{row.gpu}"]
+    done = subprocess.run(
+        [*predict, "--", python, script, *row.program[1:]], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
     found: dict[str, Any] = json.loads(done.stdout)["traced"]
