@@ -208,7 +208,11 @@ def test_of_ranks_that_wait_the_one_that_stopped_first_is_named(tmp_path: Path, 
     environment = {**os.environ, "GPUMEM_TUI_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     job = [WarmPython.path(), *TORCHRUN, str(script), how, "1", wrapped]
     ranks: subprocess.Popen[str] = subprocess.Popen(
-        job, env={**environment, "PYTHONPATH": str(SITE_DIRECTORY)}, start_new_session=True, text=True
+        job,
+        executable=sys.executable,  # of which only the ranks start warm: it ends them as it is ended
+        env={**environment, "PYTHONPATH": str(SITE_DIRECTORY)},
+        start_new_session=True,
+        text=True,
     )
     watch = [sys.executable, "-m", "gpumem_tui", "watch", "--json"]
     started = [ranks]

@@ -1,8 +1,8 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
 
-Parts: steps, runs, adapters, sharded. `inside`: within the range that is predicted of a device total; of bytes that are
-allocated or reserved, which are predicted to the byte, within what the figure was rounded to. Of what lies outside the
-cause is said.
+Parts: steps, runs, adapters, sharded, compiled. `inside`: within the range that is predicted of a device total; of
+bytes that are allocated or reserved, which are predicted to the byte, within what the figure was rounded to. Of what
+lies outside the cause is said.
 """
 
 from __future__ import annotations
@@ -78,6 +78,18 @@ def _adapters() -> Iterator[_Line]:
         yield _Line(f"peft-{row.id}", "reserved", found, row.measured_bytes, 0, row.why)
 
 
+def _compiled() -> Iterator[_Line]:
+    if find_spec("triton") is None:
+        print("compiled: needs triton, which is not here", file=sys.stderr)
+        return
+    from tests.published.compiled import ROWS, traced
+
+    kinds: dict[str, Kind] = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
+    for row in ROWS:
+        found = _exactly(traced(row)[row.what])
+        yield _Line(row.id, kinds[row.what], found, round(row.gib * GIB), GIB // 200, row.why)
+
+
 def _sharded() -> Iterator[_Line]:
     from gpumem_tui.simulator.allocator.replay import replay
     from tests.published.sharded import ROWS, SETTINGS, traced
@@ -91,6 +103,7 @@ def _sharded() -> Iterator[_Line]:
 
 _PARTS: dict[str, Callable[[], Iterator[_Line]]] = {
     "steps": _steps, "runs": _runs, "adapters": _adapters, "sharded": _sharded,
+    "compiled": _compiled,
 }  # fmt: skip
 
 
@@ -108,7 +121,7 @@ def main(parts: Sequence[str]) -> int:
         if errors := [line.error_percent for line in lines if line.kind == kind]:
             print(_summary(kind, errors))
     for kind, why in _UNMEASURED.items():
-        print(f"{kind}: no measurement is known{f'; {why}' if why else ''}")
+        print(f"{kind}: none is among the rows{f'; {why}' if why else ''}")
     return 0
 
 

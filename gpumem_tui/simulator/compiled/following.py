@@ -97,6 +97,13 @@ class Followed:
         self.is_estimate = True
         self._notes.setdefault(f"torch.compile: {what}: an estimate")
 
+    def checkpoints(self, times: int) -> None:
+        """Say that the compiler places what a checkpoint computes again."""
+        self._notes.setdefault(
+            f"torch.compile: {_counted(times, 'checkpoint')} within a graph: the compiler decides when to compute each "
+            "again, and may hold several at once, as traced here (2.3 to 3.5 times eager in pytorch issue 193193)"
+        )
+
     def padded(self, sizes: tuple[int, int, int], more_bytes: int) -> None:
         """Say which products are padded where a GPU's benchmark would decide."""
         self._padded[sizes] = more_bytes

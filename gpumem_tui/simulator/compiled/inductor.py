@@ -63,6 +63,9 @@ class CompilerNotes(Protocol):
     def graph_begins(self) -> None:
         """Take note that a graph is about to be compiled."""
 
+    def checkpoints(self, times: int) -> None:
+        """Take note of calls of activation checkpointing within a graph."""
+
     def left_out(self, what: str) -> None:
         """Take note of what is not followed of what a program asks of the compiler."""
 
@@ -203,6 +206,8 @@ def _compile(
         return compile_fx(graph, inputs, config_patches=config_patches, **more)
 
     told.graph_begins()
+    if checkpoints := sum(str(node.target).endswith("activation_checkpoint") for node in graph.graph.nodes):
+        told.checkpoints(checkpoints)
 
     def compile_inner(*args: Any, **kwargs: Any) -> Any:
         with while_compiled():
