@@ -13,10 +13,10 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.recipe import Sharding
 from gpumem_tui.formula.techniques import (
+    INJECTED,
     MORE_RANKS,
     SHARED_BY_DEFAULT,
     STAGES,
-    TYPED,
     NotApplicable,
     Price,
     Technique,
@@ -256,8 +256,12 @@ class CommandRuns:
         Raises:
             Cancelled: the user ended it.
         """
-        changed, done = self._changed(change), base.done
-        return WhatIf(change, self._trace(changed, control, watch, done.only_at or None, done.not_affine))
+        changed, only_at, why = self._changed(change), base.done.only_at or None, base.done.not_affine
+        found = self._trace(changed, control, watch, only_at, why)
+        if isinstance(found, Unknown) and not changed.change and change.key in INJECTED and change.key != MORE_RANKS:
+            # What the line asks for may not be installed: the same change from outside is nearly that.
+            found = self._trace(replace(self.config, change=change.key), control, watch, only_at, why)
+        return WhatIf(change, found)
 
     def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
         """Trace the command as it would be typed, with what cannot be typed made to it, at that micro-batch alone."""
@@ -294,7 +298,7 @@ class CommandRuns:
             more = replace(workload.recipe, gpus=2 * workload.recipe.gpus)
             return replace(self.config, workload=replace(workload, recipe=more))
         typed = typed_command(self.config, (change,))
-        if typed.injected or change.key not in TYPED:
+        if typed.injected:
             return replace(self.config, change=change.key)
         return replace(self.config, workload=replace(workload, command=typed.command))
 

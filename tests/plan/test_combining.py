@@ -10,9 +10,10 @@ import pytest
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.combining import MOST_RUNS, Planning, command_of, likely, planned
-from gpumem_tui.plan.command import CommandPlan, Together, WhatIf
+from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.dialects import dialect_of, half_length, typed_changes, typed_command
-from gpumem_tui.run.control import Control
+from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.workload.command import Command
@@ -243,3 +244,28 @@ def test_an_old_gpu_has_no_bfloat16(tmp_path: Path) -> None:
     config = replace(config, workload=replace(config.workload, command=Command(("python", "train.py"), str(tmp_path))))
     assert dialect_of(Command(("python", "train.py"), str(tmp_path))).title == "transformers' Trainer"
     assert typed_command(config, (change("autocast", config),)).command.words[-2:] == ("--fp16", "True")
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_change_that_the_line_can_say_is_run_as_typed_and_from_outside_where_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    """A fused loss takes far less than the same loss in pieces: sets are chosen by what each would really save."""
+    (tmp_path / "train.py").write_text("HfArgumentParser")
+    config = _config(("python", "train.py", "--batch-size", "{batch}"), str(tmp_path))
+    made: list[tuple[str, str]] = []
+
+    def predict(asked: SearchConfig, *_: object) -> Predicted:
+        command = asked.workload.command
+        assert command is not None
+        made.append((asked.change, " ".join(command.words[4:])))
+        if not (is_installed or asked.change):
+            raise Unusable(Failed("workload", "train.py: ImportError: no liger_kernel"))
+        return base_predicted(asked)
+
+    monkeypatch.setattr("gpumem_tui.plan.command.predicting.predict", predict)
+    runs = CommandRuns(config, 16)
+    found = runs.trace_change(change("chunked-loss", config), base_trace(config), None, lambda _: None)
+    typed, outside = ("", "--use_liger_kernel True"), ("chunked-loss", "")
+    assert made == ([typed] if is_installed else [typed, outside])
+    assert not isinstance(found.traced, Unknown)
