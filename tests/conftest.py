@@ -44,7 +44,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 """Threads of several processes that wait for each other turn on every core there is."""
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-"""A shell's job in the background is started with it ignored, and so would be what tests start and interrupt."""
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""A shell's job in the background has the one ignored, what nohup starts the other, and so would what tests start."""
 
 gc.disable()
 """Until all is imported: see below."""

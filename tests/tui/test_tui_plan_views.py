@@ -194,8 +194,7 @@ def test_groups_show_where_there_is_room() -> None:
     state = opened(GPT2)
     assert "Hardware" in said(control_rows(state, 32, 40))
     compact = control_rows(state, 32, 21)
-    assert len(compact) <= 21
-    assert all(line.key for line in compact)
+    assert all(line.key for line in compact), "controls alone, which scroll"
 
 
 def test_remarks_stand_beside_what_is_odd() -> None:

@@ -187,7 +187,7 @@ def test_optimizers_by_their_classes(optimizer: str, options: dict[str, Any], na
 
 def test_what_has_no_formula_has_a_reason() -> None:
     assert expect(trained(optimizer="my.Muon"), {}, None, {0}) == Unknown("no formula for the optimizer Muon")
-    assert expect(trained(dtype="float16"), {}, None, {0}) == Unknown("no formula for parameters in float16")
+    assert expect(trained(dtype="float64"), {}, None, {0}) == Unknown("no formula for parameters in float64")
     assert expect(Trained((), ()), {}, None, {0}) == Unknown("the probe found no module")
 
 
