@@ -58,6 +58,10 @@ def asks_for_cuda(x):
     return (x.sin() + torch.ones(SIDE, device="cuda")).exp()
 
 
+def asks_for_fakes(x):
+    return x * x.sum() if isinstance(x, torch._subclasses.FakeTensor) else chain(x)
+
+
 class Ran(nn.Module):
     def forward(self, x):
         return checkpoint(chain, x, use_reentrant=False).cos().sin()
@@ -77,6 +81,7 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("norm", lambda x, w: F.rms_norm(x, (SIDE,), w) * 2, matrix(), torch.ones(SIDE, device="cuda"))
     kept("by another backend", chain, matrix(), backend="aot_eager")
     kept("asks for cuda", asks_for_cuda, matrix())
+    kept("asks for fakes", asks_for_fakes, matrix())
     ran = Ran()
     kept("checkpoint", ran, matrix())
     found["of one graph each"] = list(notes)
@@ -138,11 +143,16 @@ def test_the_device_is_called_cuda_in_compiled_code(found: dict[str, Any]) -> No
     assert found["asks for cuda"]["compiled"] <= 2 * MATRIX
 
 
+def test_code_that_asks_for_fake_tensors_is_compiled_as_for_a_gpu(found: dict[str, Any]) -> None:
+    """As transformers' does; a guard that does not hold as soon as it is made would be an error of Dynamo's."""
+    assert found["asks for fakes"] == found["chain"]
+
+
 def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = found["of one graph each"]
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 6 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 7 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
 
 
 def test_products_of_odd_sizes_are_padded_and_that_is_said(found: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 
 from gpumem_tui.simulator.cuda.names import CudaNames
+from gpumem_tui.simulator.cuda.presented import fake_tensors_shown
 from gpumem_tui.simulator.device.kinds import all_as_fakes
 from gpumem_tui.simulator.torch_internals import without_replacements
 
@@ -49,6 +50,7 @@ def while_called() -> Iterator[None]:
             stack.enter_context(_without_hooks())
             stack.enter_context(without_replacements(CALL))
             stack.enter_context(all_as_fakes())
+            stack.enter_context(fake_tensors_shown())
             yield
     finally:
         _inside.called = False

@@ -337,12 +337,30 @@ def _hide_fake_tensors(replacements: Replacements) -> None:
         module.__class__ = type("_Presented", (ModuleType,), shown)
 
 
+_shown_to_all = False
+
+
+@contextmanager
+def fake_tensors_shown() -> Iterator[None]:
+    """Have programs find fake tensors within the context.
+
+    Dynamo guards compiled code by what torch's modules hold as Dynamo reads it, and the guard is checked from the
+    program's frames.
+    """
+    global _shown_to_all
+    before, _shown_to_all = _shown_to_all, True
+    try:
+        yield
+    finally:
+        _shown_to_all = before
+
+
 def _to_programs(own: Any, other: Any) -> property:
     """Return an attribute of a module that is `other` but to torch's modules and to this package's."""
 
     def read(_module: ModuleType) -> Any:
         asking = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        return own if asking in ("torch", "gpumem_tui") else other
+        return own if _shown_to_all or asking in ("torch", "gpumem_tui") else other
 
     return property(read)
 
