@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.command.running import Project, needs
@@ -95,8 +97,8 @@ STATE_DICT = (
 
 
 def figure(stderr: str, name: str) -> int:
-    """The number that the script printed behind a word."""
-    return int(next(line.split()[-1] for line in stderr.splitlines() if line.startswith(f"  | {name} ")))
+    """The number that the script printed behind a word, a bar of progress before it perhaps."""
+    return int(re.findall(rf"\b{name} (\d+)$", stderr, re.MULTILINE)[0])
 
 
 @pytest.mark.bench

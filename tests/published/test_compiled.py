@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
 from tests.published.compiled import ROWS, Row, error_percent, traced
 from tests.sharing import WarmPython
 
-pytestmark = [
-    pytest.mark.scripts,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Inductor writes kernels for triton, which is not here"),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Inductor writes kernels for triton, which is not here"
+)
+
+_LONG = ("ao-vith-1",)
+"""Networks of many layers, whose graph takes more than a minute to compile: `exhaustive`."""
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def _marked(row: Row) -> Any:
+    return pytest.param(row, id=row.id, marks=pytest.mark.exhaustive if row.id in _LONG else pytest.mark.scripts)
+
+
+@pytest.mark.parametrize("row", map(_marked, ROWS))
 def test_a_compiled_program_takes_what_was_measured(row: Row) -> None:
     found = traced(row, WarmPython.path())
     assert any("compiled, traced by" in note and "no frame ran eager" in note for note in found["notes"])
