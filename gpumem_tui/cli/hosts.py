@@ -130,6 +130,19 @@ class AskedHosts:
         return bool(self.hosts or self.hosts_file or self.slurm_job)
 
 
+def settings_of(asked: Any, *more: str) -> Settings:
+    """Return the settings of the file that was named, else the user's, with what was typed in the place of the file's.
+
+    Args:
+        asked: what was typed, by the settings' names, and `settings_path`.
+        more: settings beside those that every Monitor takes.
+    """
+    from gpumem_tui.settings import load
+
+    settings, names = load(asked.settings_path), ("interval_s", "mine", "bell", "read_only", *more)
+    return replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})
+
+
 def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
     """Return the hosts that were named, and the settings, before which the command line goes.
 
@@ -139,11 +152,8 @@ def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
     from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.remote.hosts import hosts_of
     from gpumem_tui.remote.ssh import SshOptions
-    from gpumem_tui.settings import load
 
-    settings = load(asked.settings_path)
-    names = ("interval_s", "remote_command", "mine", "bell", "read_only")
-    settings = replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})
+    settings = settings_of(asked, "remote_command")
     hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
     return Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from gpumem_tui.cli.hosts import (
     metrics_option,
     print_hosts,
     serve_metrics,
+    settings_of,
     watch_hosts,
 )
 from gpumem_tui.cli.types import Finite, with_options
@@ -104,11 +105,7 @@ class _Asked:
 
 
 def _monitor_here(asked: _Asked) -> int:
-    from gpumem_tui.settings import load
-
-    settings = load(asked.settings_path)
-    names = ("interval_s", "mine", "bell", "read_only")
-    settings = replace(settings, **{name: getattr(asked, name) or getattr(settings, name) for name in names})
+    settings = settings_of(asked)
     on_screen = not asked.once and not asked.as_json and is_terminal()
     if asked.replay is not None:
         return _replayed(asked.replay, asked, settings, on_screen=on_screen)

@@ -92,7 +92,7 @@ class Technique:
         axis: what it is about.
         control: of a plan, those that have it, with spaces between.
         how: what to write in a program of one's own to have it; empty where a plan does not change a program so.
-            is_remedy: whether a search that finds nothing proposes it; the others are left to the Plan.
+        is_remedy: whether a search that finds nothing proposes it; the others are left to the Plan.
         words: what stands for a name in braces, by value.
         given_option: as typed on the command line, where that is not what `recipe`, `shape` and `extra` say.
         shape, recipe, extra: what becomes different.

@@ -172,7 +172,7 @@ class NamedProcessLine(_NamedProcess):  # type: ignore[misc]
 
 
 class UnlistedLine(msgspec.Struct):
-    """Of what a probe says of a process on no GPU's list, what says which one it is."""
+    """The place of a process on no GPU's list, as its probe says it: which process, on which device."""
 
     pid: Whole
     device: str

@@ -42,14 +42,7 @@ from gpumem_tui.run.events import (
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
-from gpumem_tui.simulator.allocator.profile import (
-    Profile,
-    followed_as,
-    newer_than_checked,
-    not_known_of,
-    profile_for,
-    too_old,
-)
+from gpumem_tui.simulator.allocator.profile import Profile, not_known_of, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.text import flush_output
 from gpumem_tui.workload.errors import is_users
@@ -204,9 +197,8 @@ class _Simulated(_Trial):
             self.changes.start()
 
     def all_notes(self) -> tuple[str, ...]:
-        older = followed_as(self.request.workload.as_torch, torch.__version__)
-        known = (newer_than_checked(torch.__version__), not_known_of(self.request.gpu), older)
-        return (*filter(None, known), *super().all_notes(), *self.rows.used, *self.gpu.notes)
+        known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
+        return (*known, *super().all_notes(), *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
@@ -227,8 +219,8 @@ class _Simulated(_Trial):
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
-        done = replace(done, is_estimate=self.compiler.is_estimate or bool(not_known_of(self.request.gpu)))
-        done = replace(done, unsure_bytes=self.compiler.unsure_bytes)
+        is_estimate = self.compiler.is_estimate or bool(not_known_of(self.request.gpu))
+        done = replace(done, is_estimate=is_estimate, unsure_bytes=self.compiler.unsure_bytes)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)

@@ -30,14 +30,7 @@ from gpumem_tui.run.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.allocator.profile import (
-    Profile,
-    followed_as,
-    newer_than_checked,
-    not_known_of,
-    profile_for,
-    too_old,
-)
+from gpumem_tui.simulator.allocator.profile import Profile, not_known_of, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
 from gpumem_tui.text import flush_output
@@ -111,17 +104,14 @@ def _serve(events_fd: int) -> None:
 
             leave_compiler_unloaded(torch)
             register()
-            newer = newer_than_checked(torch.__version__)
-            unknown = not_known_of(request.gpu)
-            older = followed_as(request.workload.as_torch, torch.__version__)
-            notes: dict[str, None] = {line: None for line in (newer, unknown, older) if line}
+            notes = dict.fromkeys(said_of(request.workload.as_torch, torch.__version__, request.gpu))
             rows = AssumedRows(request.workload.assumed_rows, notes)
             compiler = follow_compiler(notes)
             if isinstance(request, TraceRequest):
                 done = trace(request, profile, report, rows)
                 if isinstance(done, TraceDone):
-                    done = replace(done, is_estimate=compiler.is_estimate or bool(unknown))
-                    done = replace(done, unsure_bytes=compiler.unsure_bytes)
+                    is_estimate = compiler.is_estimate or bool(not_known_of(request.gpu))
+                    done = replace(done, is_estimate=is_estimate, unsure_bytes=compiler.unsure_bytes)
             else:
                 done = _Trial(request, profile, report, may_run).on_simulated_gpu(rows)
             report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)

@@ -48,10 +48,8 @@ class BatchFinder:
             found = self._within(batch_size, capacity_bytes, allowed_bytes, level="least")
             if found.fits:
                 return found
-        if batch_size not in self._latest:
-            self._peaks.pop((batch_size, "least"))
-            self.peaks(batch_size)
-        return self._latest[batch_size]
+        latest = self._latest.get(batch_size)
+        return replay(self._timeline(batch_size, level="least"), settings=self.settings) if latest is None else latest
 
     def fits(
         self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"

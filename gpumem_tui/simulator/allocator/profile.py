@@ -190,6 +190,12 @@ def not_known_of(gpu: Gpu) -> str:
     )
 
 
+def said_of(asked: str, torch_version: str, gpu: Gpu) -> tuple[str, ...]:
+    """Return what every result says of a version of torch, traced as an asked one ("" for none), on a GPU."""
+    lines = (newer_than_checked(torch_version), not_known_of(gpu), followed_as(asked, torch_version))
+    return tuple(filter(None, lines))
+
+
 def beside_allocator_bytes(gpu: Gpu) -> int:
     """Return the most that tensors of a step cannot have: the driver's reserve, context, cuBLAS' workspaces.
 
