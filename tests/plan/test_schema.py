@@ -17,7 +17,7 @@ from gpumem_tui.plan.command import CommandPlan, Together
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import QUANTITIES, Goals
 from gpumem_tui.plan.limits import limit
-from gpumem_tui.plan.schema import PRINTED, PlanObject, schema_of
+from gpumem_tui.plan.schema import PRINTED, PlanObject, PredictObject, ResultLine, SolveObject, schema_of
 from gpumem_tui.report.objects import encoded
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.config import Device, SearchConfig
@@ -66,7 +66,8 @@ def test_a_plan_of_a_command() -> None:
 def test_a_number_that_a_plan_was_solved_for() -> None:
     for plan in (GPT2, replace(LLAMA, gpu=find_gpu("t4-16gb"), recipe=Recipe())):
         for quantity in QUANTITIES:
-            held(limit_json(plan, limit(quantity, plan, lambda _: NONE)), "plan")
+            found = held(limit_json(plan, limit(quantity, plan, lambda _: NONE)), "plan")
+            assert isinstance(found, SolveObject)
 
 
 def test_a_prediction_and_the_lines_of_a_search() -> None:
@@ -75,9 +76,10 @@ def test_a_prediction_and_the_lines_of_a_search() -> None:
         config = SearchConfig(spec, device, target_batch=64)
         for traced in (TRACED, NONE):
             prediction = Prediction(Formula(spec, GPT2.gpu.total_bytes, 0.1), traced)
-            held(prediction_json(config, prediction, 4), "predict")
+            assert isinstance(held(prediction_json(config, prediction, 4), "predict"), PredictObject)
             verdict = Verdict("found", 4, 5, True, 3, 1, "largest batch 4")
-            held(result_json(config, verdict, prediction, ["full recompute"]), "search")
+            found = held(result_json(config, verdict, prediction, ["full recompute"]), "search")
+            assert isinstance(found, ResultLine)
     held(
         trial_json(1, TrialDone(4, "fit", 3, 5, 7, {"parameters": 2, "other": 1}, "", 0.5, 3, (0.1, 0.2)), device),
         "search",
