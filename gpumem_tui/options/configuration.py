@@ -29,8 +29,7 @@ from gpumem_tui.options.workload import (
     visible_gpus,
     with_ranks,
 )
-from gpumem_tui.plan.export import device_option
-from gpumem_tui.plan.plan import Plan, draft_of
+from gpumem_tui.plan.plan import Plan, device_option, draft_of
 from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError
 from gpumem_tui.workload.spec import WorkloadSpec

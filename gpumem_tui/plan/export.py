@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from gpumem_tui.catalog.loader import gpus, models
+from gpumem_tui.catalog.loader import models
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
@@ -29,7 +29,7 @@ from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
-from gpumem_tui.plan.plan import Draft, Plan, draft_of
+from gpumem_tui.plan.plan import Draft, Plan, device_option, draft_of
 from gpumem_tui.plan.recommended import Known, command_answer, plan_answer, recommended, trace_by, untraced
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
@@ -78,15 +78,6 @@ def model_words(draft: Draft) -> list[str] | Unknown:
     if models().get(draft.shape.name) == draft.shape:
         return ["--model", draft.shape.name]
     return Unknown("the model is none of the catalog's: give its configuration with --config")
-
-
-def device_option(plan: Plan) -> str | Unknown:
-    """Return the plan's GPU as `--gpu` takes it, or why it cannot be named."""
-    if gpus().get(plan.gpu.name) == plan.gpu:
-        return f"sim:{plan.gpu.name}"
-    if plan.gpu.name.isdigit():
-        return plan.gpu.name  # a GPU of this machine, by its index
-    return Unknown("the GPU is none of the catalog's, nor one of this machine")
 
 
 def _options(values: Iterable[tuple[str, object]]) -> list[str]:

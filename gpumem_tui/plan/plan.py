@@ -9,10 +9,11 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from gpumem_tui.catalog.config_file import ModelFile
-from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.loader import gpus, models
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe
+from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import NO_GOALS, Goals
 
 SHAPE_LIMITS = {
@@ -116,3 +117,12 @@ def has_field(shape: ModelShape, name: str) -> bool:
     except ShapeError:
         return False
     return True
+
+
+def device_option(plan: Plan) -> str | Unknown:
+    """Return the plan's GPU as `--gpu` takes it, or why it cannot be named."""
+    if gpus().get(plan.gpu.name) == plan.gpu:
+        return f"sim:{plan.gpu.name}"
+    if plan.gpu.name.isdigit():
+        return plan.gpu.name  # a GPU of this machine, by its index
+    return Unknown("the GPU is none of the catalog's, nor one of this machine")

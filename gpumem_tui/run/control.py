@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Protocol
 
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
-from gpumem_tui.run.children import CannotStart, Child, CommandChild, ForkedChild
+from gpumem_tui.memory import GIB
+from gpumem_tui.run.children import CannotStart, Child, ChildDied, CommandChild, ForkedChild
 from gpumem_tui.run.events import ChildEvent, Failed, Request, TraceRequest, TrialRequest
 from gpumem_tui.workload.command import Command
 
 _TRACED_ACCUMULATION = 2
 """Micro-batches that a trace accumulates at most."""
+
+_SPARE_HOST_BYTES = 4 * GIB
+"""What has to be available for a second process: ten times what most programs take that keep no data in memory."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Control:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._child: Steered | None = None
+        self._children: list[Steered] = []
         self._lock = threading.Lock()
         self._paused = False
 
@@ -91,15 +99,15 @@ class Control:
         """Hold the search after the step that is running."""
         with self._lock:
             self._paused = True
-            if self._child is not None:
-                self._child.pause()
+            for child in self._children:
+                child.pause()
 
     def resume(self) -> None:
         """Go on after a pause."""
         with self._lock:
             self._paused = False
-            if self._child is not None:
-                self._child.resume()
+            for child in self._children:
+                child.resume()
 
     def check(self) -> None:
         """Raise Cancelled if the user ended the search."""
@@ -123,26 +131,32 @@ class Control:
     def running(self, child: Steered) -> Iterator[None]:
         """Commands go to `child` within the context; it is ended after it, whatever happens."""
         with self._lock:
-            self._child = child
+            self._children.append(child)
             if self._paused:
                 child.pause()
         try:
             yield
         finally:
             with self._lock:
-                self._child = None
+                self._children.remove(child)
             child.end()
 
 
-def converse(request: Request, terms: Terms, control: Control) -> Iterator[ChildEvent]:
+def converse(
+    request: Request, terms: Terms, control: Control, check: Callable[[], None] | None = None
+) -> Iterator[ChildEvent]:
     """Start a child for a request and yield what it reports; it is ended when the caller is done.
+
+    Args:
+        check: called several times a second; raises `Cancelled` to end it. By default that is left to `control`.
 
     Raises:
         Unusable: there is no such interpreter, or no process can be started.
         ChildDied: it hung, crashed, was killed, or spoke nonsense.
         Cancelled: the user ended the search.
     """
-    control.check()
+    check = check or control.check
+    check()
     real = isinstance(request, TrialRequest) and not request.simulated
     uuids = terms.gpu_uuids if real else ()
     child: Child
@@ -159,7 +173,96 @@ def converse(request: Request, terms: Terms, control: Control) -> Iterator[Child
         except OSError as error:
             raise Unusable(Failed("workload", f"{error.filename}: cannot be written: {error.strerror}")) from error
         with control.running(child):
-            yield from child.events(control.check, terms.timeout_s, lambda: control.paused)
+            yield from child.events(check, terms.timeout_s, lambda: control.paused)
+
+
+class _Ahead:
+    """A conversation that begins now, in a thread of its own, and is listened to later."""
+
+    def __init__(self, request: Request, terms: Terms, control: Control) -> None:
+        self.request = request
+        self._told: SimpleQueue[ChildEvent | BaseException | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._converse, args=(terms, control), daemon=True)
+        self._thread.start()
+
+    def _converse(self, terms: Terms, control: Control) -> None:
+        def check() -> None:
+            control.check()
+            if self._closed.is_set():
+                raise Cancelled
+
+        try:
+            for event in converse(self.request, terms, control, check):
+                self._told.put(event)
+            self._told.put(None)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is listened to
+            self._told.put(error)
+
+    def events(self) -> Iterator[ChildEvent]:
+        """Yield what `converse` yields, from its beginning, and raise what it raises."""
+        while (told := self._told.get()) is not None:
+            if isinstance(told, BaseException):
+                raise told
+            yield told
+
+    def close(self) -> None:
+        """End it, and wait for its end."""
+        self._closed.set()
+        self._thread.join()
+
+
+class SideBySide:
+    """Conversations one after the other, of which the next one goes on already where there is room; `close` ends it."""
+
+    def __init__(self, terms: Terms, control: Control) -> None:
+        self._terms, self._control = terms, control
+        self._ahead: _Ahead | None = None
+
+    def converse(self, request: Request, following: Request | None = None) -> Iterator[ChildEvent]:
+        """Yield what a child reports, as `converse` does; what goes wrong beside another one is done again, alone.
+
+        Args:
+            following: what is probably asked for next. Commands on simulated GPUs alone go on beside another.
+        """
+        begun, self._ahead = self._ahead, None
+        if begun is not None and begun.request != request:
+            begun.close()
+            begun = None
+        if following is not None and following != request and _may_be_beside(following) and has_room_for_two():
+            self._ahead = _Ahead(following, self._terms, self._control)
+        is_beside = begun is not None or self._ahead is not None
+        try:
+            for event in converse(request, self._terms, self._control) if begun is None else begun.events():
+                if is_beside and isinstance(event, Failed):
+                    break
+                yield event
+            else:
+                return
+        except (ChildDied, Unusable):
+            if not is_beside:
+                raise
+        self.close()
+        yield from converse(request, self._terms, self._control)
+
+    def close(self) -> None:
+        """End what has begun."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
+
+
+def _may_be_beside(request: Request) -> bool:
+    return request.workload.command is not None and (isinstance(request, TraceRequest) or request.simulated)
+
+
+def has_room_for_two() -> bool:
+    """Return whether a process finds a processor of its own, and host memory, beside another one."""
+    available = 0
+    with suppress(OSError, TypeError):
+        found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        available = int(found[1]) << 10  # type: ignore[index]
+    return len(os.sched_getaffinity(0)) > 1 and available >= _SPARE_HOST_BYTES
 
 
 def _written(command: Command, request: Request, terms: Terms) -> AbstractContextManager[tuple[str, ...]]:

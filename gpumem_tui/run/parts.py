@@ -21,7 +21,7 @@ BUFFERS = "buffers"
 
 _EMA = re.compile(r"EMA|Ema(?![a-z])|AveragedModel|ExponentialMovingAverage")
 """In the names of classes: timm's `ModelEmaV3`, diffusers' `EMAModel`, `torch.optim.swa_utils.AveragedModel`,
-torch_ema's `ExponentialMovingAverage`, `LitEma` of the latent diffusion models."""
+torch_ema's `ExponentialMovingAverage`, `LitEma` of the latent diffusion models, ema_pytorch's `EMA`."""
 
 _PACKED_BUFFERS = ("qweight", "qzeros", "scales", "W_q")
 """Names under which GPTQ, AWQ and HQQ keep packed weights and their scales as buffers."""
@@ -79,12 +79,14 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         trained: the `id` of each parameter that an optimizer has.
     """
     modules = instances_of(nn.Module, things)
+    models = list(called)
+    theirs = trained.union(id(one) for model in models for one in (*model.parameters(), *model.buffers()))
     for module in modules:
-        if _EMA.search(type(module).__name__):
-            yield Bucket.PARAMETERS, EMA_COPIES, _untrained(module, trained)
+        if _EMA.search(type(module).__name__):  # ema_pytorch's `EMA` has the model itself beside the copy
+            held = (*module.parameters(), *module.buffers())
+            yield Bucket.PARAMETERS, EMA_COPIES, [one for one in held if id(one) not in theirs]
     for holder in _holders(things):
         yield Bucket.PARAMETERS, EMA_COPIES, [one for one in tensors_in(vars(holder)) if id(one) not in trained]
-    models = list(called)
     used = {id(part) for model in models for part in model.modules()}
     shapes = {tuple(_shapes(model)) for model in models}
     for module in outermost(modules):

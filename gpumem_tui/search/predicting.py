@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
-from gpumem_tui.run.control import Control, Unusable, converse
+from gpumem_tui.run.control import Control, SideBySide, Unusable, converse
 from gpumem_tui.run.events import Failed, Output, Ready, Sample, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
@@ -16,7 +17,7 @@ from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.command import BATCH
+from gpumem_tui.workload.command import BATCH, Command
 
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """What programs raise about a number that they cannot work with."""
@@ -128,21 +129,24 @@ class _CommandTraces:
     """The runs of a command that are traced, one for each batch size; `refused` says what it ended in at others."""
 
     config: SearchConfig
-    control: Control
+    runner: SideBySide
     runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
-    def run(self, size: int) -> Iterator[WhileTracing]:
-        """Run the command at a batch size.
+    def _request(self, size: int) -> TraceRequest:
+        config = self.config
+        return TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
+
+    def run(self, size: int, following: int | None = None) -> Iterator[WhileTracing]:
+        """Run the command at a batch size, and at the following one meanwhile if there is room.
 
         Raises:
             Unusable: it cannot be traced.
         """
         yield TraceStarted(size)
         ready: Ready | None = None
-        config = self.config
-        request = TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
-        for event in converse(request, config.terms, self.control):
+        then = None if following is None or following in self.runs else self._request(following)
+        for event in self.runner.converse(self._request(size), then):
             if isinstance(event, Ready):
                 ready = event
             elif isinstance(event, Output):
@@ -168,8 +172,11 @@ class _CommandTraces:
         """The rows of the parts that the step cuts its batch into; 0 where it does not."""
         return max(done.rows_asked_for for _, done in self.runs.values())
 
-    def pair(self) -> Generator[WhileTracing, None, tuple[int, int]]:
+    def pair(self, then: int | None) -> Generator[WhileTracing, None, tuple[int, int]]:
         """Run two sizes that the command takes, and return them: what it ends at, a multiple of 2, 4 or 8 may mend.
+
+        Args:
+            then: the size that is run after these; None for none.
 
         Raises:
             Unusable: it ends at these as well, or for another reason than a value; the first such error.
@@ -179,9 +186,9 @@ class _CommandTraces:
             sizes = self.sizes
             first, second = TRACED_BATCH_SIZES if sizes.multiple == 1 else (sizes.multiple, 2 * sizes.multiple)
             try:
-                for size in (first, second):
+                for size, following in ((first, second), (second, then)):
                     if size not in self.runs:
-                        yield from self.run(size)
+                        yield from self.run(size, following)
                 return first, second
             except Unusable as error:
                 first_error = first_error or error
@@ -202,7 +209,7 @@ class _CommandTraces:
         Raises:
             NotAffine: the runs are of no such form.
         """
-        first, second = yield from self.pair()
+        first, second = yield from self.pair(checked)
         if checked in (first, second):
             checked = CHECKED_BATCH_SIZE if second == TRACED_BATCH_SIZES[1] else 2 * second
         if checked is not None:
@@ -253,8 +260,15 @@ def _tracing_command(
     """Trace a command: at the batch size asked for alone, or as an affine form of the batch, which that size checks."""
     command = config.workload.command
     assert command is not None
-    traces, guess = _CommandTraces(config, control), None
+    with closing(SideBySide(config.terms, control)) as runner:
+        yield from _tracing_with(_CommandTraces(config, runner), command, batch_size, not_affine)
+
+
+def _tracing_with(
+    traces: _CommandTraces, command: Command, batch_size: int | None, not_affine: str
+) -> Iterator[Predicted | WhileTracing]:
     found: Traced | Unknown
+    guess = None
     if not command.takes_batch or not_affine:
         size = batch_size or 1
         yield from traces.run(size)
@@ -273,7 +287,7 @@ def _tracing_command(
                         yield from traces.run(size)
                 found, guess = Unknown("; ".join(filter(None, [str(error), traces.refusal]))), traces.guess(sizes)
     ready = next(iter(traces.runs.values()))[0]
-    yield Predicted(Prediction(config.formula, found), ready, guess, traces.sizes.multiple)
+    yield Predicted(Prediction(traces.config.formula, found), ready, guess, traces.sizes.multiple)
 
 
 def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready: Ready) -> int | None:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
-from gpumem_tui.run.control import Cancelled, Control, Unusable, converse
+from gpumem_tui.run.control import Cancelled, Control, SideBySide, Unusable
 from gpumem_tui.run.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
@@ -61,6 +62,11 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         Unusable: the search cannot start, or the device refuses.
     """
     control = control or Control()
+    with closing(SideBySide(config.terms, control)) as runner:
+        yield from _searching(config, control, runner)
+
+
+def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> Iterator[SearchEvent]:
     results: list[TrialDone] = []
     try:
         for event in predicting(config, control):
@@ -73,7 +79,8 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         levelled = False
         given = settings.sizes
         while (size := strategy.next_size(verdict.tried(results, given), settings)) is not None:
-            yield from _trial(size, config, control, results)
+            if_it_fits = [*verdict.tried(results, given), strategy.Tried(size, fits=True)]
+            yield from _trial(size, strategy.next_size(if_it_fits, settings), config, runner, results)
             settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
             may_run = config.workload.command is not None and settings.sizes != given  # it ran when it was traced
             if (verdict.always_raises(results) and not may_run) or (grows is False and results[-1].outcome == "fit"):
@@ -97,8 +104,14 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
         yield SearchFinished(verdict.failed(results, f"tracing failed: {death}"))
 
 
-def _trial(size: int, config: SearchConfig, control: Control, results: list[TrialDone]) -> Iterator[SearchEvent]:
-    """Try one size in a fresh process, and again if the process died rather than failed."""
+def _trial(
+    size: int, following: int | None, config: SearchConfig, runner: SideBySide, results: list[TrialDone]
+) -> Iterator[SearchEvent]:
+    """Try one size in a fresh process, and again if the process died rather than failed.
+
+    Args:
+        following: the size to try next if this one fits, which may begin already.
+    """
     device = config.device
     request = TrialRequest(
         workload=config.workload,
@@ -109,13 +122,14 @@ def _trial(size: int, config: SearchConfig, control: Control, results: list[Tria
         limit_bytes=config.limit_bytes,
         others_bytes=device.others_bytes,
     )
+    then = None if following is None else replace(request, batch_size=following)
     for attempt in (1, 2):
         number = len(results) + 1
         yield TrialStarted(number, size)
         result: TrialDone | None = None
         died = "the trial ended without a result"
         try:
-            for event in converse(request, config.terms, control):
+            for event in runner.converse(request, then):
                 if isinstance(event, Sample):
                     yield TrialProgress(number, size, event)
                 elif isinstance(event, Output):

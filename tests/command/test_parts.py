@@ -54,6 +54,33 @@ def test_frozen_weights_and_copies_of_the_model_have_names(project: Project) -> 
     assert traced["frozen_saving_bytes"] == FROZEN_32 // 2
 
 
+def test_a_moving_average_that_holds_the_model_as_well_is_counted_without_it(project: Project) -> None:
+    """As ema_pytorch's `EMA` of `include_online_model` does."""
+    project.write(
+        "train.py",
+        """
+        import copy
+        import torch
+
+        class EMA(torch.nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.online_model = model
+                self.ema_model = copy.deepcopy(model)
+
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)).cuda()
+        average = EMA(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            model(torch.randn(4, 256, device="cuda")).sum().backward()
+            optimizer.step()
+        """,
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    held = 256 * 256 * 4 + 4 * 256 * 4 + 512  # the weights, and what BatchNorm has, its count in a block of its own
+    assert {one["part"]: one["bytes"] for one in traced["parts"]}["EMA copies"] == held
+
+
 def test_a_model_that_is_all_trained_has_no_parts(project: Project) -> None:
     project.write(
         "train.py",

@@ -104,6 +104,8 @@ with simulate(gpu), presented_as_cuda(gpu):
         del plain
         reserved[mode] = torch.cuda.memory_reserved() - before
     found["reserved"] = reserved
+    torch.__version__ = "2.99.0"
+    kept("of an unknown version", chain, matrix())
 found["notes"] = list(notes)
 print(json.dumps(found))
 """
@@ -160,12 +162,55 @@ def test_cuda_graphs_take_a_pool_that_nothing_else_uses(found: dict[str, Any]) -
 
 def test_flex_attention_keeps_no_scores(found: dict[str, Any]) -> None:
     assert found["flex attention"]["compiled"] < 2 * 1024 * 1024 < 4 * 4096 * 4096
-    assert not any("traced as eager" in note for note in found["notes"])
+    assert not any("traced as eager" in note and "torch 2.99" not in note for note in found["notes"])
+
+
+def test_an_unknown_version_is_traced_as_eager(found: dict[str, Any]) -> None:
+    assert found["of an unknown version"]["compiled"] == found["of an unknown version"]["eager"]
+    assert any("an estimate" in note and "torch 2.99 was not tried" in note for note in found["notes"])
 
 
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
     assert any("graph break" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
+
+
+_FUSED = """
+import torch
+from torch.nn import functional as F
+
+layer, out = torch.nn.Linear(256, 512).cuda(), torch.nn.Linear(512, 256).cuda()
+optimizer = torch.optim.SGD([*layer.parameters(), *out.parameters()])
+
+
+@torch.compile
+def loss(x, wanted):
+    x = layer(x)
+    x = F.gelu(x)
+    x = F.dropout(x, 0.5)
+    x = out(x)
+    return F.cross_entropy(x, wanted)
+
+
+for _ in range(3):
+    loss(torch.ones(4096, 256, device="cuda"), torch.zeros(4096, device="cuda", dtype=int)).backward()
+    optimizer.step()
+"""
+
+
+def test_a_buffer_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
+    """Forward keeps what dropout gives; backward's largest buffer is the gradient of that."""
+    script = tmp_path / "train.py"
+    script.write_text(_FUSED)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--gpu", "sim:a100-80gb"]
+    ends = ["--", sys.executable, str(script)]
+    read = subprocess.run([*command, "--json", *ends], capture_output=True, text=True, check=True)
+    held = {(one["bucket"], one["operator"]): one for one in json.loads(read.stdout)["traced"]["composition"]}
+    dropped, gradient = held["activations", "aten.native_dropout"], held["temporary", "aten.mm"]
+    assert (dropped["source"], dropped["fused_with"]) == ("train.py:13", ["train.py:12"])
+    assert (gradient["source"], gradient["bytes"]) == ("train.py:14", 4 * 512 * (4096 + 256)), "and out's weight's"
+    lines = subprocess.run([*command, "--by", "source", *ends], capture_output=True, text=True, check=True).stdout
+    assert "activations       train.py:13, fused with 12 " in lines
 
 
 _SMALL_BERT = ("--model", "bert-base", "--layers", "2", "--precision", "amp-bf16")

@@ -6,9 +6,11 @@ exchanges CUDA's name, functions of torch's that are replaced. It then compiles 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -121,21 +123,33 @@ def _is_ours(hook: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def announced(module: nn.Module | None, args: tuple[Any, ...]) -> Iterator[None]:
-    """Call our hooks for a module that is compiled with its own hooks, which Dynamo would follow.
+def announced(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
+    """Call our hooks for what is compiled with its own hooks, which Dynamo would follow.
 
     Args:
-        module: None for a function, which has no hooks.
+        function: a module's call, or a function that calls modules, of which those that it names are announced.
         args: what it is called with.
     """
-    if module is None:
-        yield
+    owner = getattr(function, "__self__", None)
+    before, after = (
+        [hook for hook in hooks.values() if _is_ours(hook)]
+        for hooks in (modules._global_forward_pre_hooks, modules._global_forward_hooks)
+    )
+    if isinstance(owner, nn.Module) and function.__name__ == "_call_impl":
+        for hook in before:
+            hook(owner, args)
+        try:
+            yield
+        finally:
+            for hook in after:
+                hook(owner, args, None)
         return
-    before, after = modules._global_forward_pre_hooks, modules._global_forward_hooks
-    for hook in [hook for hook in before.values() if _is_ours(hook)]:
-        hook(module, args)
-    try:
-        yield
-    finally:
-        for hook in [hook for hook in after.values() if _is_ours(hook)]:
-            hook(module, args, None)
+    plain = inspect.unwrap(function)
+    named = inspect.getclosurevars(plain)[:2] if inspect.isfunction(plain) or inspect.ismethod(plain) else ()
+    for value in (owner, *args, *chain(*(held.values() for held in (getattr(owner, "__dict__", {}), *named)))):
+        if isinstance(value, nn.Module):
+            for hook in before:
+                hook(value, args)
+            for hook in after:
+                hook(value, args, None)
+    yield

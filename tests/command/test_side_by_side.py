@@ -1,0 +1,67 @@
+"""Runs of one command that go on at the same time, and those that cannot."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpumem_tui.run.control import has_room_for_two
+from tests.command.running import Finished, Project
+
+pytestmark = pytest.mark.skipif(not has_room_for_two(), reason="one processor, or too little memory for two processes")
+
+_TRAINING = """
+import atexit, os, sys
+import torch
+batch_size = int(sys.argv[1])
+model = torch.nn.Linear(1024, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.randn(batch_size, 4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_LARGEST = 103
+
+_MEETING = """
+with open("pipe", "r" if batch_size % 2 else "w"):
+    pass
+"""
+"""Opening one end of a pipe waits for another process that opens the other end (fifo(7))."""
+
+_EXCLUSIVE = """
+try:
+    os.mkdir("taken")
+except FileExistsError:
+    os.close(os.open("pipe", os.O_RDWR))
+    raise RuntimeError("another run trains here")
+atexit.register(os.rmdir, "taken")
+if not os.path.exists("alone"):
+    open("alone", "w").close()
+    open("pipe").close()
+"""
+"""Whichever run is first waits until another one has found the folder taken, for which that one ends."""
+
+
+def _searched(project: Project, *parts: str) -> Finished:
+    os.mkfifo(project.folder / "pipe")
+    lines = _TRAINING.splitlines(keepends=True)
+    project.write("train.py", "".join([*lines[:4], *parts, *lines[4:]]))
+    return project.search("python", "train.py", "{batch}", gpu="t4-16gb", options=("--timeout", "60"))
+
+
+def test_traces_and_trials_of_a_command_go_on_two_at_a_time(project: Project) -> None:
+    """Each run waits for the next one to be there: both traces do, and so do the trials of what fits and what not."""
+    found = _searched(project, _MEETING).lines
+    assert found[-1]["max_batch_size"] == _LARGEST
+    assert [(one["batch_size"], one["outcome"]) for one in found if one["event"] == "trial"] == [
+        (_LARGEST, "fit"), (_LARGEST + 1, "oom"),
+    ]  # fmt: skip
+
+
+def test_what_fails_beside_another_run_is_run_alone(project: Project) -> None:
+    found = _searched(project, _EXCLUSIVE)
+    assert (project.folder / "alone").exists()
+    assert found.lines[-1]["max_batch_size"] == _LARGEST
+    assert all(one["outcome"] != "error" for one in found.lines if one["event"] == "trial")
