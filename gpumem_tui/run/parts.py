@@ -48,17 +48,14 @@ def parts_of_models(models: Iterable[nn.Module]) -> list[Named]:
 
 
 def _part(parameter: torch.Tensor) -> str:
+    kind = str(parameter.dtype).rpartition(".")[2]
     if parameter.requires_grad:
-        return f"trained {_type_of(parameter)}"
+        return f"trained {kind}"
     inner = parts_of(parameter)
     held = [parameter] if inner is None else inner
     if hasattr(parameter, "quant_state") or any(one.element_size() == 1 for one in held):
         return QUANTIZED
-    return f"frozen {_type_of(parameter)}"
-
-
-def _type_of(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).rpartition(".")[2]
+    return f"frozen {kind}"
 
 
 def scales(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -95,7 +92,7 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         held = [*tensors_in(vars(holder)), *(one for module in inner for one in _tensors_of(module))]
         yield Bucket.PARAMETERS, EMA_COPIES, others(held)
     for module in outermost(modules):
-        is_used = any(id(part) in used for part in module.modules())
+        is_used = not used.isdisjoint(map(id, module.modules()))
         if not is_used and tuple(one.shape for one in module.parameters()) in shapes:
             found = others(_tensors_of(module))
             yield Bucket.PARAMETERS, EMA_COPIES if any(one._version for one in found) else MODEL_COPIES, found
