@@ -97,9 +97,9 @@ def _usual_rows(r: Resolved) -> list[FormulaRow]:
     rows = [_shared(one, r) for one in rows] + _working_copies(r)
     if r.counts.head:
         factors = (r.counts.head, precision.gradient_bytes)
-        made = row("gradient of the output head", *factors, at=LAST_BLOCK, source=precision.source)
+        first = row("gradient of the output head", *factors, at=LAST_BLOCK, source=precision.source)
         on_its_way = Bucket.GRADIENTS in sharded_buckets(r)  # of which a share stays
-        rows.append(replace(made, bucket=Bucket.TEMPORARY) if on_its_way else made)
+        rows.append(replace(first, bucket=Bucket.TEMPORARY) if on_its_way else first)
         if shape.tied_head and shape.has_embedding:  # then nothing is frozen
             at = frozenset({Moment.EMBEDDING})
             rows.append(row("gradients of the tied embedding", 2, *factors, at=at))
