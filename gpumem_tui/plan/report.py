@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpumem_tui.formula.techniques import COST_ORDER
+from gpumem_tui.formula.techniques import COST_ORDER, STAGES
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
     Answer,
@@ -22,6 +22,7 @@ from gpumem_tui.plan.answers import (
 )
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import (
+    SHARDING_NOT_RUN,
     CommandAnswer,
     CommandPlan,
     batch_note,
@@ -391,8 +392,8 @@ def _techniques(judged: Techniques) -> str:
 
 
 def _together(plan: CommandPlan) -> Iterator[str]:
-    """Yield the changes that together make the command fit, and the command with them."""
-    best = plan.fitting
+    """Yield the cheapest that makes the command fit, and the command with it."""
+    best = None if plan.there(plan.base).fits(plan.batch_size) else plan.fitting
     if best is None or isinstance(best.traced, Unknown):
         return
     there = plan.there(best.traced)
@@ -400,7 +401,7 @@ def _together(plan: CommandPlan) -> Iterator[str]:
     room = room_words("fits", left)
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
-    yield f"Together, the cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}, {room}."
+    yield f"The cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}, {room}."
     line, written = command_of(plan, best)
     yield shell(line)
     if written:
@@ -424,8 +425,11 @@ def _tried(found: CommandAnswer) -> Iterator[str]:
     ]
     columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
-    if others:
-        yield bullets(f"{entry.name}: {entry.reason}" for entry in others)
+    notes = [f"{entry.name}: {entry.reason}" for entry in others]
+    if any(row.change.key in STAGES for row in tried):
+        notes.append(SHARDING_NOT_RUN)
+    if notes:
+        yield bullets(notes)
 
 
 # Other batch sizes and GPUs, places and curves

@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.simulator.torch_internals import entry_of, original, replace, without_replacements
 
-_BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition")
+_BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]
 _COMPILED = _PACKAGE / "run" / "replacements.py"
 """What stands in the place of a user's code, and is compiled with it; so are the networks of `workload`."""
@@ -177,6 +177,10 @@ def _prepare(followed: Followed) -> None:
             return kinds.ConvertFrameReturn(frame_exec_strategy=left_out)
         return meet(self, frame, *args, **kwargs)
 
+    def backward(*_: Any, **__: Any) -> Any:
+        followed.left_out("compiled autograd is not followed: backward is traced as each forward graph has it")
+        return nullcontext()
+
     def inputs(self: Any) -> list[Any]:
         """Return a graph's inputs as tensors of Dynamo's own mode, which torch 2.10 leaves to the caller."""
         mode = self.fake_mode
@@ -187,6 +191,7 @@ def _prepare(followed: Followed) -> None:
     replace(frames.CatchErrorsWrapper, "__call__", met)
     replace(frames.ConvertFrameAssert, "__call__", converted)
     replace(contexts, "__call__", entered)
+    replace(import_module("torch._dynamo.compiled_autograd"), "_enable", backward)
     _exchange_names()
 
 
@@ -212,7 +217,7 @@ def _hiding(compiled: Any, function: Any, followed: Followed, failure: Any) -> A
                 return compiled(*args, **kwargs)
             except failure as error:
                 followed.estimated(_in_short(error))
-                return function(*args, **kwargs)
+            return function(*args, **kwargs)
 
     call._torchdynamo_wrapper_id = id(call)  # type: ignore[attr-defined]
     return call

@@ -175,6 +175,9 @@ def _replace(told: Followed) -> None:
     replace(graphs, "check_multiple_devices_or_any_cpu_nodes", lambda nodes: on_one_device(_by_cudas_name(nodes)))
     replace(graphs, "check_caching_allocator_for_cudagraphs", lambda: None)
     replace(_module("_inductor.compile_fx"), "cudagraphify", _graphed)
+    replace(_module("_dynamo.backends.cudagraphs"), "get_device_index", lambda _graph: 0)
+    trees = _module("_inductor.cudagraph_trees")
+    replace(trees, "cudagraphify_impl", functools.partial(_graphed_alone, told))
     logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
     inner = _module("_inductor.compile_fx")
     compile_ = functools.partial(_compile, told, original(inner, "compile_fx"), inner.compile_fx_inner)
@@ -241,6 +244,14 @@ def _graphed(call: Callable[[list[Any]], Any], static_input_idxs: Sequence[int] 
             return call(inputs)
 
     return run
+
+
+def _graphed_alone(
+    told: Followed, call: Callable[[list[Any]], Any], _inputs: Any, static: Any = (), *_: Any, **__: Any
+) -> Any:
+    """Have a graph that only CUDA graphs are made of take what one would."""
+    told.left_out(_LEFT_OUT["triton.cudagraphs"])
+    return _graphed(call, static)
 
 
 def _no_kernel(kernel: Any, _name: Any = None) -> str:
