@@ -31,8 +31,8 @@ Named = tuple[Bucket, str, list[torch.Tensor]]
 """A bucket, the part of it, and tensors that are that."""
 
 
-def parts_of_models(models: Iterable[nn.Module]) -> list[Named]:
-    """Return the parameters and buffers of models by what is done to them; nothing where all of them are trained."""
+def parts_of_models(models: Iterable[nn.Module], has_copies: bool) -> list[Named]:
+    """Return the parameters and buffers of models by what is done to them; nothing where all are trained, uncopied."""
     found: dict[str, list[torch.Tensor]] = {}
     others: list[torch.Tensor] = []
     for model in models:
@@ -41,7 +41,7 @@ def parts_of_models(models: Iterable[nn.Module]) -> list[Named]:
         for name, buffer in model.named_buffers():
             is_packed = name.rpartition(".")[2] in _PACKED_BUFFERS
             (found.setdefault(QUANTIZED, []) if is_packed else others).append(buffer)
-    if all(part.startswith("trained") for part in found):
+    if not has_copies and all(part.startswith("trained") for part in found):
         return []
     found[BUFFERS] = others
     return [(Bucket.PARAMETERS, part, tensors) for part, tensors in found.items()]
@@ -76,11 +76,10 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         trained: the `id` of each parameter that an optimizer has.
     """
     models, modules = list(called), instances_of(nn.Module, things)
-    parts = [part for model in models for part in model.modules()]
     shapes = {tuple(one.shape for one in model.parameters()) for model in models}
+    parts = [part for model in models for part in model.modules()]
     learning = [one for one in parts if not trained.isdisjoint(map(id, one.parameters(recurse=False)))] or parts
     theirs = {at for part in learning for one in _tensors_of(part, recurse=False) for at in _memory(one)}
-    used = set(map(id, parts))
 
     def others(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [one for one in tensors if theirs.isdisjoint(_memory(one))]
@@ -90,10 +89,10 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
             yield Bucket.PARAMETERS, EMA_COPIES, others(_tensors_of(module))
     for holder in _holders(things):
         inner = [module for module in vars(holder).values() if isinstance(module, nn.Module)]
-        held = [*tensors_in(vars(holder)), *(one for module in inner for one in _tensors_of(module))]
-        yield Bucket.PARAMETERS, EMA_COPIES, others(held)
+        held = [tensors_in(vars(holder)), *map(_tensors_of, inner)]
+        yield Bucket.PARAMETERS, EMA_COPIES, [one for tensors in held for one in others(tensors)]
     for module in outermost(modules):
-        if used.isdisjoint(map(id, module.modules())) and tuple(one.shape for one in module.parameters()) in shapes:
+        if tuple(one.shape for one in module.parameters()) in shapes and set(parts).isdisjoint(module.modules()):
             found = others(_tensors_of(module))
             yield Bucket.PARAMETERS, EMA_COPIES if any(one._version for one in found) else MODEL_COPIES, found
 

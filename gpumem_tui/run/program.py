@@ -242,8 +242,9 @@ class Program:
         things = gc.get_objects()
         modules = outermost(instances_of(nn.Module, things))
         frozen = [one for one in modules if not any(parameter.requires_grad for parameter in one.parameters())]
-        named = parts_of_models((*frozen, *self._roots))  # frozen ones may have no forward, as a VAE
-        for bucket, part, tensors in (*copies(things, self._roots, self._trained), *named):
+        copied = [one for one in copies(things, self._roots, self._trained) if one[2]]
+        named = parts_of_models((*frozen, *self._roots), bool(copied))  # a frozen one may have no forward, as a VAE
+        for bucket, part, tensors in copied + named:
             self.name(bucket, tensors, part)
         for module in modules:
             self._tag_module(module)

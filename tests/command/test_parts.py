@@ -132,7 +132,10 @@ def test_a_moving_average_that_holds_the_model_as_well_is_counted_without_it(pro
     )
     traced = project.predict("python", "train.py").json["traced"]
     held = 256 * 256 * 4 + 4 * 256 * 4 + 512  # the weights, and what BatchNorm has, its count in a block of its own
-    assert {one["part"]: one["bytes"] for one in traced["parts"]}["EMA copies"] == held
+    found = {one["part"]: one["bytes"] for one in traced["parts"]}
+    assert found["EMA copies"] == held
+    assert found["trained float32"] == 256 * 256 * 4 + 2 * 256 * 4
+    assert "the rest" not in found
 
 
 def test_a_model_that_is_all_trained_has_no_parts(project: Project) -> None:
