@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -124,10 +124,45 @@ _ORDER = {bucket: place for place, bucket in enumerate(Bucket)}
 
 @dataclass(frozen=True)
 class MomentBytes:
-    """What is needed at one moment, pieces included: whatever the batch size, and what each sample adds."""
+    """What is needed at one moment, pieces included: whatever the batch size, and what each sample adds.
+
+    Attributes:
+        beyond: what is needed instead from a batch size on, and that size; None where pieces do not end.
+    """
 
     fixed_bytes: int
     sample_bytes: int
+    beyond: tuple[int, MomentBytes] | None = None
+
+    def at(self, batch_size: int) -> MomentBytes:
+        """Return what counts from a batch size on."""
+        return self if self.beyond is None or batch_size < self.beyond[0] else self.beyond[1].at(batch_size)
+
+    def growing_as(self, other: MomentBytes) -> MomentBytes:
+        """Return what this takes whatever the batch, with samples as large as in `other`, which may end pieces."""
+        if self.beyond is None or other.beyond is None:
+            return MomentBytes(self.fixed_bytes, other.sample_bytes)
+        return self.growing_by(other.sample_bytes - self.sample_bytes)
+
+    def growing_by(self, sample_bytes: int) -> MomentBytes:
+        """Return what this takes with so much more a sample."""
+        beyond = None if self.beyond is None else (self.beyond[0], self.beyond[1].growing_by(sample_bytes))
+        return MomentBytes(self.fixed_bytes, self.sample_bytes + sample_bytes, beyond)
+
+    def needed_bytes(self, batch_size: int) -> int:
+        """Return the bytes at a batch size."""
+        found = self.at(batch_size)
+        return found.fixed_bytes + batch_size * found.sample_bytes
+
+    def largest(self, usable_bytes: int, most: int | None = None) -> int:
+        """Return the largest batch that stays within `usable_bytes`, of those up to `most`; below 1 for none."""
+        if self.beyond is not None and (most is None or most >= self.beyond[0]):
+            least, beyond = self.beyond
+            if (found := beyond.largest(usable_bytes, most)) >= least:
+                return found
+            most = least - 1
+        found = (usable_bytes - self.fixed_bytes) // self.sample_bytes
+        return found if most is None else min(found, most)
 
 
 @lru_cache(4096)
@@ -142,7 +177,7 @@ def by_moment(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> 
 
 
 def _needed_bytes(moments: dict[Moment, MomentBytes], batch_size: int) -> int:
-    return max(one.fixed_bytes + batch_size * one.sample_bytes for one in moments.values())
+    return max(one.needed_bytes(batch_size) for one in moments.values())
 
 
 def _moments(r: Resolved, rows: list[FormulaRow]) -> dict[Moment, MomentBytes]:
@@ -157,10 +192,32 @@ def _moments(r: Resolved, rows: list[FormulaRow]) -> dict[Moment, MomentBytes]:
         fixed = sum(one.size_bytes for one in there if not one.grows_with_batch)
         growing = sum(one.size_bytes for one in there if one.grows_with_batch)
         fixed += _left_copies_bytes(r, moment)
-        if "chunked-loss" not in r.extras and r.shape.has_head:
-            growing += _pieces_bytes(r, moment)
-        found[moment] = MomentBytes(*(_reserved_bytes(size, r, moment) for size in (fixed, growing)))
+        pieces = 0 if "chunked-loss" in r.extras or not r.shape.has_head else _pieces_bytes(r, moment)
+        of_logits = pieces and r.shape.record.predicts_tokens and moment in OF_THE_LOSS
+        if of_logits and r.recipe.recompute == "full":
+            state = sum(one.size_bytes for one in rows if one.name == "optimizer state")
+            found[moment] = _by_batch(r, fixed, growing, pieces, state)
+        else:
+            found[moment] = _reserved(fixed, growing + pieces, r, moment)
     return found
+
+
+def _by_batch(r: Resolved, fixed: int, growing: int, piece: int, state: int) -> MomentBytes:
+    """Return what a recomputed language model needs as the loss is there, for batches of three kinds.
+
+    What splits a block of logits are the optimizer's state and the inputs of the last blocks that are kept, where these
+    do not fit into smaller segments, which forward made for the values of one feed-forward network. The state does not
+    grow, segments do. So where it is larger than a block of logits, blocks are split; then one is, of which the state
+    takes the less the larger the batch; and from some batch size on none, as all that is kept has room elsewhere.
+    """
+    spilt, share = _SPILT_STATE * state, _BLOCKS_OF_STATE[r.precision.parameter_bytes]
+    room = _ROOM["autocast" if r.is_autocast else "gated" if r.shape.record.is_gated else "plain"]
+    room *= r.shape.tokens * r.shape.ffn * r.width
+    whole = _reserved(fixed, growing, r, Moment.LOSS)
+    one = _reserved(fixed, growing + piece + int(room), r, Moment.LOSS)
+    one = MomentBytes(one.fixed_bytes - int(spilt), one.sample_bytes, (int(spilt / room) + 1, whole))
+    many = _reserved(fixed, growing + int(_PIECES * piece), r, Moment.LOSS)
+    return replace(many, beyond=(int(share * state / piece) + 1, one)).at(1)
 
 
 def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
@@ -195,8 +252,15 @@ def max_batch_size(
         ValueError: a headroom that is no share of the card.
     """
     usable = usable_bytes(total_bytes, headroom) - beside_bytes
-    moments = [one for stage in by_stage(shape, recipe, extras) for one in stage.values()]
-    return max(0, min((usable - one.fixed_bytes) // one.sample_bytes for one in moments))
+    return largest_within([one for stage in by_stage(shape, recipe, extras) for one in stage.values()], usable)
+
+
+def largest_within(moments: Sequence[MomentBytes], usable_bytes: int) -> int:
+    """Return the largest batch that stays within so many bytes at all of the moments; 0 for none."""
+    most = min(one.largest(usable_bytes) for one in moments)
+    while (found := min(one.largest(usable_bytes, most) for one in moments)) < most:
+        most = found
+    return max(0, most)
 
 
 @dataclass(frozen=True)
@@ -265,6 +329,19 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
 _SHARE = 0.05
 """Of what is reserved, that lies in such pieces at the largest batch."""
 
+_OF_FIXED, _OF_GROWING, _OF_UPDATE, _OF_SHORT_SEQUENCES = 0.05, 0.03, 0.01, 0.065
+"""The same with full recompute: of a language model, beside what `_by_batch` says, as weights are updated, and of what
+grows of other networks under autocast, which is the most of ViTs with 50 tokens."""
+
+_SPILT_STATE = 0.78
+"""Of an optimizer's state, that lies in blocks of logits with full recompute, less what has `_ROOM` elsewhere."""
+
+_ROOM = {"plain": 1.45, "gated": 1.53, "autocast": 1.8}
+"""Times the feed-forward's values: what is free for the state in smaller segments."""
+
+_PIECES, _BLOCKS_OF_STATE = 1.2, {4: 0.95, 2: 1.3}
+"""Blocks of logits in pieces where the state is larger than so many of them, by bytes of a weight."""
+
 _SHORT_PATH = 2
 """Convolutions in a block of the shallower ResNets; deeper ones have three."""
 
@@ -273,10 +350,9 @@ def _pieces_bytes(r: Resolved, moment: Moment) -> int:
     """Return what lies in pieces because of a sample.
 
     Of a language model one fp32 block of its logits: the next step's forward finds the blocks that the last loss had,
-    splits them for its small tensors, and when the loss asks for them again one of them is in pieces. (With full
-    recompute that ends at some batch size, about 40 for GPT-2 small: beyond it this says too much.) Of a recomputed
-    ResNet the maps of its largest block, which forward frees between the ones that it keeps. Of recomputed experts
-    what they made.
+    splits them for its small tensors, and when the loss asks for them again one of them is in pieces (with full
+    recompute as `_by_batch` has it). Of a recomputed ResNet the maps of its largest block, which forward frees between
+    the ones that it keeps. Of recomputed experts what they made.
     """
     shape, full = r.shape, r.recipe.recompute == "full"
     if moment is Moment.UPDATE:
@@ -295,20 +371,26 @@ def _pieces_bytes(r: Resolved, moment: Moment) -> int:
 
 
 def _left_copies_bytes(r: Resolved, moment: Moment) -> int:
-    """Return where, under autocast with full recompute, forward's 16-bit weights lay, between the kept inputs."""
+    """Return where, under autocast with full recompute, half of forward's 16-bit weights lay, between kept inputs."""
     if r.recipe.has_adapters or r.recipe.recompute != "full" or moment in (Moment.LOSS, Moment.UPDATE):
         return 0
-    return r.counts.copied * r.precision.working_copy_bytes
+    return r.counts.copied * r.precision.working_copy_bytes // 2
 
 
-def _reserved_bytes(allocated_bytes: int, r: Resolved, moment: Moment) -> int:
+def _reserved(fixed_bytes: int, growing_bytes: int, r: Resolved, moment: Moment) -> MomentBytes:
     """Return what the allocator holds for so much, at the largest batch.
 
     A fully recomputed step has little in between when the weights are updated: its pieces are used for gradients.
     """
-    if moment is Moment.UPDATE and r.recipe.recompute == "full":
-        return allocated_bytes
-    return round(allocated_bytes / (1 - _SHARE))
+    of_fixed = of_growing = _SHARE
+    if r.recipe.recompute == "full":
+        if moment is Moment.UPDATE:
+            of_fixed = of_growing = _OF_UPDATE
+        elif r.shape.record.predicts_tokens:
+            of_fixed, of_growing = _OF_FIXED, _OF_GROWING
+        elif r.is_autocast:
+            of_growing = _OF_SHORT_SEQUENCES
+    return MomentBytes(round(fixed_bytes / (1 - of_fixed)), round(growing_bytes / (1 - of_growing)))
 
 
 def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]:

@@ -102,7 +102,7 @@ def planned(
 ) -> Iterator[Planning]:
     """Run what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
 
-    Yields before each run and after it. What fits without a change, or with one, asks for no sets.
+    Yields before each run and after it. What fits asks for no sets but cheaper ones.
 
     Args:
         waiting: the changes to run.
@@ -120,7 +120,7 @@ def planned(
     def sets() -> Iterator[Planning]:
         nonlocal plan, made
         for _ in range(MOST_RUNS):
-            one = None if plan.base.fits(plan.batch_size) or plan.fitting is not None else _next_set(plan)
+            one = None if plan.base.fits(plan.batch_size) else _next_set(plan)
             if one is None:
                 return
             yield now(one)
@@ -136,16 +136,19 @@ def planned(
         found = runs.trace_change(change, plan.base, control, watch)
         plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
         yield now(None, Together((change,), plan.batch_size, 1, found.traced))
-    tried = (one.traced for one in plan.what_ifs if isinstance(one.traced, Traced))
-    if not any(plan.there(traced).fits(plan.batch_size) for traced in tried):
-        yield from sets()
+    yield from sets()
 
 
 def _next_set(plan: CommandPlan) -> Together | None:
-    """Return the cheapest set that may fit and was not run, without all the changes of one whose run failed."""
-    known = [(one.changes, one.batch_size) for one in plan.together]
+    """Return the cheapest set that may fit and was not run, without all the changes of one whose run failed.
+
+    None where it would cost as much as what fits already.
+    """
+    known, best = [(one.changes, one.batch_size) for one in plan.together], plan.fitting
+    known += [((one.change,), plan.batch_size) for one in plan.what_ifs]
     failed = [set(one.changes) for one in plan.together if isinstance(one.traced, Unknown) and one.changes]
-    fresh = (one for one in likely(plan) if (one.changes, one.batch_size) not in known)
+    cheaper = (one for one in likely(plan) if best is None or one.price < best.price)
+    fresh = (one for one in cheaper if (one.changes, one.batch_size) not in known)
     return next((one for one in fresh if not any(less <= set(one.changes) for less in failed)), None)
 
 

@@ -97,7 +97,7 @@ class CommandPlan:
         config: the GPU that the traces were made for.
         predicted: the command as it is.
         what_ifs: the changes tried so far, and those that cannot be made.
-        together: the sets of changes that were run, the cheapest first.
+        together: the sets of changes that were run, in their order.
         elsewhere: another GPU that it is planned for; None for the one that was traced, which answers exactly.
     """
 
@@ -163,8 +163,10 @@ class CommandPlan:
 
     @property
     def fitting(self) -> Together | None:
-        """The cheapest set of changes that was run on the planned GPU and fits; None for none."""
-        return next((one for one in self.together if self.fits_with(one)), None)
+        """The cheapest that was run and fits on the planned GPU: smaller passes, one change or a set; None for none."""
+        alone = (Together((one.change,), self.batch_size, 1, one.traced) for one in self.what_ifs)
+        fitting = (one for one in (*self.together, *alone) if self.fits_with(one))
+        return min(fitting, key=lambda one: one.price, default=None)
 
     def fits_with(self, one: Together) -> bool:
         """Return whether the command fits on the planned GPU with changes that were run."""

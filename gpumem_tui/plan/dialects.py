@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,16 @@ from gpumem_tui.formula.techniques import HALF_LENGTH, TYPED, Price, Technique, 
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.command import ACCUMULATION, Command
 
-_ACCUMULATES = re.compile(
-    r"\b(gradient_accumulation_steps|accumulate_grad_batches|grad_accum(?:ulation)?(?:_steps)?)\b"
-)
+_PASSES = r"(?:gradient[_-]accumulation[_-]steps|accumulate[_-]grad[_-]batches|grad[_-]accum(?:ulation)?(?:[_-]steps)?)"
 """What programs call the passes of an optimizer step: transformers and nanoGPT, Lightning, many others."""
+_GIVES_PASSES = re.compile(rf"-{{0,2}}(?:[\w.]+[.])?{_PASSES}")
+"""Options and overrides that give them, without their value."""
+_SETS_PASSES = re.compile(rf"^[ \t]*[\"']?({_PASSES})[\"']?\s*[:=]\s*(\d+(?: *\* *\d+)*)", re.MULTILINE)
+"""Where a configuration, or a script for its options, says how many: a number, or a product of some."""
+_OWN_OPTION = re.compile(
+    rf"add_argument\(\s*[\"'](--{_PASSES})[\"'](?:(?:(?!add_argument)[\s\S])*?\bdefault\s*=\s*([\w.]+))?"
+)
+"""A script's own option for them, with its default."""
 _LENGTH = re.compile(
     r"-{0,2}(?:[\w.]+[.])?"
     r"(?:max[_-])?(?:seq(?:uence)?(?:[_-]?len(?:gth)?)|(?:block|context)[_-](?:size|len(?:gth)?)|cutoff[_-]len|length)"
@@ -41,7 +48,8 @@ class Dialect:
     after: str = ""
     inside: str = ""
     passes: str = ""
-    length: str = ""
+    overrides: bool = False
+    globals: bool = False
     says: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def is_spoken(self, command: Command, script: str) -> bool:
@@ -69,26 +77,32 @@ def dialect_of(command: Command) -> Dialect:
     return next((one for one in dialects().values() if one.is_spoken(command, script)), Dialect())
 
 
-@cache
 def _script(command: Command) -> str:
     """Return the text of the Python file that a command runs; empty where none is named or it cannot be read."""
+    return next(iter(_scripts(command)), "")
+
+
+@cache
+def _scripts(command: Command) -> Sequence[str]:
+    """Return the texts of the Python files that a command's line names: the program, and perhaps its settings."""
+    found = []
     for word in command.words:
         if word.endswith(".py"):
             try:
-                return Path(command.cwd, word).read_text(errors="replace")
+                found.append(Path(command.cwd, word).read_text(errors="replace"))
             except OSError:
-                return ""
-    return ""
+                found.append("")
+    return found
 
 
 # The length of a sample
 
 
-def _length_in(words: Sequence[str]) -> tuple[int, str, int] | None:
-    """Return where a line gives the tokens of a sample: the word's place, its option, and the number."""
+def _number_in(words: Sequence[str], given_by: re.Pattern[str]) -> tuple[int, str, int] | None:
+    """Return where a line gives a number by such an option: the word's place, its option, and the number."""
     for index, word in enumerate(words[1:], 1):
         option, equals, value = word.partition("=")
-        if not _LENGTH.fullmatch(option):
+        if not given_by.fullmatch(option):
             continue
         if not equals and option.startswith("-") and index + 1 < len(words):
             value = words[index + 1]
@@ -99,20 +113,59 @@ def _length_in(words: Sequence[str]) -> tuple[int, str, int] | None:
 
 def half_length(command: Command) -> int | None:
     """Return half the tokens of a sample; None where the line does not say how many there are, or they are few."""
-    found = _length_in(command.words)
+    found = _number_in(command.words, _LENGTH)
     return found[2] // 2 if found is not None and found[2] >= 2 * _SHORTEST else None
 
 
-def _with_length(words: tuple[str, ...], length: int) -> tuple[str, ...]:
-    found = _length_in(words)
-    assert found is not None, "what has no length is not offered a shorter one"
-    index, option, _ = found
+def _with_number(words: tuple[str, ...], place: tuple[int, str, int], number: int) -> tuple[str, ...]:
+    """Return the words with another number where `_number_in` found one."""
+    index, option, _ = place
     changed = list(words)
     if "=" in words[index]:
-        changed[index] = f"{option}={length}"
+        changed[index] = f"{option}={number}"
     else:
-        changed[index + 1] = str(length)
+        changed[index + 1] = str(number)
     return tuple(changed)
+
+
+# The passes of an optimizer step
+
+
+def _with_passes(command: Command, words: tuple[str, ...], dialect: Dialect, passes: int) -> tuple[str, ...] | None:
+    """Return the words with so many times the passes as there are; None where the line has no words for them.
+
+    The line's own number is changed; else the script's own option is added, or its framework's, with what its
+    configuration says by now taken times as many.
+    """
+    if any(ACCUMULATION in word for word in words):
+        return words
+    if (place := _number_in(words, _GIVES_PASSES)) is not None:
+        return _with_number(words, place, place[2] * passes)
+    if (own := _OWN_OPTION.search(_script(command))) is not None and (own[2] or "1").isdecimal():
+        return (*words, own[1], str(passes * int(own[2] or 1)))
+    if not dialect.form:
+        return None
+    if (said := _said_passes(command, dialect)) == 1:
+        added = dialect.words(f"{dialect.passes}={ACCUMULATION}")
+    elif dialect.overrides:
+        added = dialect.words(f"{dialect.passes}={said * passes}")
+    else:
+        return None
+    return _added(words, added, dialect)
+
+
+def _said_passes(command: Command, dialect: Dialect) -> int:
+    """Return the passes that configurations say, the last one that does, or the script of a framework of its own."""
+    texts = [_script(command)] if dialect.globals else []
+    texts += [command.settings, *(text for text in _scripts(command)[1:] if dialect.globals)]
+    said = [found[2] for text in texts for found in _SETS_PASSES.finditer(text)]
+    return prod(int(factor) for factor in said[-1].split("*")) if said else 1
+
+
+def _added(words: tuple[str, ...], added: Sequence[str], dialect: Dialect) -> tuple[str, ...]:
+    """Return the words with further ones in the place that the framework has for them."""
+    place = words.index(dialect.after) + 1 if dialect.after in words else len(words)
+    return (*words[:place], *added, *words[place:])
 
 
 # Changes
@@ -181,26 +234,22 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
         if change.key == HALF_LENGTH:
-            length = half_length(command)
-            assert length is not None, "what has no length is not offered a shorter one"
-            words = _with_length(words, length)
+            place = _number_in(words, _LENGTH)
+            assert place is not None, "what has no length is not offered a shorter one"
+            words = _with_number(words, place, place[2] // 2)
         elif change.key in dialect.says and dialect.form:
             added += dialect.words(_values(change, config, dialect))
         else:
             injected.append(change)
             written.append(spoken(change, config).how)
-    accumulates = passes == 1 or any(ACCUMULATION in word for word in words)
-    said = " ".join((*words, command.settings)).replace("-", "_")
-    says_passes = bool(dialect.passes) and dialect.passes in said
-    if not accumulates and dialect.form and not says_passes:
-        added, accumulates = [*added, *dialect.words(f"{dialect.passes}={ACCUMULATION}")], True
-    elif not accumulates:
-        name = dialect.passes or "".join(_ACCUMULATES.findall(_script(command))[:1])
+    words = _added(words, added, dialect)
+    with_passes = words if passes == 1 else _with_passes(command, words, dialect, passes)
+    if with_passes is None:
+        name = dialect.passes or "".join(re.findall(rf"\b{_PASSES}\b", _script(command))[:1])
         more = f"{name} × {passes}" if name else ""
         written.append(more or f"{passes} passes before each optimizer step, the loss divided by {passes}")
-    place = words.index(dialect.after) + 1 if dialect.after in words else len(words)
-    words = (*words[:place], *added, *words[place:])
-    return TypedCommand(replace(command, words=words), tuple(injected), tuple(written), accumulates)
+    typed = replace(command, words=with_passes or words)
+    return TypedCommand(typed, tuple(injected), tuple(written), with_passes is not None)
 
 
 def _with_batch(words: Sequence[str], proposal: Sequence[str]) -> tuple[str, ...]:

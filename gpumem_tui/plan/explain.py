@@ -96,7 +96,7 @@ def _states() -> str:
 def _decisions(now: Answer) -> list[Explanation]:
     plan, prediction, steps = now.plan, now.prediction, now.accumulation
     shape, gpus, total = plan.shape, plan.recipe.gpus, plan.gpu.total_bytes
-    moments = moments_of(plan)
+    moments = {moment: found.at(max(1, now.max_batch_size)) for moment, found in moments_of(plan).items()}
     bound = min(moments, key=lambda one: (now.usable_bytes - moments[one].fixed_bytes) // moments[one].sample_bytes)
     known: dict[str, object] = {
         "moment": prediction.moment.value,

@@ -237,12 +237,11 @@ def change_words(found: CommandAnswer) -> str:
     """
     if found.fit == "fits":
         return ""
-    rows = sorted((row for row in found.techniques()[0] if row.fits), key=lambda row: row.change.price)
-    if (run := next((row for row in rows if row.by == "traced"), None)) is not None:
-        return f"To change: {run.change.name} ({run.change.how}), traced: it fits."
-    if (together := found.plan.fitting) is not None:
-        return f"To change: {together.words}, traced: it fits."
+    if (best := found.plan.fitting) is not None:
+        alone = best.passes == 1 and len(best.changes) == 1
+        return f"To change: {best.words}{f' ({best.changes[0].how})' if alone else ''}, traced: it fits."
     if not found.plan.what_ifs:
         return ""
+    rows = sorted((row for row in found.techniques()[0] if row.fits), key=lambda row: row.change.price)
     why = "None of the changes that were run makes it fit"
     return f"{why}; by formula this does: {rows[0].change.name} ({rows[0].change.how})." if rows else f"{why}."

@@ -391,8 +391,8 @@ def _techniques(judged: Techniques) -> str:
 
 
 def _together(plan: CommandPlan) -> Iterator[str]:
-    """Yield the changes that together make the command fit, and the command with them."""
-    best = plan.fitting
+    """Yield the cheapest that makes the command fit, and the command with it."""
+    best = None if plan.there(plan.base).fits(plan.batch_size) else plan.fitting
     if best is None or isinstance(best.traced, Unknown):
         return
     there = plan.there(best.traced)
@@ -400,7 +400,7 @@ def _together(plan: CommandPlan) -> Iterator[str]:
     room = room_words("fits", left)
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
-    yield f"Together, the cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}, {room}."
+    yield f"The cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}, {room}."
     line, written = command_of(plan, best)
     yield shell(line)
     if written:

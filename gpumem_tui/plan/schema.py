@@ -134,6 +134,7 @@ class _Held(_Printed):
     bytes: int
     allocations: int
     part: str | None
+    fused_with: list[str]
 
 
 class _Roomy(_Printed):

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
-from operator import add
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.checks import conflict, why_formula_only
-from gpumem_tui.formula.predict import by_stage
+from gpumem_tui.formula.predict import MomentBytes, by_stage, largest_within
 from gpumem_tui.formula.recipe import Setup
 from gpumem_tui.formula.records import as_run_on, stage_of
 from gpumem_tui.formula.techniques import (
@@ -315,21 +314,27 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
         start = _all_applied(setup_of(plan), base)
         start_price = sum((change.price for change in base), Price())
         fixed = [
-            (price, chosen, _one_sample(new, plan.gpu)[0])
+            (price, chosen, _moments(new, plan.gpu))
             for price, chosen, new in _sets(start, [by_axis[axis] for axis in _FIXED_AXES])
             if new.recipe.gpus == gpus and conflict(new.recipe) is None
         ]
         per_sample = [
-            (price, chosen, _one_sample(new, plan.gpu)[1])
+            (price, chosen, _moments(new, plan.gpu))
             for price, chosen, new in _sets(start, [by_axis[axis] for axis in _PER_GPU_AXES])
         ]
-        least = [min(sizes) for sizes in zip(*(one for _, _, one in per_sample), strict=True)]
-        fitting = [entry for entry in fixed if all(map(usable.__ge__, map(add, entry[2], least)))]
-        for (price1, chosen1, fixed_bytes), (price2, chosen2, sample_bytes) in product(fitting, per_sample):
+        least = [
+            min(one.sample_bytes for one in moment) for moment in zip(*(all_ for *_, all_ in per_sample), strict=True)
+        ]
+        fitting = [
+            entry
+            for entry in fixed
+            if all(one.fixed_bytes + size <= usable for one, size in zip(entry[2], least, strict=True))
+        ]
+        for (price1, chosen1, held), (price2, chosen2, samples) in product(fitting, per_sample):
             price = start_price + price1 + price2
             if best is not None and best[0] <= price:
                 continue
-            most = min((usable - size) // more for size, more in zip(fixed_bytes, sample_bytes, strict=True))
+            most = largest_within([one.growing_as(other) for one, other in zip(held, samples, strict=True)], usable)
             if most < 1:
                 continue
             micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined, most)
@@ -372,11 +377,10 @@ def _all_applied(setup: Setup, chosen: tuple[Technique, ...]) -> Setup:
 
 
 @lru_cache(4096)
-def _one_sample(setup: Setup, gpu: Gpu) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the fixed bytes at each moment, and the bytes of each sample."""
+def _moments(setup: Setup, gpu: Gpu) -> tuple[MomentBytes, ...]:
+    """Return what is needed at each moment, of each stage."""
     stages = by_stage(setup.shape, as_run_on(setup.recipe, gpu), setup.extras)
-    moments = [one for stage in stages for one in stage.values()]
-    return tuple(one.fixed_bytes for one in moments), tuple(one.sample_bytes for one in moments)
+    return tuple(one for stage in stages for one in stage.values())
 
 
 def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:

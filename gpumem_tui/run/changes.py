@@ -33,7 +33,8 @@ from gpumem_tui.run.replacements import (
     torch_optimizers,
     why_not_chunked,
 )
-from gpumem_tui.simulator.compiled.following import Followed, stay_eager
+from gpumem_tui.simulator.compiled.following import stay_eager
+from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward, mark_backward
 

@@ -28,6 +28,9 @@ _SAMPLES = ("input_ids", "input_values", "tokens")
 _NO_LIMIT = 1 << 24
 """From here on a limit is none: transformers' tokenizers say 10^30 where they know none."""
 
+_CHANNELS = 4
+"""The most numbers that a pixel has."""
+
 _TOKENS, _SEQUENCE, _IMAGE = "sequence length", "length", "image size"
 
 
@@ -57,8 +60,10 @@ class _Input:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Return which of its dimensions are lengths."""
-        return (-2, -1) if self.kind is _IMAGE else (1,)
+        """Return which of its dimensions are lengths: of an image those before its channels where these come last."""
+        if self.kind is not _IMAGE:
+            return (1,)
+        return (-3, -2) if self.shape[-1] <= _CHANNELS < self.shape[1] else (-2, -1)
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ class CommandLog:
 
     def __init__(self, config: SearchConfig, *, quiet: bool, progress: Progress | None = None) -> None:
         self._quiet = quiet or config.workload.hugging_face is not None
+        self._workload = config.workload
         self._progress = progress or Progress()
         if config.workload.command is not None and not self._quiet:
             complain(SIDE_EFFECTS, 0)
@@ -36,13 +37,13 @@ class CommandLog:
     def show(self, event: WhileTracing) -> None:
         """Show a line that the command printed, that it is being run again, or how far it has come."""
         if isinstance(event, TraceProgress):
-            self._progress.say(f"tracing batch size {event.batch_size}, {how_far(event.sample)}")
+            self._progress.say(f"tracing {self._workload.batch_words(event.batch_size)}, {how_far(event.sample)}")
             return
         if self._quiet:
             return
         self._progress.clear()
         if isinstance(event, TraceStarted):
-            note(f"tracing batch size {event.batch_size}")
+            note(f"tracing {self._workload.batch_words(event.batch_size)}")
         else:
             note(f"  | {event.text}")
 

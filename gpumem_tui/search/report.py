@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +26,7 @@ from gpumem_tui.search.words import (
     caveat,
     compared,
     found_line,
+    fused_words,
     highest_line,
     ledger_lines,
     peak_error,
@@ -290,11 +291,14 @@ def assumed_line(traced: Traced) -> str:
 def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
     """Return what holds the peak, by ``module``, ``operator`` or ``source`` line; layers of one kind count together."""
     totals: Counter[tuple[str, str]] = Counter()
+    fused: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for held in traced.held_at_peak(batch_size):
-        place = re.sub(r"\b\d+\b", "*", str(getattr(held.site, by))) if by == "module" else str(getattr(held.site, by))
-        totals[held.bucket.title, place or "–"] += held.size_bytes
+        named = str(getattr(held.site, by))
+        key = held.bucket.title, re.sub(r"\b\d+\b", "*", named) if by == "module" else named
+        totals[key] += held.size_bytes
+        fused[key].update(held.site.fused if by == "source" else ())
     return [
-        _COMPOSITION.row(bucket, place, format_bytes(size_bytes))
+        _COMPOSITION.row(bucket, fused_words(place, fused[bucket, place]), format_bytes(size_bytes))
         for (bucket, place), size_bytes in totals.most_common(_COMPOSITION_LINES)
     ]
 
@@ -519,7 +523,8 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         ],
         "composition": [
             {"bucket": held.bucket.value, **picked(held.site, "module", "operator", "source"),
-             "bytes": held.size_bytes, "allocations": held.allocations, "part": held.site.part or None}
+             "bytes": held.size_bytes, "allocations": held.allocations, "part": held.site.part or None,
+             "fused_with": list(held.site.fused)}
             for held in traced.held_at_peak(batch_size)
         ],
     }  # fmt: skip

@@ -223,7 +223,7 @@ _GRADIENTS_OF = {
     "nll_loss_backward": "the log-probabilities' gradient by ",
 }
 """What a loss's backward operators make, in words."""
-_LARGEST_TEMPORARIES = 3
+_LARGEST_TEMPORARIES, _MOST_FUSED = 3, 4
 
 
 def temporaries_line(held: Sequence[Held]) -> str:
@@ -235,9 +235,31 @@ def temporaries_line(held: Sequence[Held]) -> str:
     words = []
     for one in [one for one in held if one.bucket is Bucket.TEMPORARY][:_LARGEST_TEMPORARIES]:
         what = next((words for name, words in _GRADIENTS_OF.items() if name in one.site.operator), "")
-        place = one.site.source or "unknown line"
+        place = fused_words(one.site.source or "unknown line", one.site.fused)
         words.append(f"{format_bytes(one.size_bytes)} {what}{one.site.operator or 'an unknown operator'} ({place})")
     return f"temporary at the peak, the largest: {'; '.join(words)}" if words else ""
+
+
+def fused_words(source: str, fused: Iterable[str]) -> str:
+    """Name a place of compiled code: its line, and the lines whose operators are in the same kernel.
+
+    Args:
+        source: ``file:line``; empty where unknown.
+        fused: further such lines, of which those of the same file are named by their numbers.
+    """
+    own, spans = source.rpartition(":")[0], list[tuple[str, int, int]]()
+    by_file = sorted((file, int(number)) for file, _, number in (line.rpartition(":") for line in {*fused} - {source}))
+    for file, number in by_file:
+        if spans and spans[-1][0] == file and number == spans[-1][2] + 1:
+            spans[-1] = (file, spans[-1][1], number)
+        else:
+            spans.append((file, number, number))
+    words = [
+        f"{'' if file == own else f'{file}:'}{first}{f' to {last}' if last > first else ''}"
+        for file, first, last in sorted(spans, key=lambda span: span[0] != own)
+    ]
+    more = f" and {len(words) - _MOST_FUSED} more" if len(words) > _MOST_FUSED else ""
+    return f"{source or '–'}{', fused with ' if words else ''}{', '.join(words[:_MOST_FUSED])}{more}"
 
 
 def signed(size_bytes: int) -> str:

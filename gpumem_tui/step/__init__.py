@@ -36,6 +36,7 @@ class Site:
         source: ``file:line`` that called.
         function: the name of the function that this line is in.
         part: which part of its bucket it is, where there are several, as "fp32 master weights" or "frozen float32".
+        fused: further lines, ``file:line``, whose operators a compiler has put into the kernel that writes it.
     """
 
     operator: str = ""
@@ -43,3 +44,4 @@ class Site:
     source: str = ""
     function: str = ""
     part: str = ""
+    fused: tuple[str, ...] = ()

@@ -29,11 +29,12 @@ _NOT_THE_PROGRAM = (
     os.path.join(_PACKAGE, "step", ""),
     "<",
 )
-_NOBODY = ("", "")
+_NOBODY = Site()
+_BUFFER = "aten.empty_strided"
 _NO_BACKWARD = -1
 """How torch numbers the backward that is going on where none is."""
-GENERATED: dict[str, Callable[[int], tuple[str, str] | None]] = {}
-"""By file name of code that a compiler has written: what gives the program's line and function for a line of it."""
+GENERATED: dict[str, Callable[[int], Site | None]] = {}
+"""By file name of code that a compiler has written: what gives the place in the program for a line of it."""
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3")
 """Where libraries lie, Python's own among them."""
@@ -104,10 +105,10 @@ class SiteFinder:
 
     def __init__(self) -> None:
         self._modules = RunningModules()
-        self._forward: dict[int, tuple[str, tuple[str, str]]] = {}
-        self._run_again: dict[int, tuple[str, tuple[str, str]]] = {}
+        self._forward: dict[int, Site] = {}
+        self._run_again: dict[int, Site] = {}
         self._running_again_in = _NO_BACKWARD
-        self._lines: dict[tuple[CodeType, int], tuple[str, str] | None] = {}
+        self._lines: dict[tuple[CodeType, int], Site | None] = {}
 
     def name_modules(self, model: nn.Module) -> None:
         """Call the modules of `model`, too, by their qualified names from now on."""
@@ -126,26 +127,27 @@ class SiteFinder:
         """Return the place of the operator that is being run."""
         node = torch._C._current_autograd_node()
         if node is not None and not torch.is_grad_enabled():
-            module, caller = self._of(node)
-            return Site(operator, module, *caller)
-        module, caller = self._modules.innermost, self._caller()
+            made = self._of(node)
+            written = self._caller() if GENERATED else _NOBODY
+            return _at(written if written.operator else made, operator, made.module)
+        found = _at(self._caller(), operator, self._modules.innermost)
         backward = torch._C._current_graph_task_id()
         if backward == _NO_BACKWARD:
             self._running_again_in = _NO_BACKWARD
         elif self._running_again_in == _NO_BACKWARD:
             self._running_again_in = backward
-        made = self._forward if backward == _NO_BACKWARD else self._run_again
-        made.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, caller))
-        return Site(operator, module, *caller)
+        by_number = self._forward if backward == _NO_BACKWARD else self._run_again
+        by_number.setdefault(torch._C._autograd._get_sequence_nr() - 1, found)
+        return found
 
-    def _of(self, node: Any) -> tuple[str, tuple[str, str]]:
-        """Return the module and the line that made a node which backward is calling."""
+    def _of(self, node: Any) -> Site:
+        """Return the place that made a node which backward is calling."""
         is_within = self._running_again_in not in (_NO_BACKWARD, torch._C._current_graph_task_id())
-        return (self._run_again if is_within else self._forward).get(node._sequence_nr(), ("", _NOBODY))
+        return (self._run_again if is_within else self._forward).get(node._sequence_nr(), _NOBODY)
 
     def calling_line(self) -> str:
         """Return ``file:line`` of the innermost frame that is the program's own."""
-        return self._caller()[0]
+        return self._caller().source
 
     def place(self) -> str:
         """Return `calling_line`, and where that is an installed library's the line of the program that called it."""
@@ -162,10 +164,10 @@ class SiteFinder:
     def forward_line(self) -> str:
         """Return ``file:line`` of the forward operator that backward is differentiating; empty where unknown."""
         node = torch._C._current_autograd_node()
-        return self._of(node)[1][0] if node is not None else ""
+        return self._of(node).source if node is not None else ""
 
-    def _caller(self) -> tuple[str, str]:
-        """Return the line of `calling_line`, and the name of the function that it is in."""
+    def _caller(self) -> Site:
+        """Return the place of `calling_line`; its operator only where a compiler wrote the code."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             key = (frame.f_code, frame.f_lineno)
@@ -188,8 +190,15 @@ def is_installed(path: str) -> bool:
     return _INSTALLED.search(path) is not None
 
 
-def _line(code: CodeType, number: int) -> tuple[str, str] | None:
+def _at(place: Site, operator: str, module: str) -> Site:
+    """Return a place with what runs there; a compiled buffer is not called by what makes it, but by what fills it."""
+    if operator == _BUFFER and place.operator:
+        operator = place.operator
+    return Site(operator, module, place.source, place.function, fused=place.fused)
+
+
+def _line(code: CodeType, number: int) -> Site | None:
     path = code.co_filename
     if path in GENERATED:
         return GENERATED[path](number)
-    return (f"{os.path.basename(path)}:{number}", code.co_name) if is_own(path) else None
+    return Site(source=f"{os.path.basename(path)}:{number}", function=code.co_name) if is_own(path) else None

@@ -95,7 +95,7 @@ class Command:
     def settings(self) -> str:
         """The text of the configuration files that its words name."""
         paths = (Path(self.cwd, name) for name in self._files)
-        return " ".join(path.read_text(errors="replace") for path in paths if path.stat().st_size <= _LARGEST_BYTES)
+        return "\n".join(path.read_text(errors="replace") for path in paths if path.stat().st_size <= _LARGEST_BYTES)
 
     @property
     def _templates(self) -> dict[str, Path]:

@@ -49,11 +49,12 @@ def test_what_arrives_is_filled_up_with_its_last_value() -> None:
     assert lengths.arriving(torch.zeros(2, 4, dtype=torch.int64)).shape == (2, 4), "the first step had four as well"
 
 
-def test_images_keep_their_proportions() -> None:
+@pytest.mark.parametrize("shape", [(1, 3, 100, 200), (1, 100, 200, 3)])
+def test_images_keep_their_proportions(shape: tuple[int, ...]) -> None:
     lengths = InputLengths(400, can_lengthen=True)
     for step in (1, 2):
         lengths.begin(step - 1)
-        images = lengths.arriving(torch.zeros(1, 3, 100, 200))
+        images = lengths.arriving(torch.zeros(shape))
         lengths.trained_on(MODEL, ((images,), {}), step)
     assert lengths.line(2) == "inputs: image size 100 × 200 in 1 step; then image size 200 × 400 (--longest)"
 

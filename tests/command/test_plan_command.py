@@ -59,7 +59,7 @@ def test_a_command_that_takes_a_batch_is_answered_for_all_of_them(project: Proje
     )  # fmt: skip
     body = done.json
     assert [line for line in done.stderr.splitlines() if line.startswith("tracing")] == [
-        "tracing batch size 2", "tracing batch size 3", "tracing batch size 64",
+        "tracing batch 2", "tracing batch 3", "tracing batch 64",
     ]  # fmt: skip
     assert body["traced"]["buckets"]["parameters"] == WEIGHTS
     here = next(row for row in body["batch_sizes"] if row["batch_size"] == 64)

@@ -57,7 +57,7 @@ def test_a_step_in_parts_is_traced_beyond_them(project: Project) -> None:
         "predict", "--gpu", "sim:a100-80gb", "--batch-size", "40", "--", project.python, "train.py", "{batch}"
     )
     assert done.code == 0, done.stderr
-    assert "tracing batch size 40" in done.stderr
+    assert "tracing batch 40" in done.stderr
     assert "the largest that does is not known: the step works on 16 samples at a time" in done.stdout
 
 

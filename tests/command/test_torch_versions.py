@@ -70,6 +70,34 @@ def test_one_that_trains_as_trainer_does_is_traced(project: Project, python: str
     assert buckets["optimizer"] >= 2 * buckets["parameters"] > 0
 
 
+COMPILED = """
+    import torch
+    from torch.nn import functional as F
+
+    layer = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    @torch.compile
+    def loss(x):
+        return F.dropout(F.gelu(layer(x)), 0.5).float().square().mean()
+
+    for _ in range(3):
+        loss(torch.ones(65536, 256, device="cuda")).backward()
+        optimizer.step()
+"""
+
+
+def test_what_it_compiles_is_compiled(project: Project, python: str) -> None:
+    """The gradient of a dropout's result is never there, nor what `square` keeps."""
+    project.write("train.py", COMPILED)
+    predict = ("predict", "--json", "--gpu", "sim:a100-40gb", "--")
+    compiled = project.run(*predict, python, "train.py").json["traced"]
+    project.write("train.py", COMPILED.replace("@torch.compile", ""))
+    eager = project.run(*predict, python, "train.py").json["traced"]
+    assert any("1 graph compiled" in note for note in compiled["notes"])
+    assert compiled["peak_allocated_bytes"] < 0.75 * eager["peak_allocated_bytes"]
+
+
 def test_a_search_of_a_model_ends_between_two_sizes(project: Project, python: str) -> None:
     done = project.run("search", "--json", "--gpu", "sim:rtx-4090-24gb", "--model", "gpt2", "--python", python)
     result = done.lines[-1]

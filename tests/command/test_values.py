@@ -77,7 +77,51 @@ def test_what_the_model_computes_is_finite_and_small(project: Project) -> None:
         assert max(known.tolist()) < 1e-5
 """,
     )
-    assert project.predict("python", "train.py").code == 0
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    assert "taken as passed" not in done.stdout
+
+
+def test_what_only_raises_is_not_where_unknown_values_lead(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    went = set()
+    for _ in range(3):
+        out = model(torch.randn(8, 16, device=device))
+        assert out.std() > 0.1, f"dead: {out.std().item():.3f}"
+        assert not (out < 1e-3).any()
+        assert out.mean() < 1 and out.max() > 2 or out.min() < -1
+        torch._assert((out.norm() > 1), "small")
+        if out.norm() < 1:
+            raise ValueError("small")
+        if out.norm() > 1:
+            went.add("large")
+        else:
+            went.add("small")
+        step(torch.randn(8, 16, device=device))
+    assert went == {"small"}
+    """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("a check of values computed on the GPU is taken as passed") == 5  # a line each
+
+
+def test_a_check_of_known_values_fails_as_on_a_gpu(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    labels = torch.tensor([3, 1, 7]).to(device)
+    assert labels.max() < 4, "a label of no class"
+    step(torch.randn(8, 16, device=device))
+    """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert "AssertionError: a label of no class" in done.stderr
 
 
 def test_what_is_drawn_from_the_model_lies_within_its_distribution(project: Project) -> None:

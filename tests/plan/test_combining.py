@@ -10,8 +10,9 @@ import pytest
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.combining import MOST_RUNS, Planning, command_of, likely, planned
-from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
+from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.dialects import dialect_of, half_length, typed_changes, typed_command
+from gpumem_tui.plan.recommended import change_words
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
@@ -66,7 +67,13 @@ def test_what_fits_counts_the_gradients_of_earlier_passes() -> None:
             "python train.py --batch-size 4",
             ("TrainingArguments(gradient_checkpointing=True)", "gradient_accumulation_steps × 4"),
         ),
-        ("gradient_accumulation_steps = 5 * 8", "python train.py --batch-size 4", ("gradient_accumulation_steps × 4",)),
+        ("grad_accum_steps = 5 * 8", "python train.py --batch-size 4", ("grad_accum_steps × 4",)),
+        (
+            'parser.add_argument("--grad-accum", type=int, help="passes (of a step)", default=2)',
+            "python train.py --batch-size 4 --grad-accum 8",
+            ("torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), or the library's own switch",),
+        ),
+        ('parser.add_argument("--grad-accum", default=PASSES)', "python train.py --batch-size 4", ("grad-accum × 4",)),
         ("", "python train.py --batch-size 4", ("4 passes before each optimizer step, the loss divided by 4",)),
     ],
 )
@@ -129,6 +136,24 @@ def test_after_each_run_the_time_that_the_rest_takes_is_by_the_runs_so_far() -> 
     steps = _planned(runs, 16, "checkpointing", "sgd")
     assert [len(step.waiting) for step in steps if step.running is not None] == [2, 1, 0]
     assert [step.left_s for step in steps if step.ran is not None] == [2.0, 1.0, 0.0]
+
+
+def test_the_headline_is_the_cheapest_of_all_that_fits() -> None:
+    """Smaller passes cost nothing: no change that fits as well is named before them."""
+    runs = _Runs(_config(), fitting=("checkpointing", "chunked-loss"))
+    plan = _planned(runs, 16, "checkpointing", "chunked-loss")[-1].plan
+    assert change_words(CommandAnswer.of(plan)) == "To change: 2 passes of 8, traced: it fits."
+    alone = change_words(CommandAnswer.of(replace(plan, together=())))
+    assert alone.startswith("To change: loss in 8 pieces (cross-entropy over 8 pieces"), (
+        "no time, where checkpoints take it"
+    )
+
+
+def test_a_set_that_is_cheaper_than_the_change_that_fits_is_run() -> None:
+    runs = _Runs(_config(("python", "train.py")), fitting=("sgd",))
+    _planned(runs, 14, "checkpointing", "sgd", "chunked-loss")
+    assert runs.made[:3] == ["checkpointing", "sgd", "chunked-loss"]
+    assert runs.made[3:] == ["checkpointed blocks + loss in 8 pieces"], "another optimizer is to be tuned anew"
 
 
 def test_where_no_change_fits_alone_sets_are_run_until_one_does() -> None:
@@ -198,7 +223,7 @@ def test_a_frameworks_line_says_every_change(tmp_path: Path, words: tuple[str, .
         (
             ("accelerate", "launch", "train.py", "--batch-size", "16"),
             "Accelerator()",
-            "accelerate launch --mixed_precision bf16 --gradient_accumulation_steps 2 train.py --batch-size 8",
+            "accelerate launch --gradient_accumulation_steps 2 --mixed_precision bf16 train.py --batch-size 8",
             (),
         ),
         (
@@ -224,12 +249,33 @@ def test_launchers_and_lightning_are_told_in_their_words(
     assert command_of(_plan(16, config), Together((change("autocast", config),), 8, 2)) == (line, written)
 
 
-def test_passes_that_a_configuration_gives_are_not_said_anew(tmp_path: Path) -> None:
+def test_passes_that_a_configuration_gives_are_multiplied(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text("gradient_accumulation_steps: 8\n")
     config = _config(("llamafactory-cli", "train", "sft.yaml", "per_device_train_batch_size=16"), str(tmp_path))
     line, written = command_of(_plan(16, config), Together((), 8, 2))
-    assert line == "llamafactory-cli train sft.yaml per_device_train_batch_size=8"
-    assert written == ("gradient_accumulation_steps × 2",)
+    assert line == "llamafactory-cli train sft.yaml per_device_train_batch_size=8 gradient_accumulation_steps=16"
+    assert not written
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"),
+    [
+        ((), "--gradient_accumulation_steps=80"),
+        (("config.py",), "config.py --gradient_accumulation_steps=12"),
+        (("--gradient_accumulation_steps=4",), "--gradient_accumulation_steps=8"),
+        (("config.py", "--gradient_accumulation_steps=4"), "config.py --gradient_accumulation_steps=8"),
+    ],
+)
+def test_nanogpts_own_passes_are_typed_as_many_times(tmp_path: Path, given: tuple[str, ...], typed: str) -> None:
+    """Its defaults are names that it assigns to, which a file of the line and then the line itself assign anew."""
+    (tmp_path / "train.py").write_text(
+        "gradient_accumulation_steps = 5 * 8 # a comment\nexec(open('configurator.py').read())"
+    )
+    (tmp_path / "config.py").write_text("batch_size = 64\ngradient_accumulation_steps = 2 * 3\n")
+    config = _config(("python", "train.py", "--batch_size=16", *given), str(tmp_path))
+    line, written = command_of(_plan(16, config), Together((), 8, 2))
+    assert line == f"python train.py --batch_size=8 {typed}"
+    assert not written
 
 
 def test_only_a_line_that_gives_the_length_can_give_half_of_it() -> None:

@@ -1,8 +1,8 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
 
-Parts: steps, runs, adapters, sharded, compiled. `inside`: within the range that is predicted of a device total; of
-bytes that are allocated or reserved, which are predicted to the byte, within what the figure was rounded to. Of what
-lies outside the cause is said.
+Parts: steps, runs, totals, adapters, sharded, compiled. `inside`: within the range that is predicted of a device
+total; of bytes that are allocated or reserved, which are predicted to the byte, within what the figure was rounded to.
+Of what lies outside the cause is said.
 """
 
 from __future__ import annotations
@@ -67,6 +67,16 @@ def _runs() -> Iterator[_Line]:
         yield _Line(peak.id, peak.kind, found, peak.measured_bytes, 0, peak.why)
 
 
+def _totals() -> Iterator[_Line]:
+    from tests.published import totals
+
+    for row in totals.load():
+        if row.network in totals.TRANSFORMERS and find_spec("transformers") is None:
+            print(f"{row.id}: needs transformers, which is not here", file=sys.stderr)
+            continue
+        yield _Line(row.id, "device_used", row.predicted(), row.measured_bytes, 0, row.why)
+
+
 def _adapters() -> Iterator[_Line]:
     if find_spec("peft") is None:
         print("adapters: need transformers and peft, which are not here", file=sys.stderr)
@@ -102,7 +112,7 @@ def _sharded() -> Iterator[_Line]:
 
 
 _PARTS: dict[str, Callable[[], Iterator[_Line]]] = {
-    "steps": _steps, "runs": _runs, "adapters": _adapters, "sharded": _sharded,
+    "steps": _steps, "runs": _runs, "totals": _totals, "adapters": _adapters, "sharded": _sharded,
     "compiled": _compiled,
 }  # fmt: skip
 

@@ -84,49 +84,33 @@ def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str
 
 def traced_published(peak: PublishedPeak) -> int:
     """The simulated counterpart of a published figure, in bytes."""
-
-    def at(batch_size: int) -> int:
-        return _peaks(_published_run(peak, batch_size, benchmark=False), peak.context_bytes)[peak.kind]
-
-    less_bytes = at(peak.less_batch_size) if peak.less_batch_size else 0
-    return at(peak.batch_size) - less_bytes + peak.add_bytes
+    return _peaks(_published_run(peak), peak.context_bytes)[peak.kind] + peak.add_bytes
 
 
 def published_range(peak: PublishedPeak) -> Range:
-    """Between what figures the simulated counterpart of a published device total lies.
-
-    Of a difference to another batch size, what is constant cancels, the context too.
-    """
-
-    def reserved(batch_size: int) -> tuple[Range, Range]:
-        with _cudnn_benchmark(peak.cudnn_benchmark):
-            simulated = _published_run(peak, batch_size, benchmark=peak.cudnn_benchmark)
-        finder = BatchFinder(AffineTrace.constant(simulated.finish()))
-        without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
-        return finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit), simulated.profile.context_range
-
-    found, context = reserved(peak.batch_size)
-    found += Range(peak.add_bytes, peak.add_bytes)
-    if peak.less_batch_size:
-        return found - reserved(peak.less_batch_size)[0]
+    """Between what figures the simulated counterpart of a published device total lies."""
+    simulated = _published_run(peak)
+    finder = BatchFinder(AffineTrace.constant(simulated.finish()))
+    without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
+    context = simulated.profile.context_range
     if peak.context_bytes is not None:
         context = Range.of((peak.context_bytes, peak.context_most_bytes or peak.context_bytes))
-    return found + context
+    found = finder.reserved_range(peak.batch_size, UNLIMITED_BYTES, without_limit) + context
+    return found + Range(peak.add_bytes, peak.add_bytes)
 
 
-def _published_run(peak: PublishedPeak, batch_size: int, *, benchmark: bool) -> SimulatedGpu:
-    """Run a published program's steps. `benchmark`: whether it is under `_cudnn_benchmark`."""
-    return _run_of(msgspec.json.encode(peak), batch_size, benchmark)
+def _published_run(peak: PublishedPeak) -> SimulatedGpu:
+    return _run_of(msgspec.json.encode(peak))
 
 
 @lru_cache(maxsize=1)  # a figure and its range are asked for one after the other
-def _run_of(encoded: bytes, batch_size: int, _benchmark: bool) -> SimulatedGpu:
+def _run_of(encoded: bytes) -> SimulatedGpu:
     peak = msgspec.json.decode(encoded, type=PublishedPeak)
-    return _run(peak.workload().load(), find_gpu(peak.gpu), batch_size, PUBLISHED_STEPS, peak.torch)
+    return _run(peak.workload().load(), find_gpu(peak.gpu), peak.batch_size, PUBLISHED_STEPS, peak.torch)
 
 
 @contextmanager
-def _cudnn_benchmark(is_on: bool) -> Iterator[None]:
+def cudnn_benchmark(is_on: bool) -> Iterator[None]:
     """The switch that a program would set."""
     import torch
 
@@ -198,8 +182,6 @@ def published_rows(published: PublishedRuns) -> Iterator[AccuracyRow]:
     for peak in published.modelled:
         workload = peak.workload()
         formula_bytes = _formula_bytes(workload, peak.batch_size)
-        if formula_bytes is not None and peak.less_batch_size:
-            formula_bytes -= _formula_bytes(workload, peak.less_batch_size) or 0
         yield AccuracyRow(
             id=peak.id,
             origin="published",

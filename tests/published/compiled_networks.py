@@ -1,6 +1,7 @@
 """Compiled training of networks of the catalog, as the programs do that others have measured.
 
-`python tests/published/compiled_networks.py vit-h-14` is torchao's benchmarks/benchmark_low_bit_adam.py, and
+`python tests/published/compiled_networks.py vit-h-14` is torchao's benchmarks/benchmark_low_bit_adam.py, with
+`--optimizer AdamW8bit` and others of torchao's, which compile their update, and with bitsandbytes' (`bnb`);
 `llama-3.2-3b`, with and without `--chunked`, torchtune's full_finetune_single_device.py: each layer compiled. Of a loss
 over eight pieces of the sequence the pieces' is compiled, too; a whole one is not (`compile_loss` in
 torchtune/training/_compile.py returns it compiled, and the recipe drops what it returns).
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -42,6 +44,15 @@ def vision() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
             return F.cross_entropy(compiled(images), labels)
 
     return model, loss
+
+
+def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW, torch's own without a name."""
+    if not name:
+        return torch.optim.AdamW(model.parameters(), fused=True)
+    library: Any = import_module("bitsandbytes.optim" if name == "bnb" else "torchao.optim")
+    made: torch.optim.Optimizer = getattr(library, "AdamW8bit" if name == "bnb" else name)(model.parameters())
+    return made
 
 
 def language(*, chunked: bool) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
@@ -76,9 +87,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=("vit-h-14", "llama-3.2-3b"))
     parser.add_argument("--chunked", action="store_true")
+    parser.add_argument("--optimizer", default="")
     asked = parser.parse_args()
     network, step = vision() if asked.model == "vit-h-14" else language(chunked=asked.chunked)
-    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    optimizer = optimizer_of(asked.optimizer, network)
     for _ in range(10):
         step().backward()
         optimizer.step()

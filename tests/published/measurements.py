@@ -156,8 +156,6 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         shape: what to override of the catalog's model.
         context_bytes: the CUDA context by the same source; the profile's assumption where the source is silent.
         context_most_bytes: where that is known as a range only, its other end.
-        cudnn_benchmark: that program set `torch.backends.cudnn.benchmark`.
-        less_batch_size: the figure is the difference to this batch size's, without what is constant; 0: it is not.
         add_bytes: what that run held beyond what can be traced, and `add` says what it is; 0 for nothing.
         torch: the version that the run had, by whose rules it is traced; empty for today's.
         tolerance_percent: how far the traced figure may be off, and `why` explains what is left of it; None: the
@@ -180,8 +178,6 @@ class PublishedPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shape: dict[str, int] = {}
     context_bytes: int | None = None
     context_most_bytes: int | None = None
-    cudnn_benchmark: bool = False
-    less_batch_size: int = 0
     add_bytes: int = 0
     add: str = ""
     torch: str = ""

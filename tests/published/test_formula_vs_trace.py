@@ -47,14 +47,11 @@ def test_the_formula_is_near_the_trace_and_seldom_above_it(shape: ModelShape, pr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "least"), [*[(name, 0.85) for name in ("bert", "vit", "resnet", "moe")], ("gpt2", 0.7)]
-)
-def test_with_full_recompute_it_may_be_too_careful(name: str, least: float) -> None:
-    """Of small language models it is: `cache.pieces_bytes` says when."""
+@pytest.mark.parametrize("name", ["bert", "vit", "resnet", "moe", "gpt2", "llama"])
+def test_with_full_recompute_it_is_as_near(name: str) -> None:
     shape, recipe = SMALL[name], Recipe("amp-bf16", recompute="full")
     traced = trace_of(shape, recipe)
     assert isinstance(traced, Traced)
     for pair in compared(shape, recipe, traced, PLACES):
         assert pair.traced > 0
-        assert least * pair.traced - 1 <= pair.formula <= 1.06 * pair.traced, pair
+        assert 0.85 * pair.traced - 1 <= pair.formula <= 1.05 * pair.traced + 1, pair

@@ -40,7 +40,7 @@ def test_within_its_tolerance(peak: PublishedPeak) -> None:
     error_percent = 100 * (traced_published(peak) / peak.measured_bytes - 1)
     assert abs(error_percent) <= peak.tolerance_percent, peak.why
     assert abs(error_percent) > peak.tolerance_percent - _LOOSEST_PERCENT, "its tolerance is more than is known"
-    if peak.kind == "device_used" and not peak.less_batch_size:
+    if peak.kind == "device_used":
         assert peak.measured_bytes not in published_range(peak), "needs no tolerance"
 
 

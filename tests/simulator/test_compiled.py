@@ -55,6 +55,10 @@ def chain(x):
     return (x.sin().exp() * 2).tanh().sigmoid()
 
 
+alone = torch.compiler.disable(chain)  # before the compiler is there
+torch._dynamo.config.recompile_limit = 77
+
+
 def asks_for_cuda(x):
     assert x.is_cuda and x.device.type == "cuda"
     return (x.sin() + torch.ones(SIDE, device="cuda")).exp()
@@ -104,6 +108,11 @@ with simulate(gpu), presented_as_cuda(gpu):
         del plain
         reserved[mode] = torch.cuda.memory_reserved() - before
     found["reserved"] = reserved
+    kept("left alone", lambda x: alone(x), matrix())
+    kept("of graphs alone", chain, matrix(), backend="cudagraphs")
+    found["limit"] = torch._dynamo.config.recompile_limit
+    torch.__version__ = "2.99.0"
+    kept("of an unknown version", chain, matrix())
 found["notes"] = list(notes)
 print(json.dumps(found))
 """
@@ -160,12 +169,101 @@ def test_cuda_graphs_take_a_pool_that_nothing_else_uses(found: dict[str, Any]) -
 
 def test_flex_attention_keeps_no_scores(found: dict[str, Any]) -> None:
     assert found["flex attention"]["compiled"] < 2 * 1024 * 1024 < 4 * 4096 * 4096
-    assert not any("traced as eager" in note for note in found["notes"])
+    assert not any("traced as eager" in note and "torch 2.99" not in note for note in found["notes"])
+
+
+def test_what_a_program_keeps_from_the_compiler_runs_eager(found: dict[str, Any]) -> None:
+    assert found["left alone"]["compiled"] == found["left alone"]["eager"] == 3 * MATRIX
+
+
+def test_a_setting_made_before_the_compiler_is_loaded_holds(found: dict[str, Any]) -> None:
+    assert found["limit"] == 77
+
+
+def test_a_backend_of_cuda_graphs_alone_is_followed(found: dict[str, Any]) -> None:
+    assert found["of graphs alone"]["compiled"] > 0
+    assert not any("backend" in note for note in found["notes"])
+
+
+def test_an_unknown_version_is_traced_as_eager(found: dict[str, Any]) -> None:
+    assert found["of an unknown version"]["compiled"] == found["of an unknown version"]["eager"]
+    assert any("an estimate" in note and "torch 2.99 was not tried" in note for note in found["notes"])
 
 
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
     assert any("graph break" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
+
+
+_FUSED = """
+import torch
+from torch.nn import functional as F
+
+layer, out = torch.nn.Linear(256, 512).cuda(), torch.nn.Linear(512, 256).cuda()
+optimizer = torch.optim.SGD([*layer.parameters(), *out.parameters()])
+
+
+@torch.compile
+def loss(x, wanted):
+    x = layer(x)
+    x = F.gelu(x)
+    x = F.dropout(x, 0.5)
+    x = out(x)
+    return F.cross_entropy(x, wanted)
+
+
+for _ in range(3):
+    loss(torch.ones(4096, 256, device="cuda"), torch.zeros(4096, device="cuda", dtype=int)).backward()
+    optimizer.step()
+"""
+
+
+def test_a_buffer_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
+    """Forward keeps what dropout gives; backward's largest buffer is the gradient of that."""
+    script = tmp_path / "train.py"
+    script.write_text(_FUSED)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--gpu", "sim:a100-80gb"]
+    ends = ["--", sys.executable, str(script)]
+    read = subprocess.run([*command, "--json", *ends], capture_output=True, text=True, check=True)
+    held = {(one["bucket"], one["operator"]): one for one in json.loads(read.stdout)["traced"]["composition"]}
+    dropped, gradient = held["activations", "aten.native_dropout"], held["temporary", "aten.mm"]
+    assert (dropped["source"], dropped["fused_with"]) == ("train.py:13", ["train.py:12"])
+    assert (gradient["source"], gradient["bytes"]) == ("train.py:14", 4 * 512 * (4096 + 256)), "and out's weight's"
+    lines = subprocess.run([*command, "--by", "source", *ends], capture_output=True, text=True, check=True).stdout
+    assert "activations       train.py:13, fused with 12 " in lines
+
+
+_UPDATE = """
+import torch
+
+model = torch.nn.Linear(2048, 2048, bias=False).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+
+@torch.compile
+def update():
+    optimizer.step()
+
+
+for _ in range(3):
+    model(torch.ones(1, 2048, device="cuda")).sum().backward()
+    update()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_update_that_is_compiled_makes_no_copies(tmp_path: Path) -> None:
+    """AdamW's own takes the roots of all parameters; compiled, it is one kernel."""
+    script = tmp_path / "train.py"
+    traced = {}
+    for kind, text in (("compiled", _UPDATE), ("eager", _UPDATE.replace("@torch.compile", ""))):
+        script.write_text(text)
+        command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--"]
+        done = subprocess.run([*command, sys.executable, str(script)], capture_output=True, text=True, check=True)
+        traced[kind] = json.loads(done.stdout)["traced"]
+    assert any("1 graph compiled" in note and "no frame ran eager" in note for note in traced["compiled"]["notes"])
+    eager, compiled = (one["phases"][-1]["buckets"]["temporary"] for one in reversed(traced.values()))
+    assert eager - compiled >= 2048 * 2048 * 4
 
 
 _SMALL_BERT = ("--model", "bert-base", "--layers", "2", "--precision", "amp-bf16")

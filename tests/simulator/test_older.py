@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from gpumem_tui.catalog.loader import find_gpu
@@ -48,6 +49,20 @@ def test_adam_held_a_second_copy_of_its_roots_in_2_0() -> None:
 
 def test_updates_went_one_by_one_before_2_0() -> None:
     assert _peak_bytes("1.13.1") <= _peak_bytes("2.1.0") - _PARAMETERS_BYTES // _LAYERS
+
+
+@pytest.mark.skipif(
+    "aten::rms_norm" not in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"),
+    reason="the autocast of this torch leaves rms_norm alone",
+)
+def test_autocast_left_rms_norm_alone_before_2_12() -> None:
+    kinds = []
+    for version in ("2.11.0", "2.12.0"):
+        gpu = SimulatedGpu(_GPU, profile_for(version, _GPU), unlimited=True)
+        with simulate(gpu) as device, torch.autocast(device.type, torch.bfloat16):
+            kinds.append(torch.nn.functional.rms_norm(torch.ones(8, 8, dtype=torch.bfloat16).to(device), (8,)).dtype)
+        gpu.finish()
+    assert kinds == [torch.bfloat16, torch.float32]
 
 
 def test_zero_grad_kept_gradients_before_2_0() -> None:

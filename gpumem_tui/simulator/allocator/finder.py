@@ -80,7 +80,8 @@ class BatchFinder:
     ) -> Range:
         """Return the highest reserved bytes with the least and the most of what is known as a range only.
 
-        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without.
+        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without,
+        and the largest may find no cached block that serves it and take a segment of its own, as far as there is room.
 
         Args:
             expected_bytes: what the device is expected to give, within `capacity`.
@@ -91,7 +92,9 @@ class BatchFinder:
         room = next((one for one in rooms if self.fits(batch_size, one, allowed_bytes, level="most")), rooms[0])
         most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, level="most")
         if self.trace.is_open:
-            most = max(most, most_allocated + reserved - allocated)
+            largest = max(size.most_bytes for _, size in self.trace.at(batch_size).computed if size.is_open)
+            alone = reserved + max(0, min(largest, room - reserved))
+            most = max(most, most_allocated + reserved - allocated, alone)
         return Range.of((roomy, reserved, most))
 
     def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, level: Level) -> Replay:

@@ -303,7 +303,7 @@ def convolution_at_most(
 
     Args:
         converts: 1 if such a kernel may be chosen and the tensors would have to be copied for it; else 0.
-        tried_bytes: the most that an algorithm takes which `torch.backends.cudnn.benchmark` tries; 0 where it is off.
+        tried_bytes: the most that an algorithm takes which may be chosen, and is done without where there is no room.
     """
     copies_bytes = input_bytes + weight_bytes + output_bytes
     most_bytes = copies_bytes if converts else min(copies_bytes, _CONVOLUTION_MOST_BYTES)
@@ -328,5 +328,5 @@ AT_MOST: dict[str, Callable[..., tuple[int, ...]]] = {"convolution": convolution
 NEEDED: dict[str, Callable[[str, tuple[int, ...]], tuple[int, ...]]] = {
     "convolution": lambda rule, arguments: sizes_at_most(rule, (*arguments[:-1], 0))
 }
-"""Of these rules the last argument is what is only tried: where there is no room for an algorithm's workspace, PyTorch
-takes the next one (aten/src/ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans` and `try_plans`)."""
+"""Of these rules the last argument is done without: where there is no room for an algorithm's workspace, PyTorch takes
+the next one (aten/src/ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans` and `try_plans`)."""

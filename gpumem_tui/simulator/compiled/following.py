@@ -7,9 +7,8 @@ import gc
 import logging
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,17 +18,15 @@ import torch
 from torch import nn
 
 from gpumem_tui.errors import named
-from gpumem_tui.memory import format_bytes
 from gpumem_tui.simulator.compiled import inductor
 from gpumem_tui.simulator.compiled.hidden import CALL, announced, while_called, while_compiled
+from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.cuda.names import CUDA, simulated
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
-from gpumem_tui.simulator.torch_internals import original, replace, without_replacements
+from gpumem_tui.simulator.device.kinds import is_without_data
+from gpumem_tui.simulator.torch_internals import entry_of, original, replace, without_replacements
 
-FOLLOWED = ((2, 13),)
-"""Versions of torch whose compiler was tried here; of another one what is compiled is traced as eager."""
-
-_BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition")
+_BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]
 _COMPILED = _PACKAGE / "run" / "replacements.py"
 """What stands in the place of a user's code, and is compiled with it; so are the networks of `workload`."""
@@ -38,98 +35,6 @@ _OURS = frozenset(
 )
 """Code that runs around a user's."""
 _OF_OUR_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
-_ESTIMATE = (
-    "torch.compile: traced as eager PyTorch, an estimate (compiled runs held 0.48 to 1.05 times their eager trace, 2.3 "
-    "times and more where a checkpoint runs inside)"
-)
-
-
-class Followed:
-    """What a program compiles, and the lines that say so.
-
-    Args:
-        notes: gets the lines, each as a key, the latest figures only.
-        begins: called with the number of a graph, from 1, before it is compiled.
-
-    Attributes:
-        is_estimate: something that was compiled was traced as eager.
-        unsure_bytes: what padding takes that a GPU may do without.
-    """
-
-    def __init__(self, notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> None:
-        self._begins, self._begun = begins, 0
-        self.is_estimate = False
-        self._notes = notes
-        self._graphs = self._breaks = 0
-        self._eager: Counter[str] = Counter()
-        self._line = self._padded_line = ""
-        self._padded: dict[tuple[int, int, int], int] = {}
-        self.unsure_bytes = 0
-
-    @property
-    def compiles(self) -> bool:
-        """Whether anything was compiled, or would have been."""
-        return self._graphs > 0 or self.is_estimate
-
-    def counted(self, counters: Any) -> None:
-        """Take over what Dynamo has counted (`torch._dynamo.utils.counters`)."""
-        self._graphs = counters["stats"]["unique_graphs"]
-        self._breaks = sum(counters["graph_break"].values())
-        if self._graphs or self._eager:
-            self._say()
-
-    def graph_begins(self) -> None:
-        """Say that a graph is about to be compiled."""
-        self._begun += 1
-        self._begins(self._begun)
-
-    def ran_eager(self, reason: str) -> None:
-        """Count a frame that Dynamo gave up."""
-        self._eager[reason] += 1
-
-    def estimated(self, reason: str) -> None:
-        """Say that compiled code is traced as eager, and why."""
-        self.is_estimate = True
-        self._notes.setdefault(f"{_ESTIMATE}: {reason}")
-
-    def left_out(self, what: str) -> None:
-        """Say what is not followed of what was asked of the compiler."""
-        self.is_estimate = True
-        self._notes.setdefault(f"torch.compile: {what}: an estimate")
-
-    def checkpoints(self, times: int) -> None:
-        """Say that the compiler places what a checkpoint computes again."""
-        self._notes.setdefault(
-            f"torch.compile: {_counted(times, 'checkpoint')} within a graph: the compiler decides when to compute each "
-            "again, and may hold several at once, as traced here (2.3 to 3.5 times eager in pytorch issue 193193)"
-        )
-
-    def padded(self, sizes: tuple[int, int, int], more_bytes: int) -> None:
-        """Say which products are padded where a GPU's benchmark would decide."""
-        self._padded[sizes] = more_bytes
-        self.unsure_bytes = max(self._padded.values())  # of one product at a time
-        largest = "×".join(f"{size:,}" for size in max(self._padded, key=self._padded.__getitem__))
-        self._notes.pop(self._padded_line, None)
-        self._padded_line = (
-            f"torch.compile: {_counted(len(self._padded), 'product')} of odd sizes (the largest {largest}) padded, as "
-            f"a GPU's benchmark may find faster; without, up to {format_bytes(self.unsure_bytes)} less"
-        )
-        self._notes[self._padded_line] = None
-
-    def _say(self) -> None:
-        parts = [f"{_counted(self._graphs, 'graph')} compiled, traced by the compiler's own buffers"]
-        if self._breaks:
-            parts.append(_counted(self._breaks, "graph break"))
-        frames = sum(self._eager.values())
-        reasons = "; ".join(reason for reason, _ in self._eager.most_common(2))
-        parts.append(f"{_counted(frames, 'frame')} ran eager ({reasons})" if frames else "no frame ran eager")
-        self._notes.pop(self._line, None)
-        self._line = f"torch.compile: {'; '.join(parts)}"
-        self._notes[self._line] = None
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> Followed:
@@ -184,14 +89,12 @@ def stay_eager(used: Callable[[], None]) -> None:
 
 def _reason_not_to(chosen: Any) -> str:
     """Return why compiling with a backend is not followed; empty where it is."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version not in FOLLOWED:
-        return f"the compiler of torch {version[0]}.{version[1]} was not tried"
+    version, checked = ".".join(torch.__version__.split(".")[:2]), entry_of("torch.compile")
+    if checked is None or version not in checked.checked_on:
+        return f"the compiler of torch {version} was not tried"
     if isinstance(chosen, str) and chosen not in _BACKENDS:
         return f"backend {chosen!r}"
-    if find_spec("triton") is None:
-        return "no triton to import here"
-    return ""
+    return "no triton to import here" if find_spec("triton") is None else ""
 
 
 def _eager(model: Any, used: Callable[[], None]) -> Any:
@@ -246,7 +149,8 @@ def _prepare(followed: Followed) -> None:
     convert, enter = original(frames.ConvertFrameAssert, "__call__"), original(contexts, "__call__")
     meet, kinds = original(frames.CatchErrorsWrapper, "__call__"), import_module("torch._dynamo.types")
     left_out = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls
-    counters = import_module("torch._dynamo.utils").counters
+    counters, outputs = import_module("torch._dynamo.utils").counters, import_module("torch._dynamo.output_graph")
+    given = original(outputs.OutputGraph, "example_inputs")
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -273,9 +177,21 @@ def _prepare(followed: Followed) -> None:
             return kinds.ConvertFrameReturn(frame_exec_strategy=left_out)
         return meet(self, frame, *args, **kwargs)
 
+    def backward(*_: Any, **__: Any) -> Any:
+        followed.left_out("compiled autograd is not followed: backward is traced as each forward graph has it")
+        return nullcontext()
+
+    def inputs(self: Any) -> list[Any]:
+        """Return a graph's inputs as tensors of Dynamo's own mode, which torch 2.10 leaves to the caller."""
+        mode = self.fake_mode
+        return [mode.from_tensor(one) if is_without_data(one) else one for one in given(self)]
+
+    if torch.__version__.startswith("2.10."):
+        replace(outputs.OutputGraph, "example_inputs", inputs)
     replace(frames.CatchErrorsWrapper, "__call__", met)
     replace(frames.ConvertFrameAssert, "__call__", converted)
     replace(contexts, "__call__", entered)
+    replace(import_module("torch._dynamo.compiled_autograd"), "_enable", backward)
     _exchange_names()
 
 
@@ -293,17 +209,15 @@ def _no_collection() -> Iterator[None]:
 
 def _hiding(compiled: Any, function: Any, followed: Followed, failure: Any) -> Any:
     """Return compiled code that does not see what the simulated GPU does around it."""
-    owner = getattr(function, "__self__", None)
-    module = owner if isinstance(owner, nn.Module) and function.__name__ == "_call_impl" else None
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with announced(module, args), while_called():
+        with announced(function, args), while_called():
             try:
                 return compiled(*args, **kwargs)
             except failure as error:
                 followed.estimated(_in_short(error))
-                return function(*args, **kwargs)
+            return function(*args, **kwargs)
 
     call._torchdynamo_wrapper_id = id(call)  # type: ignore[attr-defined]
     return call

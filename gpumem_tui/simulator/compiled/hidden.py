@@ -6,14 +6,18 @@ exchanges CUDA's name, functions of torch's that are replaced. It then compiles 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 
 from gpumem_tui.simulator.cuda.names import CudaNames
@@ -47,7 +51,7 @@ def while_called() -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(_without_names())
-            stack.enter_context(_without_hooks())
+            stack.enter_context(_without_hooks(*(getattr(modules, name) for name in _HOOKS)))
             stack.enter_context(without_replacements(CALL))
             stack.enter_context(all_as_fakes())
             stack.enter_context(fake_tensors_shown())
@@ -98,11 +102,10 @@ def _set_modes(stack: list[TorchFunctionMode]) -> None:
 
 
 @contextmanager
-def _without_hooks() -> Iterator[None]:
-    tables: list[dict[int, Any]] = [getattr(modules, name) for name in _HOOKS]
+def _without_hooks(*tables: dict[int, Any]) -> Iterator[None]:
+    """Take our hooks out of these tables; those that others add within the context stay."""
     taken = [dict(table) for table in tables]
-    called = tables[1]
-    ours = {key for table in (tables[0], called) for key, hook in table.items() if _is_ours(hook)}
+    ours = {key for table in tables for key, hook in table.items() if _is_ours(hook)}
     for table in tables:
         for key in ours & table.keys():
             del table[key]
@@ -121,21 +124,44 @@ def _is_ours(hook: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def announced(module: nn.Module | None, args: tuple[Any, ...]) -> Iterator[None]:
-    """Call our hooks for a module that is compiled with its own hooks, which Dynamo would follow.
+def announced(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
+    """Call our hooks for what is compiled with its own hooks, which Dynamo would follow.
 
     Args:
-        module: None for a function, which has no hooks.
+        function: a module's call, or a function that calls modules or optimizers, of which those that it names are
+            announced: an update that comes after modules in the same function once that has ended.
         args: what it is called with.
     """
-    if module is None:
-        yield
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module) and function.__name__ == "_call_impl":
+        _call(modules._global_forward_pre_hooks, owner, args)
+        try:
+            yield
+        finally:
+            _call(modules._global_forward_hooks, owner, args, None)
         return
-    before, after = modules._global_forward_pre_hooks, modules._global_forward_hooks
-    for hook in [hook for hook in before.values() if _is_ours(hook)]:
-        hook(module, args)
-    try:
+    plain = inspect.unwrap(function)
+    named = inspect.getclosurevars(plain)[:2] if inspect.isfunction(plain) or inspect.ismethod(plain) else ()
+    held = chain(*(values.values() for values in (getattr(owner, "__dict__", {}), *named)))
+    used = {id(value): value for value in (owner, *args, *held)}.values()
+    parts = [value for value in used if isinstance(value, nn.Module)]
+    stepped = [value for value in used if isinstance(value, Optimizer)]
+    for part in parts:
+        _call(modules._global_forward_pre_hooks, part, args)
+        _call(modules._global_forward_hooks, part, args, None)
+    before, after = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    if not parts:
+        for one in stepped:
+            _call(before, one, args, {})
+    with _without_hooks(before, after) if stepped else nullcontext():
         yield
-    finally:
-        for hook in [hook for hook in after.values() if _is_ours(hook)]:
-            hook(module, args, None)
+    for one in stepped:
+        if parts:  # all of a step, of which the update is the end
+            _call(before, one, args, {})
+        _call(after, one, args, {})
+
+
+def _call(hooks: dict[int, Any], *args: Any) -> None:
+    """Call those hooks that are ours."""
+    for hook in [hook for hook in hooks.values() if _is_ours(hook)]:
+        hook(*args)

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.compiled.hidden import while_compiled
+from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.compiled.wrapper import loaded
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.device.streams import Streams
-from gpumem_tui.simulator.torch_internals import extend, original, replace, replace_everywhere, without_replacements
+from gpumem_tui.simulator.torch_internals import (
+    Replacements,
+    extend,
+    original,
+    replace,
+    replace_everywhere,
+    without_replacements,
+)
 
 _BYTES_NOT_KNOWN = 100.0
 """FLOP per value moved from which a product counts as bound by arithmetic where a GPU's rates are not known."""
@@ -57,41 +66,16 @@ _kernels = itertools.count(1)
 _graphs = itertools.count(1)
 
 
-class CompilerNotes(Protocol):
-    """Hears what of a program is compiled otherwise than a GPU might."""
-
-    def graph_begins(self) -> None:
-        """Take note that a graph is about to be compiled."""
-
-    def checkpoints(self, times: int) -> None:
-        """Take note of calls of activation checkpointing within a graph."""
-
-    def left_out(self, what: str) -> None:
-        """Take note of what is not followed of what a program asks of the compiler."""
-
-    def padded(self, sizes: tuple[int, int, int], more_bytes: int) -> None:
-        """Take note of a product that is padded by a rule, of so many rows, inner and columns, and what that takes."""
-
-
-class NoTriton(RuntimeError):
-    """Triton, which Inductor writes kernels for, cannot be imported."""
-
-
 @functools.cache
-def prepare(told: CompilerNotes) -> None:
+def prepare(told: Followed) -> None:
     """Have Inductor know the simulated GPU; once per process.
 
     Args:
         told: hears of what is not as on a GPU.
 
     Raises:
-        NoTriton: there is no triton to import.
         MissingInTorch: this torch lacks what is replaced.
     """
-    try:
-        importlib.import_module("triton")
-    except ImportError as error:
-        raise NoTriton(f"triton cannot be imported ({error})") from None
     with without_replacements(("*",)):
         _module("_dynamo.variables.torch").TorchInGraphFunctionVariable._get_handlers()
     with while_compiled():
@@ -170,16 +154,16 @@ def _overrides(module: Any) -> Any:
     return SimulatedOverrides()
 
 
-def _replace(told: CompilerNotes) -> None:
+def _replace(told: Followed) -> None:
     joint = _module("_inductor.fx_passes.joint_graph")
     _module("_inductor.compile_fx")
     replace_everywhere(_module("_inductor.utils"), "get_gpu_type", lambda: DEVICE_TYPE)
-    begin = original(joint, "lazy_init")
-    replace(joint, "lazy_init", lambda _device=None: begin(torch.device("cpu")))
+    replace(joint, "lazy_init", functools.partial(_on_the_host, original(joint, "lazy_init")))
     padding = _module("_inductor.fx_passes.pad_mm")
     replace(padding, "check_device", lambda *_: True)
     replace(padding, "has_triton", lambda *_: True)
-    replace(padding, "should_pad", functools.partial(_is_padded, padding, told))
+    decides = "should_pad" if hasattr(padding, "can_pad") else "should_pad_bench"  # torch 2.10
+    replace(padding, decides, functools.partial(_is_padded, padding, told))
     replace(_module("_inductor.scheduler"), "has_triton", lambda *_: True)
     replace(_module("utils._triton"), "triton_hash_with_backend", lambda: "")
     for name in ("_inductor.compile_fx", "_inductor.output_code"):  # ask for addresses
@@ -191,14 +175,27 @@ def _replace(told: CompilerNotes) -> None:
     replace(graphs, "check_multiple_devices_or_any_cpu_nodes", lambda nodes: on_one_device(_by_cudas_name(nodes)))
     replace(graphs, "check_caching_allocator_for_cudagraphs", lambda: None)
     replace(_module("_inductor.compile_fx"), "cudagraphify", _graphed)
+    replace(_module("_dynamo.backends.cudagraphs"), "get_device_index", lambda _graph: 0)
+    trees = _module("_inductor.cudagraph_trees")
+    replace(trees, "cudagraphify_impl", functools.partial(_graphed_alone, told))
     logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
     inner = _module("_inductor.compile_fx")
     compile_ = functools.partial(_compile, told, original(inner, "compile_fx"), inner.compile_fx_inner)
     replace(inner, "compile_fx", compile_)
 
 
+def _on_the_host(make_patterns: Callable[..., None], _device: Any = None) -> None:
+    """Make patterns of tensors on the host: torch 2.10 asks for CUDA instead of a device."""
+    if inspect.signature(make_patterns).parameters:
+        make_patterns(torch.device("cpu"))
+        return
+    with Replacements() as replaced:
+        replaced.set(torch.cuda, "is_available", lambda: False)
+        make_patterns()
+
+
 def _compile(
-    told: CompilerNotes, compile_fx: Any, inner: Any, graph: Any, inputs: Any, *,
+    told: Followed, compile_fx: Any, inner: Any, graph: Any, inputs: Any, *,
     config_patches: Any = None, **more: Any,
 ) -> Any:  # fmt: skip
     """Compile a graph of Dynamo's with Inductor; the backward at once, as nothing is gained by waiting."""
@@ -249,6 +246,14 @@ def _graphed(call: Callable[[list[Any]], Any], static_input_idxs: Sequence[int] 
     return run
 
 
+def _graphed_alone(
+    told: Followed, call: Callable[[list[Any]], Any], _inputs: Any, static: Any = (), *_: Any, **__: Any
+) -> Any:
+    """Have a graph that only CUDA graphs are made of take what one would."""
+    told.left_out(_LEFT_OUT["triton.cudagraphs"])
+    return _graphed(call, static)
+
+
 def _no_kernel(kernel: Any, _name: Any = None) -> str:
     """Give a kernel no source but a number: which buffers it is called with follows from its arguments."""
     kernel.args.python_argdefs()
@@ -259,9 +264,8 @@ def _no_kernel(kernel: Any, _name: Any = None) -> str:
 
 def _run_wrapper(lowering: Any) -> Any:
     """Load the wrapper of a graph, as `GraphLowering.compile_to_module` does with kernels."""
-    code, _ = lowering.codegen()
     number = next(_graphs)
-    names = loaded(code.value, code.line_map, number)
+    names = loaded(lowering, number)
     return SimpleNamespace(call=names["call"], __file__=f"<compiled graph {number}>", runner=names.get("runner"))
 
 
@@ -269,7 +273,7 @@ def _run_wrapper(lowering: Any) -> Any:
 
 
 def _is_padded(
-    padding: Any, told: CompilerNotes, match: Any, left: torch.Tensor, right: torch.Tensor, product: Any, **more: Any
+    padding: Any, told: Followed, match: Any, left: torch.Tensor, right: torch.Tensor, product: Any, **more: Any
 ) -> bool:
     """Say whether a product's operands are padded to aligned sizes: where arithmetic and not memory bounds it.
 
@@ -277,17 +281,18 @@ def _is_padded(
     more than half of the GPU's operations per value, and whether a benchmark of the padded product is faster by 10 %,
     which it is taken to be.
     """
-    if not padding.can_pad(left, right, product, **more):
+    if hasattr(padding, "can_pad") and not padding.can_pad(left, right, product, **more):
         return False
-    m, k = left.shape[-2:]
-    n = right.shape[-1]
-    sizes: list[int] = padding.hint_symbols((m, k, n))
+    named = (*left.shape[-2:], right.shape[-1])
+    sizes: list[int] = [size if isinstance(size, int) else size.node.hint for size in named]
     rows, inner, columns = sizes
     moved = rows * inner + inner * columns + rows * columns
     if not moved or rows * inner * columns / moved <= _balance(backend._gpu.gpu, left.dtype):
         return False
     unit = padding.get_alignment_size(left)
     wide = [size + padding.get_padded_length(size, unit) for size in sizes]
+    if wide == sizes:
+        return False
     more_values = 0
     for name, a, b in (("mat1", 0, 1), ("mat2", 1, 2), ("", 0, 2)):
         widened = wide[a] * wide[b] - sizes[a] * sizes[b]

@@ -8,16 +8,19 @@ without data; of kernels only what is allocated for them matters, and that stand
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from gpumem_tui.step import Site
 from gpumem_tui.step.sites import GENERATED, is_own
 
 _KERNELS_FOLLOW = "async_compile = AsyncCompile()"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-Place = tuple[str, str]
+_MADE = re.compile(r"^\s*(\w+) = ")
 
 
 class _Nothing:
@@ -47,46 +50,72 @@ def _as_it_is(*tensors: torch.Tensor) -> Any:
     return tensors[0] if len(tensors) == 1 else tensors
 
 
-def loaded(source: str, lines: Iterable[tuple[int, Any]], number: int) -> dict[str, Any]:
-    """Execute a wrapper's source, and return its names: `call` among them.
+def loaded(lowering: Any, number: int) -> dict[str, Any]:
+    """Execute the wrapper of a graph, and return its names: `call` among them.
 
     Args:
-        source: as Inductor's code generation gives it.
-        lines: (line, node of a graph): from which line on the wrapper does what for that node.
+        lowering: the graph, ready for its code to be generated.
         number: counts the graphs of the process, for the name of its code.
     """
-    head, _, rest = source.partition(_KERNELS_FOLLOW)
+    code, _ = lowering.codegen()
+    head, _, rest = code.value.partition(_KERNELS_FOLLOW)
     name = f"<compiled graph {number}>"
     names: dict[str, Any] = {"__name__": name}
     exec(compile(head, name, "exec"), names)  # noqa: S102 - Inductor's own code
     names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted, copy_if_misaligned=_as_it_is)
     exec(compile("\n" * head.count("\n") + rest, name, "exec"), names)  # noqa: S102
-    GENERATED[name] = _places(lines)
+    GENERATED[name] = _places(code.value.splitlines(), code.line_map, _written(lowering.scheduler.nodes))
     if "call" not in names:
         names["call"] = names["runner"].call
     return names
 
 
-def _places(lines: Iterable[tuple[int, Any]]) -> Callable[[int], Place | None]:
-    """Return what gives the program's line for a line of the wrapper."""
-    begins: list[tuple[int, Place | None]] = []
-    for number, node in lines:
-        begins.append((number, _own_line(getattr(node, "stack_trace", None) or "")))
+def _written(kernels: Iterable[Any]) -> dict[str, Site]:
+    """Return the places of buffers by name: the line whose operator gives it, and those of the rest of its kernel."""
+    found: dict[str, Site] = {}
+    for kernel in kernels:
+        made = {part: _in_order(part.node.get_origins()) for part in kernel.get_nodes() if part.node is not None}
+        lines = {place.source for places in made.values() for place in places}
+        for part, places in made.items():
+            if places:
+                rest = tuple(sorted(lines - {places[-1].source}))
+                site = Site(places[-1].operator, "", places[-1].source, places[-1].function, fused=rest)
+                found.update((buffer.get_name(), site) for buffer in part.get_outputs())
+    return found
 
-    def place(line: int) -> Place | None:
-        found = None
-        for number, own in begins:
-            if number > line:
-                break
-            found = own
-        return found
+
+def _in_order(nodes: Iterable[Any]) -> list[Site]:
+    """Return the places of a graph's nodes that have one, as the graph runs them."""
+    number = {node: place for graph in {node.graph for node in nodes} for place, node in enumerate(graph.nodes)}
+    places = (_own_line(node) for node in sorted(nodes, key=number.__getitem__))
+    return [place for place in places if place is not None]
+
+
+def _places(
+    lines: Sequence[str], begins: Iterable[tuple[int, Any]], written: Mapping[str, Site]
+) -> Callable[[int], Site | None]:
+    """Return what gives the program's place for a line of the wrapper.
+
+    Args:
+        begins: (line, node of a graph): from which line on the wrapper does what for that node.
+        written: of buffers by name.
+    """
+    begun = [(number, _own_line(node)) for number, node in begins]
+
+    def place(line: int) -> Site | None:
+        made = _MADE.match(lines[line - 1])
+        if made and made[1] in written:
+            return written[made[1]]
+        before = bisect_right(begun, line, key=itemgetter(0))
+        return begun[before - 1][1] if before else None
 
     return place
 
 
-def _own_line(trace: str) -> Place | None:
-    """Return the innermost line of a stack trace that is the program's own, as `SiteFinder` names one."""
-    for path, number, function in reversed(_FRAME.findall(trace)):
+def _own_line(node: Any) -> Site | None:
+    """Return the innermost line of the program's own that a node stands for, as `SiteFinder` names one."""
+    for path, number, function in reversed(_FRAME.findall(getattr(node, "stack_trace", None) or "")):
         if is_own(path):
-            return f"{path.rpartition('/')[2]}:{number}", function
+            target = str(node.meta.get("original_aten") or node.target).rpartition(".")[0]
+            return Site(target or "compiled", source=f"{path.rpartition('/')[2]}:{number}", function=function)
     return None

@@ -36,6 +36,9 @@ _HALF = (torch.float16, torch.bfloat16)
 _libraries: list[torch.library.Library] = []
 _weight_cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+left_alone: set[str] = set()
+"""Operators that autocast did not touch in the torch that is followed, though the installed one's does."""
+
 
 class CacheObserver(Protocol):
     """Called when the cached casts are dropped."""
@@ -74,6 +77,7 @@ def _kernel(name: str, device_type: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     without_autocast = DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
+    below = torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
     names = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
     dtype_position = names.index("dtype") if "dtype" in names else len(names)
 
@@ -85,6 +89,8 @@ def _kernel(name: str, device_type: str) -> Callable[..., Any]:
         return torch.float32
 
     def cast(*args: Any, **kwargs: Any) -> Any:
+        if name in left_alone:
+            return op.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **kwargs)
         dtype = target_dtype(args)
         with torch._C._ExcludeDispatchKeyGuard(without_autocast):
             return op(*_cast(args, dtype), **_cast(kwargs, dtype))

@@ -21,7 +21,9 @@ _WINOGRAD_OUTPUTS = 4
 """Filters that `CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED` takes (the same reference, strides of 1), and the outputs
 of a tile's side, as in F(4x4, 3x3): Lavin and Gray 2015, Fast Algorithms for Convolutional Neural Networks. VGG-16 with
 128 images was measured to hold 7.0 to 7.3 GiB more than it reserves without workspaces (itu-rad/GPUMemNet, benchmark
-mode); the tiles of its second convolution are 6.9 GiB so."""
+mode and not, the same); the tiles of its second convolution are 6.9 GiB so. Where they do not apply, as to the first
+convolution of a ResNet (7 x 7, strides of 2), its totals ask for what an explicit product takes of every patch, beside
+copies. Half precision was measured to take copies alone (see `rules.convolution_at_most`)."""
 
 
 def forward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
@@ -74,41 +76,33 @@ class _Convolution:
         in_tf32 = images.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
         needed = (7, 0) if in_halves else (8, 0)
         converts = is_plain and images.shape[1] > 1 and (in_halves or in_tf32) and profile.compute_capability >= needed
-        is_tried = torch.backends.cudnn.benchmark
-        arguments = (
-            images.numel() * element_bytes,
-            self.weight.numel() * element_bytes,
-            math.prod(self.result) * element_bytes,
-            int(converts),
-            max(self._fourier_bytes(), self._winograd_bytes()) if is_tried else 0,
-        )
-        return [Computed("convolution", 0, arguments)]
+        copies = [numel * element_bytes for numel in (images.numel(), self.weight.numel(), math.prod(self.result))]
+        chosen_bytes = 0
+        if torch.backends.cudnn.benchmark or (converts and in_tf32):
+            chosen_bytes = self._chosen_bytes(sum(copies))
+        return [Computed("convolution", 0, (*copies, int(converts), chosen_bytes))]
 
-    @property
-    def _small_and_large(self) -> tuple[Sequence[int], Sequence[int]]:
-        return (self.result, self.images.shape) if self.transposed else (self.images.shape, self.result)
+    def _chosen_bytes(self, copies_bytes: int) -> int:
+        """Return the workspace of an algorithm that trades memory for speed, in fp32; 0 where there is none.
 
-    def _fourier_bytes(self) -> int:
-        """Return transforms of input, filters and output, of whole images in a power of two of pixels.
-
-        Half of each, by symmetry. Mathieu, Henaff and LeCun 2014, Fast Training of Convolutional Networks through FFTs.
+        Winograd's tiles of input, output and filters. Else the transforms of whole images in a power of two of pixels,
+        half of each by symmetry: Mathieu, Henaff and LeCun 2014, Fast Training of Convolutional Networks through FFTs.
+        Else every patch of the input that a filter meets, beside copies of all tensors.
         """
-        images, result = self._small_and_large
-        sides = [size + 2 * pad for size, pad in zip(images[2:], self.padding, strict=False)]
-        if len(sides) != 2 or max(self.stride) > 1 or max(self.weight.shape[2:]) == 1 or max(sides) > _FFT_LARGEST:
+        images, result = (self.result, self.images.shape) if self.transposed else (self.images.shape, self.result)
+        high, *others = self.weight.shape[2:]
+        if max(self.weight.shape[2:]) == 1 or len(result) > 4:
             return 0
-        high, wide = (1 << (side - 1).bit_length() for side in sides)
-        return _COMPLEX_BYTES * high * (wide // 2 + 1) * self._planes(images[0], images[1], result[1])
-
-    def _winograd_bytes(self) -> int:
-        """Return transformed tiles of input and output, and filters, in fp32."""
-        images, result = self._small_and_large
-        side = self.weight.shape[-1]
-        if len(result) != 4 or max(self.stride) > 1 or side not in _WINOGRAD_SIDES or self.weight.shape[-2] != side:
-            return 0
-        points = (side + _WINOGRAD_OUTPUTS - 1) ** 2
-        tiles = result[0] * math.prod(-(-size // _WINOGRAD_OUTPUTS) for size in result[2:])
-        return 4 * points * self._planes(tiles, images[1], result[1])
+        if max(self.stride) == 1 and others:
+            if high in _WINOGRAD_SIDES and others == [high]:
+                tiles = result[0] * math.prod(-(-size // _WINOGRAD_OUTPUTS) for size in result[2:])
+                return 4 * (high + _WINOGRAD_OUTPUTS - 1) ** 2 * self._planes(tiles, images[1], result[1])
+            sides = [size + 2 * pad for size, pad in zip(images[2:], self.padding, strict=False)]
+            if len(sides) == 2 and max(sides) <= _FFT_LARGEST:
+                high, wide = (1 << (side - 1).bit_length() for side in sides)
+                return _COMPLEX_BYTES * high * (wide // 2 + 1) * self._planes(images[0], images[1], result[1])
+        patches = result[0] * math.prod(result[2:]) * images[1] * math.prod(self.weight.shape[2:])
+        return copies_bytes + 4 * patches if self.groups == 1 else 0
 
     def _planes(self, count: int, channels: int, results: int) -> int:
         """Return how many planes there are: `count` a channel of input and output, and one a filter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import threading
@@ -9,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from gpumem_tui.simulator.device.kinds import (
     is_without_data,
     nested_length,
     parameters_among,
+    plain,
 )
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
@@ -85,6 +87,10 @@ that are traced anyway; a larger one would take a batch of twice as many, out of
 
 _DETECTORS = ("ultralytics.",)
 """Libraries that look for the anchors which their loss counts with what the model predicts of them."""
+
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
+_LEAVING = {*dis.hasjrel, *dis.hasjabs, *(dis.opmap.get(name) for name in _ENDS)}
+"""The instructions after which code goes on elsewhere."""
 
 _fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
 _fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
@@ -206,6 +212,8 @@ class DeviceMode(FakeTensorMode):
             self._memory.raise_if_full()
         if func is _READ:
             return self.read(args[0])
+        if func in COPIES:
+            args = tuple(map(plain, args))
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
@@ -252,9 +260,19 @@ class DeviceMode(FakeTensorMode):
         return result
 
     def read(self, tensor: torch.Tensor) -> Any:
-        """Return the value of a tensor of one element, once the GPU is done (see `Values.read`)."""
+        """Return the value of a tensor of one element, once the GPU is done (see `Values.read`).
+
+        Where a truth value is unknown and one way on only raises, as that of an assertion, the program goes the other.
+        """
         self._gpu.streams.synchronize()
-        return self.values.read(tensor)
+        value = self.values.read(tensor)
+        if tensor.dtype is not torch.bool or self.values.of(tensor) is not None:
+            return value
+        passing = _passes_on()
+        if passing is None or passing == value:
+            return value
+        self._note_assumed("a check of values computed on the GPU is taken as passed")
+        return passing
 
     def _added_in_place(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """Add the mask to the scores of attention, where a GPU adds it to them."""
@@ -376,31 +394,26 @@ class DeviceMode(FakeTensorMode):
         Whole numbers and truth values that no gradient reaches hold next to no memory themselves: a mask on them is
         what it reads as, else true everywhere. Where a function checks values, those are valid, and all the same one.
         """
-        line = self._gpu.sites.calling_line()
+        reads = self.values.reads_as(args[0])
         if func is _NONZERO and self._steers:
-            share = float(self.values.reads_as(args[0]) is not False)
-            truth = "true" if share else "false"
-            self._assumed_rows.used[
-                f"{line}: truth values computed on the GPU, which only steer, are taken as {truth}"
-            ] = None
-            return share
+            truth = "false" if reads is False else "true"
+            self._note_assumed(f"truth values computed on the GPU, which only steer, are taken as {truth}")
+            return float(reads is not False)
         if is_unique(func) and not args[0].is_floating_point() and _is_checked():
-            self._assumed_rows.used[f"{line}: values that are checked are taken as valid, and as one"] = None
+            self._note_assumed("values that are checked are taken as valid, and as one")
             return 0.5 / max(1.0, float(args[0].numel()))  # one, as rows are rounded up
-        if (
-            func is _NONZERO
-            and torch.is_inference_mode_enabled()
-            and (reads := self.values.reads_as(args[0])) is not None
-        ):
+        if func is _NONZERO and torch.is_inference_mode_enabled() and reads is not None:
             truth = "true" if reads else "false"
-            self._assumed_rows.used[f"{line}: values compared on the GPU in inference mode are taken as {truth}"] = None
+            self._note_assumed(f"values compared on the GPU in inference mode are taken as {truth}")
             return float(reads)
         if func is _NONZERO and not args[0].is_floating_point() and _caller().startswith(_DETECTORS):
-            self._assumed_rows.used[
-                f"{line}: every anchor is taken as one that the loss counts, the most there can be"
-            ] = None
+            self._note_assumed("every anchor is taken as one that the loss counts, the most there can be")
             return 1.0
         return None
+
+    def _note_assumed(self, words: str) -> None:
+        """Say once of a line of the program what was assumed there."""
+        self._assumed_rows.used[f"{self._gpu.sites.calling_line()}: {words}"] = None
 
     def _shaped_as(self, known: Any) -> Any:
         """Make tensors without data of the shapes of `known`; parts of one storage if those are, without data."""
@@ -489,6 +502,39 @@ def _is_checked() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _passes_on() -> bool | None:
+    """Return the truth value by which the code that is asking for one does not raise; None where it would not anyway.
+
+    Asked by a conditional jump, of which one way raises without any other jump: ``assert x.max() > 0``,
+    ``if (x < 0).any(): raise``, and `torch._assert`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        truth = _truth_that_passes(frame.f_code, frame.f_lasti)
+        if truth is not None or is_own(frame.f_code.co_filename):
+            return truth
+        frame = frame.f_back
+    return None
+
+
+@lru_cache(None)
+def _truth_that_passes(code: CodeType, at: int) -> bool | None:
+    following = [one for one in dis.get_instructions(code) if one.offset >= at]
+    test = following[1 if following[0].opname == "TO_BOOL" else 0]
+    if not test.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
+    jumps_when = test.opname.endswith("IF_TRUE")
+    ways = {not jumps_when: test.offset + 2, jumps_when: test.argval}
+    raising = [truth for truth, start in ways.items() if _only_raises(following, start)]
+    return not raising[0] if len(raising) == 1 else None
+
+
+def _only_raises(instructions: Sequence[dis.Instruction], start: int) -> bool:
+    """Return whether the code from an offset on comes to a ``raise`` before it jumps or returns."""
+    end = next((one for one in instructions if one.offset >= start and one.opcode in _LEAVING), None)
+    return end is not None and end.opname == "RAISE_VARARGS"
 
 
 def _caller() -> str:

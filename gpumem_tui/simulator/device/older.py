@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.optim import adam
 
+from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.torch_internals import Replacements
 
 _GRADIENTS_KEPT_BEFORE = (2, 0)
@@ -23,6 +24,10 @@ _ONE_BY_ONE_BEFORE = (2, 0)
 _DENOMINATOR_COPIED_BEFORE = (2, 1)
 """The update of Adam and AdamW at once added epsilon to a copy of its roots (``denom = torch._foreach_add(…)`` in
 torch/optim/adam.py) until pytorch/pytorch#104898 and #104991, of July 2023: two copies of all parameters, one since."""
+
+
+_NORM_IN_ITS_OWN_TYPE_BEFORE = (2, 12)
+"""Autocast runs `rms_norm` in float32 since 2.12: its registrations for AutocastCUDA have it, those of 2.11 do not."""
 
 
 def follow(version: tuple[int, ...], replacements: Replacements) -> None:
@@ -37,6 +42,9 @@ def follow(version: tuple[int, ...], replacements: Replacements) -> None:
                 replacements.set(module, name, _neither)
     if version < _DENOMINATOR_COPIED_BEFORE:
         replacements.wrap(adam, "_multi_tensor_adam", _with_copied_denominator)
+    if version < _NORM_IN_ITS_OWN_TYPE_BEFORE:
+        autocast.left_alone.add("rms_norm")
+        replacements.callback(autocast.left_alone.clear)
 
 
 def _zeroed(zero_grad: Callable[..., None], owner: Any, set_to_none: bool = False) -> None:

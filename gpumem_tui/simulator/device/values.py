@@ -72,8 +72,6 @@ that they have converged before they began."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _PUT = ("index_put_", "_index_put_impl_")
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
-_CHECK = "_is_all_true"
-"""What torch asks where it validates values, as those of its distributions: unknown ones are valid."""
 
 _KEPT_TYPES = frozenset(
     {
@@ -365,8 +363,8 @@ class Values:
         name = func._opname
         if name in _ARE_NO_NUMBERS:
             return Uniform(False, True)
-        if name == _CHECK or name == "isin":  # what is looked for, as the end of a text, is not found
-            return Uniform(name == _CHECK, False)
+        if name == "isin":  # what is looked for, as the end of a text, is not found
+            return Uniform(False, False)
         if name in _COMPARISONS:
             one, other = args[:2]
             is_certain = one is other or (type(other) is float and math.isinf(other))

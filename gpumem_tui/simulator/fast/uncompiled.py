@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -96,7 +96,19 @@ class _Later(ModuleType):
 class _Unloaded(_Later):
     """Stands for the compiler."""
 
-    disable = staticmethod(_kept)
+    def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
+        """Have the compiler, once it is there, leave a function alone with all that it calls."""
+        if function is None:
+            return partial(self.disable, recursive=recursive, **more)
+        if not recursive or not callable(getattr(function, "__get__", None)):
+            return self.load().disable(function, recursive, **more)
+
+        @wraps(function)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        alone._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return alone
 
     @staticmethod
     def graph_break(*_: Any) -> None:
@@ -111,9 +123,12 @@ class _Unloaded(_Later):
         sizes = sys.modules.get(_SIZES)
         if isinstance(sizes, _Later):
             sizes.load()
-        if self.stands:
-            sys.modules.pop(_CONFIG, None)
+        config = sys.modules.pop(_CONFIG, None) if self.stands else None
         compiler = super().load()
+        plain = compiler.config.get_config_copy()
+        for name, value in config.get_config_copy().items() if config is not None else ():
+            if plain[name] != value:  # set by the program, before it was loaded
+                setattr(compiler.config, name, value)
         replace(compiler, "reset", self.reset)
         return compiler
 
