@@ -44,7 +44,7 @@ class OutputLines:
     """Lines without control codes; of a line that is written over, its last state.
 
     Attributes:
-        last: the last line that was not empty.
+        last: the last line with a word or a number in it.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class OutputLines:
     def _kept(self, line: bytes) -> Iterator[str]:
         text = _shown(line)
         if text:
-            self.last = text
+            self.last = text if any(map(str.isalnum, text)) else self.last
             yield text
 
 

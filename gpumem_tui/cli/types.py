@@ -25,8 +25,9 @@ class Finite(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, if it is one."""
-        number = super().convert(value, param, ctx)
+        """Return the number, if it is one; of percent it may have the sign."""
+        is_percent = isinstance(value, str) and isinstance(param, click.Option) and param.metavar == "PERCENT"
+        number = super().convert(value.removesuffix("%") if is_percent else value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.step.walking import instances_of, outermost, parts_of, tensors_in
+from gpumem_tui.step.walking import holding_memory, instances_of, outermost, parts_of, tensors_in
 
 EMA_COPIES = "EMA copies"
 MODEL_COPIES = "model copies"
@@ -30,17 +31,16 @@ Named = tuple[Bucket, str, list[torch.Tensor]]
 """A bucket, the part of it, and tensors that are that."""
 
 
-def parts_of_model(model: nn.Module) -> list[Named]:
-    """Return the parameters and buffers of a model by what is done to them; nothing of a model that is all trained."""
+def parts_of_models(models: Iterable[nn.Module]) -> list[Named]:
+    """Return the parameters and buffers of models by what is done to them; nothing where all of them are trained."""
     found: dict[str, list[torch.Tensor]] = {}
-    for parameter in model.parameters():
-        found.setdefault(_part(parameter), []).extend((parameter, *scales([parameter])))
-    packed: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
-    for name, buffer in model.named_buffers():
-        (packed if name.rpartition(".")[2] in _PACKED_BUFFERS else others).append(buffer)
-    if packed:
-        found.setdefault(QUANTIZED, []).extend(packed)
+    for model in models:
+        for parameter in model.parameters():
+            found.setdefault(_part(parameter), []).extend((parameter, *scales([parameter])))
+        for name, buffer in model.named_buffers():
+            is_packed = name.rpartition(".")[2] in _PACKED_BUFFERS
+            (found.setdefault(QUANTIZED, []) if is_packed else others).append(buffer)
     if all(part.startswith("trained") for part in found):
         return []
     found[BUFFERS] = others
@@ -48,17 +48,14 @@ def parts_of_model(model: nn.Module) -> list[Named]:
 
 
 def _part(parameter: torch.Tensor) -> str:
+    kind = str(parameter.dtype).rpartition(".")[2]
     if parameter.requires_grad:
-        return f"trained {_type_of(parameter)}"
+        return f"trained {kind}"
     inner = parts_of(parameter)
     held = [parameter] if inner is None else inner
     if hasattr(parameter, "quant_state") or any(one.element_size() == 1 for one in held):
         return QUANTIZED
-    return f"frozen {_type_of(parameter)}"
-
-
-def _type_of(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).rpartition(".")[2]
+    return f"frozen {kind}"
 
 
 def scales(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -71,43 +68,45 @@ def scales(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) -> Iterator[Named]:
-    """Yield the copies of a model that no optimizer trains and no step calls: moving averages, targets, snapshots.
+    """Yield the copies of a model that no optimizer trains: moving averages; targets and snapshots that no step calls.
 
     Args:
         things: all objects that the garbage collector knows.
         called: the models that the program trains with.
         trained: the `id` of each parameter that an optimizer has.
     """
-    modules = instances_of(nn.Module, things)
-    models = list(called)
-    theirs = trained.union(id(one) for model in models for one in (*model.parameters(), *model.buffers()))
+    models, modules = list(called), instances_of(nn.Module, things)
+    used = {id(part) for model in models for part in model.modules()}
+    shapes = {tuple(one.shape for one in model.parameters()) for model in models}
+    learning = [model for model in models if any(id(one) in trained for one in model.parameters())] or models
+    theirs = {at for model in learning for one in _tensors_of(model) for at in _memory(one)}
+
+    def others(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [one for one in tensors if theirs.isdisjoint(_memory(one))]
+
     for module in modules:
         if _EMA.search(type(module).__name__):  # ema_pytorch's `EMA` has the model itself beside the copy
-            held = (*module.parameters(), *module.buffers())
-            yield Bucket.PARAMETERS, EMA_COPIES, [one for one in held if id(one) not in theirs]
+            yield Bucket.PARAMETERS, EMA_COPIES, others(_tensors_of(module))
     for holder in _holders(things):
-        yield Bucket.PARAMETERS, EMA_COPIES, [one for one in tensors_in(vars(holder)) if id(one) not in trained]
-    used = {id(part) for model in models for part in model.modules()}
-    shapes = {tuple(_shapes(model)) for model in models}
+        inner = [module for module in vars(holder).values() if isinstance(module, nn.Module)]
+        held = [*tensors_in(vars(holder)), *(one for module in inner for one in _tensors_of(module))]
+        yield Bucket.PARAMETERS, EMA_COPIES, others(held)
     for module in outermost(modules):
-        is_used = any(id(part) in used for part in module.modules())
-        if not is_used and tuple(_shapes(module)) in shapes:
-            found = _untrained(module, trained)
+        is_used = not used.isdisjoint(map(id, module.modules()))
+        if not is_used and tuple(one.shape for one in module.parameters()) in shapes:
+            found = others(_tensors_of(module))
             yield Bucket.PARAMETERS, EMA_COPIES if any(one._version for one in found) else MODEL_COPIES, found
 
 
-def _untrained(module: nn.Module, trained: set[int]) -> list[torch.Tensor]:
-    parameters = list(module.parameters())
-    if any(id(parameter) in trained for parameter in parameters):  # it has the model itself as well
-        return []
-    return [*parameters, *module.buffers()]
+def _memory(tensor: torch.Tensor) -> set[int]:
+    return set() if is_lazy(tensor) else {held.untyped_storage()._cdata for held in holding_memory(tensor)}
+
+
+def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _holders(things: list[Any]) -> list[Any]:
     """Return objects of classes that keep moving averages and are no modules."""
     kinds = {kind for kind in set(map(type, things)) if _EMA.search(kind.__name__) and not issubclass(kind, nn.Module)}
     return [thing for thing in things if type(thing) in kinds and hasattr(thing, "__dict__")]
-
-
-def _shapes(module: nn.Module) -> list[torch.Size]:
-    return [parameter.shape for parameter in module.parameters()]

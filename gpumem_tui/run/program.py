@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
-from gpumem_tui.run.parts import copies, parts_of_model, scales
+from gpumem_tui.run.parts import copies, parts_of_models, scales
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -240,10 +240,12 @@ class Program:
     def name_what_lives(self) -> None:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
         things = gc.get_objects()
-        named = [one for model in self._roots for one in parts_of_model(model)]
-        for bucket, part, tensors in (*named, *copies(things, self._roots, self._trained)):
+        modules = outermost(instances_of(nn.Module, things))
+        frozen = [one for one in modules if not any(parameter.requires_grad for parameter in one.parameters())]
+        named = parts_of_models((*frozen, *self._roots))  # frozen ones may have no forward, as a VAE
+        for bucket, part, tensors in (*copies(things, self._roots, self._trained), *named):
             self.name(bucket, tensors, part)
-        for module in outermost(instances_of(nn.Module, things)):
+        for module in modules:
             self._tag_module(module)
             self.name(Bucket.GRADIENTS, gradients_of(module.parameters()))
         for optimizer in instances_of(torch.optim.Optimizer, things):

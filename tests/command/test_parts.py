@@ -54,6 +54,52 @@ def test_frozen_weights_and_copies_of_the_model_have_names(project: Project) -> 
     assert traced["frozen_saving_bytes"] == FROZEN_32 // 2
 
 
+def test_what_is_never_called_as_a_model_has_names_too(project: Project) -> None:
+    project.write(
+        "train.py",
+        f"""
+        import copy
+        import torch
+        from torch import nn
+
+        class Encoder(nn.Module):  # as the autoencoder of a diffusion model: it has no forward
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear({WIDTH}, {WIDTH}, bias=False)
+
+            def encode(self, x):
+                return x @ self.inner.weight
+
+        class ModelEMA:  # as ultralytics has it: validated, and with lists of both models' tensors
+            def __init__(self, model):
+                self.ema = copy.deepcopy(model).eval().requires_grad_(False)
+                self.pairs = list(self.ema.state_dict().values()), list(model.state_dict().values())
+
+            def update(self):
+                torch._foreach_lerp_(*self.pairs, 0.1)
+
+        encoder = Encoder().requires_grad_(False).cuda()
+        model = nn.Linear({WIDTH}, {WORDS}, bias=False).cuda()
+        average = ModelEMA(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            batch = encoder.encode(torch.randn(4, {WIDTH}, device="cuda"))
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update()
+            with torch.no_grad():
+                average.ema(batch)
+        """,
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    assert {one["part"]: one["bytes"] for one in traced["parts"]} == {
+        "trained float32": FROZEN_32,
+        "EMA copies": FROZEN_32,
+        "frozen float32": TRAINED,
+    }
+
+
 def test_a_moving_average_that_holds_the_model_as_well_is_counted_without_it(project: Project) -> None:
     """As ema_pytorch's `EMA` of `include_online_model` does."""
     project.write(

@@ -144,3 +144,22 @@ def test_what_programs_do_with_parameters_works_on_those_without_data(layer: nn.
     thread.start()
     thread.join()
     assert found == [nn.Parameter]
+
+
+class _Image(torch.Tensor):
+    """As the images of torchvision's `tv_tensors` and fastai's: an image stays one, whatever is done with it."""
+
+
+def test_a_tensor_of_a_class_of_the_programs_stays_one(layer: nn.Linear) -> None:
+    on_host = torch.zeros(2, WIDE, device="cpu").as_subclass(_Image)
+    on_gpu = torch.zeros(2, WIDE, device="cuda").as_subclass(_Image)
+    images: tuple[Any, ...] = (on_gpu, on_host.cuda(), on_host.to("cuda") + 1, torch.relu(on_gpu), on_host * 2)
+    for image in images:
+        assert isinstance(image, _Image)
+        assert type(image).__name__ == "_Image"
+    assert [image.device.type for image in images] == ["cuda"] * 4 + ["cpu"]
+    assert isinstance(on_gpu.cpu(), _Image)
+    assert not isinstance(on_gpu.as_subclass(torch.Tensor), _Image)
+    weight = nn.Linear(WIDE, 1, device="cuda").weight
+    (on_gpu @ weight.T).sum().backward()
+    assert weight.grad is not None

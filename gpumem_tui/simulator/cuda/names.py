@@ -318,7 +318,8 @@ def _tensor_address(tensor: torch.Tensor) -> int:
     if getattr(_thread, "is_copying", False):
         return 0
     storage = tensor.untyped_storage()
-    return storage.data_ptr() + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
+    start = storage.data_ptr() or storage._cdata  # on the host there is no other
+    return start + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
 
 
 def _rebuilt(

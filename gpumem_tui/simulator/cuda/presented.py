@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _push_mode
 from gpumem_tui.simulator.cuda import names as cuda_names
 from gpumem_tui.simulator.cuda.loading import Loading
 from gpumem_tui.simulator.cuda.names import CUDA, CudaGenerator, CudaNames, by_number, presented, simulated
-from gpumem_tui.simulator.device import host, recurrent
+from gpumem_tui.simulator.device import host, kinds, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
 from gpumem_tui.simulator.device.kinds import become, fake_device_of, known_length, make_parameter, make_subclass
@@ -293,6 +293,7 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
         return wrap(*map(simulated, args), **{name: simulated(value) for name, value in kwargs.items()})
 
     replacements.set(torch.Tensor, "_make_subclass", staticmethod(subclass))
+    replacements.set(torch.Tensor, "as_subclass", kinds.as_subclass)
     replacements.set(nn.Parameter, "__new__", staticmethod(functools.partial(make_parameter, nn.Parameter.__new__)))
     replacements.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper))
     replacements.set(torch.Tensor, "nested_int_memo", property(known_length))

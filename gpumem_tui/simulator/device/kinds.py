@@ -103,6 +103,14 @@ def _keep_track(parameter: nn.Parameter) -> None:
         _as_fakes_now.append(parameter)
 
 
+class _Asked:
+    """Has a class of a program's asked about torch's functions as ever, which fake tensors never are."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any) -> Any:
+        return torch.Tensor.__torch_function__.__func__(cls, *args)  # type: ignore[attr-defined]
+
+
 def is_dense(kind: type) -> bool:
     """Return whether instances of a class are fake tensors or parameters of which there is no more to know."""
     return kind is FakeTensor or kind is _FakeParameter
@@ -116,7 +124,7 @@ def without_data(kind: type[torch.Tensor]) -> type[torch.Tensor]:
     if kind in _PLAIN:
         return FakeTensor
     metaclass: Any = type(kind)
-    made: type[torch.Tensor] = metaclass(kind.__name__, (kind, FakeTensor), {"__module__": kind.__module__})
+    made: type[torch.Tensor] = metaclass(kind.__name__, (kind, _Asked, FakeTensor), {"__module__": kind.__module__})
     return made
 
 
@@ -131,6 +139,26 @@ def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any,
     if kind is nn.Parameter:
         _keep_track(made)
     return made
+
+
+_as_subclass: Any = torch.Tensor.as_subclass
+
+
+def as_subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> Any:
+    """Do as `torch.Tensor.as_subclass`, by which torchvision and fastai make images, and which refuses fake tensors."""
+    if not is_without_data(tensor):
+        return _as_subclass(tensor, kind.__mro__[1] if issubclass(kind, FakeTensor) else kind)
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.ops.aten.alias(tensor)
+    made.__class__ = without_data(kind)
+    return made
+
+
+def plain(value: Any) -> Any:
+    """Return a tensor of the host as `torch.Tensor` where it is of a program's class, which no shape function knows."""
+    if not isinstance(value, torch.Tensor) or type(value) in (*_PLAIN, nn.Parameter) or isinstance(value, FakeTensor):
+        return value
+    return _as_subclass(value, torch.Tensor)
 
 
 def make_parameter(

@@ -36,6 +36,7 @@ from gpumem_tui.simulator.device.kinds import (
     is_without_data,
     nested_length,
     parameters_among,
+    plain,
 )
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
@@ -211,6 +212,8 @@ class DeviceMode(FakeTensorMode):
             self._memory.raise_if_full()
         if func is _READ:
             return self.read(args[0])
+        if func in COPIES:
+            args = tuple(map(plain, args))
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
             return args[0].copy_(self.values.copied_to_host(args[1]))
