@@ -212,23 +212,14 @@ def traced(row: Row) -> Timeline:
         return simulated.finish()
 
 
-def _loss(guess: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(guess.flatten(0, 1).float(), labels.flatten(0, 1))
-
-
-def train(model: nn.Module, row: Row, device: torch.device, *, later: bool = False) -> None:
-    """Make steps as torchtitan does.
-
-    Args:
-        later: as from 2025 on, with a compiled loss and the fused update.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=not later, fused=later)
-    loss_of: Callable[..., torch.Tensor] = torch.compile(_loss) if later else _loss
+def train(model: nn.Module, row: Row, device: torch.device) -> None:
+    """Make steps as torchtitan does."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for _ in range(_STEPS):
         words, labels = torch.zeros(2, row.batch_size, row.sequence, dtype=torch.int64).to(device)
         optimizer.zero_grad()
         guess = model(words)
-        loss = loss_of(guess, labels)
+        loss = F.cross_entropy(guess.flatten(0, 1).float(), labels.flatten(0, 1))
         del guess
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)

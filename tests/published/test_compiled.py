@@ -19,7 +19,8 @@ _LONG = ("ao-vith", "titan", "ao-titan")
 
 
 def _marked(row: Row) -> Any:
-    return pytest.param(row, id=row.id, marks=pytest.mark.exhaustive if row.id.startswith(_LONG) else pytest.mark.scripts)
+    mark = pytest.mark.exhaustive if row.id.startswith(_LONG) else pytest.mark.scripts
+    return pytest.param(row, id=row.id, marks=mark)
 
 
 @pytest.mark.parametrize("row", map(_marked, ROWS))
