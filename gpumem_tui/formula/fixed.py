@@ -97,7 +97,9 @@ def _usual_rows(r: Resolved) -> list[FormulaRow]:
     rows = [_shared(one, r) for one in rows] + _working_copies(r)
     if r.counts.head:
         factors = (r.counts.head, precision.gradient_bytes)
-        rows.append(row("gradient of the output head", *factors, at=LAST_BLOCK, source=precision.source))
+        first = row("gradient of the output head", *factors, at=LAST_BLOCK, source=precision.source)
+        on_its_way = Bucket.GRADIENTS in sharded_buckets(r)  # of which a share stays
+        rows.append(replace(first, bucket=Bucket.TEMPORARY) if on_its_way else first)
         if shape.tied_head and shape.has_embedding:  # then nothing is frozen
             at = frozenset({Moment.EMBEDDING})
             rows.append(row("gradients of the tied embedding", 2, *factors, at=at))
@@ -141,13 +143,17 @@ def _parameter_rows(r: Resolved) -> list[FormulaRow]:
 
 
 def _working_copies(r: Resolved) -> list[FormulaRow]:
-    """Return the 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads."""
+    """Return the 16-bit weights that autocast makes: cached until the loss is computed, kept by what backward reads.
+
+    What backward does not read is temporary, as in a trace (`step.buckets`): forward releases what it made.
+    """
     each, source, full = r.precision.working_copy_bytes, r.precision.source, r.recipe.recompute == "full"
     if not each:
         return []
     # Where the head alone is trained nothing below asks for a gradient, which the weight would be read for.
     at = LOSS if r.only_head or full else FORWARD_ENDS
-    rows = [row("16-bit working copy of the parameters", r.counts.copied, each, at=at, source=source)]
+    cached = row("16-bit working copy of the parameters", r.counts.copied, each, at=at, source=source)
+    rows = [replace(cached, bucket=Bucket.TEMPORARY) if at == LOSS else cached]
     if r.only_head or not full:
         return rows
     again = row("16-bit working copy", r.counts.copied_in_block, each, at=IN_A_BLOCK, suffix=ONE_BLOCK, source=source)

@@ -417,10 +417,10 @@ def _tried(answer: CommandAnswer) -> Iterator[TechniqueRow]:
             traced.max_batch_size,
         )
     yield _without(answer, catalog_techniques()["offload-optimizer"], (Bucket.OPTIMIZER,), 0.0)
-    if not plan.base.done.is_sharded and plan.ranks == 1:
+    if not plan.base.done.is_sharded:
+        gpus = plan.ranks if plan.ranks > 1 else SHARED_BY_DEFAULT
         for stage in STAGES:
-            change = sharded(stage, SHARED_BY_DEFAULT, SHARED_BY_DEFAULT - 1)
-            yield _without(answer, change, _SHARDED[stage], 1 / SHARED_BY_DEFAULT)
+            yield _without(answer, sharded(stage, gpus, gpus - plan.ranks), _SHARDED[stage], 1 / gpus)
 
 
 def _without(answer: CommandAnswer, change: Technique, buckets: Iterable[Bucket], kept: float) -> TechniqueRow:
@@ -478,6 +478,12 @@ class CommandFigures:
 
 
 # In words
+
+
+SHARDING_NOT_RUN = (
+    "ZeRO is worked out from the command's own trace and not run, as it is written into the program: one that calls "
+    "fully_shard, started by torchrun, is run with all its ranks"
+)
 
 
 def ranks_line(plan: CommandPlan) -> str:

@@ -422,7 +422,26 @@ def _explained(found: Limit, least: Plan, what: str, known: Known) -> Limit:
     denied = least.batch_size - 1 if _fits_by_formula(least) else None  # a trace says so, where the formula does not
     lift = cheapest_but_as_it_is(least, room_as_traced(least, denied))
     note = "; ".join(filter(None, (f"even {what} {_missing(least, known)}", found.note)))
-    return replace(found, note=note, lift=lift if isinstance(lift, Combination) else None)
+    if isinstance(lift, Unknown) or _share_saved(lift, least) < _share_lacked(least, known(least)):
+        return replace(found, note=note)
+    return replace(found, note=note, lift=lift)
+
+
+def _share_saved(lift: Combination, plan: Plan) -> float:
+    return 1 - predicted(lift.plan).needed_bytes / predicted(plan).needed_bytes
+
+
+def _share_lacked(plan: Plan, found: Traced | Unknown | None) -> float:
+    """Return what must go of all that a plan takes by trace, so that it fits; 0 without a trace."""
+    lacked = _lacked_bytes(plan, found)
+    return lacked / (lacked + usable_of(plan))
+
+
+def _lacked_bytes(plan: Plan, found: Traced | Unknown | None) -> int:
+    """Return what a plan that does not fit lacks by trace; 0 without one."""
+    if not isinstance(found, Traced):
+        return 0
+    return max(0, headroom_of(plan) - on_gpu(plan, found).free_range(plan.batch_size).low_bytes)
 
 
 def _missing(plan: Plan, known: Known) -> str:
@@ -434,8 +453,7 @@ def _missing(plan: Plan, known: Known) -> str:
         return f"cannot fit: {alone} of {format_bytes(usable)} that can be used"
     found = known(plan)
     if isinstance(found, Traced):
-        lacks = headroom_of(plan) - on_gpu(plan, found).free_range(plan.batch_size).low_bytes
-        return f"lack {format_bytes(max(0, lacks))} by trace"
+        return f"lack {format_bytes(_lacked_bytes(plan, found))} by trace"
     lacks = predicted(plan).needed_bytes - usable
     return f"lack ≈{format_bytes(max(0, lacks))} of {format_bytes(usable)} that can be used, by formula"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpumem_tui.formula.techniques import COST_ORDER
+from gpumem_tui.formula.techniques import COST_ORDER, STAGES
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.plan.answers import (
     Answer,
@@ -22,6 +22,7 @@ from gpumem_tui.plan.answers import (
 )
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import (
+    SHARDING_NOT_RUN,
     CommandAnswer,
     CommandPlan,
     batch_note,
@@ -424,8 +425,11 @@ def _tried(found: CommandAnswer) -> Iterator[str]:
     ]
     columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
-    if others:
-        yield bullets(f"{entry.name}: {entry.reason}" for entry in others)
+    notes = [f"{entry.name}: {entry.reason}" for entry in others]
+    if any(row.change.key in STAGES for row in tried):
+        notes.append(SHARDING_NOT_RUN)
+    if notes:
+        yield bullets(notes)
 
 
 # Other batch sizes and GPUs, places and curves

@@ -76,10 +76,11 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         trained: the `id` of each parameter that an optimizer has.
     """
     models, modules = list(called), instances_of(nn.Module, things)
-    used = {id(part) for model in models for part in model.modules()}
+    parts = [part for model in models for part in model.modules()]
     shapes = {tuple(one.shape for one in model.parameters()) for model in models}
-    learning = [model for model in models if any(id(one) in trained for one in model.parameters())] or models
-    theirs = {at for model in learning for one in _tensors_of(model) for at in _memory(one)}
+    learning = [one for one in parts if not trained.isdisjoint(map(id, one.parameters(recurse=False)))] or parts
+    theirs = {at for part in learning for one in _tensors_of(part, recurse=False) for at in _memory(one)}
+    used = set(map(id, parts))
 
     def others(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [one for one in tensors if theirs.isdisjoint(_memory(one))]
@@ -92,8 +93,7 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         held = [*tensors_in(vars(holder)), *(one for module in inner for one in _tensors_of(module))]
         yield Bucket.PARAMETERS, EMA_COPIES, others(held)
     for module in outermost(modules):
-        is_used = not used.isdisjoint(map(id, module.modules()))
-        if not is_used and tuple(one.shape for one in module.parameters()) in shapes:
+        if used.isdisjoint(map(id, module.modules())) and tuple(one.shape for one in module.parameters()) in shapes:
             found = others(_tensors_of(module))
             yield Bucket.PARAMETERS, EMA_COPIES if any(one._version for one in found) else MODEL_COPIES, found
 
@@ -102,8 +102,8 @@ def _memory(tensor: torch.Tensor) -> set[int]:
     return set() if is_lazy(tensor) else {held.untyped_storage()._cdata for held in holding_memory(tensor)}
 
 
-def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+def _tensors_of(module: nn.Module, recurse: bool = True) -> list[torch.Tensor]:
+    return [*module.parameters(recurse), *module.buffers(recurse)]
 
 
 def _holders(things: list[Any]) -> list[Any]:

@@ -114,11 +114,19 @@ def test_a_moving_average_that_holds_the_model_as_well_is_counted_without_it(pro
                 self.online_model = model
                 self.ema_model = copy.deepcopy(model)
 
+        class Task(torch.nn.Module):  # as timm's: what is trained and its average in one module, which is called
+            def __init__(self, model):
+                super().__init__()
+                self.model, self.average = model, EMA(model)
+
+            def forward(self, x):
+                return self.model(x).sum()
+
         model = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)).cuda()
-        average = EMA(model)
+        task = Task(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(5):
-            model(torch.randn(4, 256, device="cuda")).sum().backward()
+            task(torch.randn(4, 256, device="cuda")).backward()
             optimizer.step()
         """,
     )

@@ -8,7 +8,15 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus
 from gpumem_tui.memory import GIB, MIB, Bucket, Range, Unknown
-from gpumem_tui.plan.command import CommandAnswer, CommandPlan, WhatIf, batch_note, on_every_gpu, ranks_line
+from gpumem_tui.plan.command import (
+    SHARDING_NOT_RUN,
+    CommandAnswer,
+    CommandPlan,
+    WhatIf,
+    batch_note,
+    on_every_gpu,
+    ranks_line,
+)
 from gpumem_tui.plan.export import command_plan_json
 from gpumem_tui.plan.report import command_plan_markdown
 from gpumem_tui.search.prediction import Prediction, Traced
@@ -131,6 +139,16 @@ def test_a_batch_size_that_the_line_does_not_say_is_not_made_up() -> None:
     assert command_plan_json(plan)["accumulation"] is None
     assert "the command's own batch fits on NVIDIA A100 80 GB" in command_plan_markdown(plan)
     assert "| its own |" in command_plan_markdown(plan)
+
+
+@pytest.mark.parametrize(("ranks", "over", "further"), [(1, 8, 7), (4, 4, 0)])
+def test_sharding_is_over_the_gpus_there_are_and_said_not_to_be_run(ranks: int, over: int, further: int) -> None:
+    config = command_config(ranks=ranks)
+    plan = CommandPlan(config, 8, base_predicted(config))
+    rows = {row.change.key: row for row in CommandAnswer.of(plan).techniques()[0]}
+    assert rows["zero3"].change.name == f"ZeRO-3 over {over} GPUs"
+    assert (rows["zero3"].by, rows["zero3"].change.price.gpus) == ("formula", further)
+    assert f"- {SHARDING_NOT_RUN}" in command_plan_markdown(plan)
 
 
 @pytest.mark.parametrize(

@@ -224,12 +224,15 @@ def test_where_no_value_will_do_it_says_what_is_missing_and_what_lifts_it() -> N
         assert limit_json(plan, found)["lift"]["command"] in lines
 
 
-def test_by_trace_it_says_what_is_missing_of_the_least_value() -> None:
+@pytest.mark.parametrize(("traced_gib", "is_lifted"), [(22, True), (30, False)])
+def test_by_trace_it_says_what_is_missing_of_the_least_value_and_what_saves_as_much(
+    traced_gib: int, is_lifted: bool
+) -> None:
     def too_much(plan: Plan, batch_size: int) -> Timeline:
-        return training({Bucket.ACTIVATIONS: batch_size * 30 * 1024 * MIB}, layers=1)
+        return training({Bucket.ACTIVATIONS: batch_size * traced_gib * 1024 * MIB}, layers=1)
 
     found = Tracing(too_much).solve("batch-size", replace(LLAMA, batch_size=1))
-    assert found.lift is not None
+    assert (found.lift is not None) == is_lifted
     assert (found.value, found.how) == (None, "traced")
     assert "even 1 sample lack" in found.note
     assert "by trace" in found.note

@@ -1,8 +1,8 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
 
-Parts: steps, runs, totals, adapters, sharded, compiled. `inside`: within the range that is predicted of a device
-total; of bytes that are allocated or reserved, which are predicted to the byte, within what the figure was rounded to.
-Of what lies outside the cause is said.
+Parts: steps, runs, totals, adapters, diffusion, sharded, compiled. `inside`: within the range that is predicted of a
+device total; of bytes that are allocated or reserved, which are predicted to the byte, within what the figure was
+rounded to. Of what lies outside the cause is said.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gpumem_tui.memory import GIB, Range, format_bytes
 from tests.published.measurements import DEFAULT_PUBLISHED, Kind, load_published
 
 _UNMEASURED = {
-    "diffusion (Conv3d, UNet with attention, VAE)": "", "speech": "", "detection": "", "recurrent networks": "",
+    "diffusion by Conv3d, UNet or VAE": "reports state no versions or no sizes; a diffusion transformer is among them",
+    "speech": "", "detection": "", "recurrent networks": "",
     "8-bit training": "bitsandbytes' own tables state no versions of torch",
     "QLoRA": "litgpt's rows kept what bitsandbytes no longer keeps (peaks.toml, not_modelled)",
     "pipeline parallel": "", "tensor parallel": "",
@@ -88,6 +89,17 @@ def _adapters() -> Iterator[_Line]:
         yield _Line(f"peft-{row.id}", "reserved", found, row.measured_bytes, 0, row.why)
 
 
+def _diffusion() -> Iterator[_Line]:
+    if find_spec("peft") is None or find_spec("diffusers") is None:
+        print("diffusion: needs transformers, peft and diffusers, which are not here", file=sys.stderr)
+        return
+    from tests.published import diffusion
+
+    for row in diffusion.load():
+        found = _exactly(diffusion.reserved_bytes(row))
+        yield _Line(f"flux2-{row.id}", "reserved", found, row.measured_bytes, 0, row.why)
+
+
 def _compiled() -> Iterator[_Line]:
     if find_spec("triton") is None:
         print("compiled: needs triton, which is not here", file=sys.stderr)
@@ -112,8 +124,8 @@ def _sharded() -> Iterator[_Line]:
 
 
 _PARTS: dict[str, Callable[[], Iterator[_Line]]] = {
-    "steps": _steps, "runs": _runs, "totals": _totals, "adapters": _adapters, "sharded": _sharded,
-    "compiled": _compiled,
+    "steps": _steps, "runs": _runs, "totals": _totals, "adapters": _adapters, "diffusion": _diffusion,
+    "sharded": _sharded, "compiled": _compiled,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Adapted:
 
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(LlamaConfig(**_SHAPE), dtype=torch.bfloat16)
-        model = self._adapted(model).train()
+        model = self.adapted(model).train()
         optimizer = self._optimizer(model)
         if self.method != "FULL":
             with model.disable_adapter():  # to evaluate the base model; what it enables then has gradients again
@@ -80,7 +81,8 @@ class Adapted:
                 model.base_model.update_and_allocate(number)
             loss.item()
 
-    def _adapted(self, model: Any) -> Any:
+    def adapted(self, model: Any) -> Any:
+        """The model with its adapters."""
         if self.method == "FULL":
             return model
         import peft
@@ -108,9 +110,9 @@ def _batch(length: int, device: Any) -> dict[str, torch.Tensor]:
     return {"input_ids": words.to(device), "attention_mask": mask.to(device), "labels": labels.to(device)}
 
 
-def load() -> list[Adapted]:
-    """All rows of the table."""
-    with _TABLE.open(newline="", encoding="utf-8") as file:
+def load(table: Path = _TABLE) -> list[Adapted]:
+    """All rows of a table."""
+    with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
         Adapted(
@@ -123,6 +125,11 @@ def load() -> list[Adapted]:
 
 def reserved_bytes(row: Adapted) -> int:
     """The most that the two steps reserve on a simulated L40S."""
+    return reserved_on_l40s(row.train)
+
+
+def reserved_on_l40s(train: Callable[[Any, Callable[[], None]], None]) -> int:
+    """The most that a program reserves, which is called with the device and what empties the cache."""
     import gc
 
     from gpumem_tui.catalog.loader import find_gpu
@@ -133,7 +140,7 @@ def reserved_bytes(row: Adapted) -> int:
     simulated = SimulatedGpu(gpu, profile_for("2.13.0", gpu), unlimited=True)
     gc.collect()
     with simulate(simulated) as device:
-        row.train(device, simulated.allocator.empty_cache)
+        train(device, simulated.allocator.empty_cache)
     return simulated.allocator.stats.peak_reserved_bytes
 
 

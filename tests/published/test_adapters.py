@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.published import adapters
+from tests.published import adapters, diffusion
 from tests.sharing import WarmPython
 
 pytestmark = pytest.mark.scripts
@@ -22,6 +22,11 @@ _BY_ID = {row.id: row for row in adapters.load()}
 def test_reserves_what_was_published(name: str) -> None:
     row = _BY_ID[name]
     assert abs(100 * (adapters.reserved_bytes(row) / row.measured_bytes - 1)) <= row.tolerance_percent
+
+
+def test_a_diffusion_transformer_reserves_what_was_published() -> None:
+    row = next(row for row in diffusion.load() if row.id == "lora-rank64")
+    assert abs(100 * (diffusion.reserved_bytes(row) / row.measured_bytes - 1)) <= row.tolerance_percent
 
 
 def test_as_a_command_it_reserves_the_same() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.parameters import count_parameters
-from gpumem_tui.formula.recipe import Precision, Recipe, Sharding
+from gpumem_tui.formula.predict import predict
+from gpumem_tui.formula.recipe import Precision, Recipe, Recompute, Sharding
 from gpumem_tui.formula.weights import block_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.run.events import TraceDone, TraceRequest
@@ -28,16 +31,16 @@ def _recipe(sharding: Sharding, precision: Precision = "fp32") -> Recipe:
     return Recipe(precision, sharding=sharding, gpus=1 if sharding == "none" else GPUS)
 
 
-def _run(sharding: Sharding, precision: Precision = "fp32") -> Timeline:
+def _run(recipe: Recipe) -> Timeline:
     """One run at a batch size of 2."""
-    recipe, gpu = _recipe(sharding, precision), find_gpu("a100-80gb")
+    gpu = find_gpu("a100-80gb")
     profile = profile_for(torch.__version__, gpu)
     return Tracer(lambda: CatalogWorkload(SHAPE, recipe), recipe, gpu, profile, STEPS, lambda _: None).at(2)
 
 
 @pytest.fixture(scope="module")
 def timelines() -> dict[str, Timeline]:
-    return {name: _run(name) for name in ("none", "zero1", "zero2", "zero3")}
+    return {name: _run(_recipe(name)) for name in ("none", "zero1", "zero2", "zero3")}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def stages(timelines: dict[str, Timeline]) -> dict[str, Replay]:
 @pytest.fixture(scope="module")
 def mixed() -> dict[str, Timeline]:
     """FSDP2 by its own mixed precision, and under autocast."""
-    return {name: _run(name, "amp-bf16") for name in ("zero3", "fsdp2")}
+    return {name: _run(_recipe(name, "amp-bf16")) for name in ("zero3", "fsdp2")}
 
 
 def _most(timeline: Timeline, bucket: Bucket) -> int:
@@ -101,6 +104,19 @@ def test_gathered_weights_are_temporary_not_activations(timelines: dict[str, Tim
     assert _most(timelines["zero2"], Bucket.ACTIVATIONS) == pytest.approx(alone, rel=0.01)
     assert _most(timelines["zero3"], Bucket.ACTIVATIONS) == pytest.approx(alone, rel=0.01)
     assert _most(timelines["zero2"], Bucket.TEMPORARY) > 0.9 * 4 * count_parameters(SHAPE)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_formula_and_trace_put_autocasts_copies_and_gradients_on_their_way_in_the_same_buckets(
+    recompute: Recompute,
+) -> None:
+    """Copies that backward reads are activations; what forward releases is temporary, and so are whole gradients."""
+    recipe = replace(_recipe("zero3", "amp-bf16"), recompute=recompute)
+    traced, formula = _run(recipe), predict(SHAPE, recipe, 2).highest
+    near = {Bucket.PARAMETERS: 0.01, Bucket.GRADIENTS: 0.01, Bucket.OPTIMIZER: 0.01, Bucket.TEMPORARY: 0.3}
+    near[Bucket.ACTIVATIONS] = 0.01 if recompute == "none" else 0.3
+    for bucket, share in near.items():
+        assert formula[bucket] == pytest.approx(_most(traced, bucket), rel=share), bucket
 
 
 def test_fsdp2_keeps_its_shards_in_fp32_and_gathers_in_16_bits(mixed: dict[str, Timeline]) -> None:

@@ -50,6 +50,7 @@ class _Call:
     """By allocation of a tensor argument: its position."""
 
     trains: bool
+    module: weakref.ref[nn.Module]
     end: int = 0
     last: int = 0
     leaves: tuple[Any, ...] = ()
@@ -182,7 +183,9 @@ class Repeats:
         numbers = {self._gpu.memory.allocation_of(tensor): position for position, tensor in enumerate(tensors)}
         arguments = {number: position for number, position in numbers.items() if number is not None}
         recorder, uses = self._recorder, self._gpu.streams.recorded_uses
-        observed = _Call(key, recorder.position, recorder.allocations, uses, arguments, torch.is_grad_enabled())
+        observed = _Call(
+            key, recorder.position, recorder.allocations, uses, arguments, torch.is_grad_enabled(), weakref.ref(module)
+        )
         result = run()
         observed.end, observed.last = self._recorder.position, self._recorder.allocations
         leaves, observed.structure = pytree.tree_flatten(result)
@@ -267,9 +270,14 @@ class Repeats:
         if found is None:
             self._seen.pop(call.key, None)
         elif found[1]:
-            self._unsettled.append(_Unsettled(call, *found, end))
+            if found[1].isdisjoint(self._gradients_of(call.module())):  # which a program releases when it likes
+                self._unsettled.append(_Unsettled(call, *found, end))
         else:
             self._remember(call.key, found[0])
+
+    def _gradients_of(self, module: nn.Module | None) -> set[int | None]:
+        gradients = [p.grad for p in module.parameters() if p.grad is not None] if module is not None else []
+        return set(map(self._gpu.memory.allocation_of, gradients))
 
     def _settle(self, calls: int) -> None:
         """Learn the calls whose graphs are gone by now, after so many further calls have begun."""
