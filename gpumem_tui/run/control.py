@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -206,10 +206,14 @@ class _Ahead:
                 raise told
             yield told
 
-    def close(self) -> None:
-        """End it, and wait for its end."""
-        self._closed.set()
+    def wait(self) -> None:
+        """Wait for its end: what it has made in the file system, it may take away."""
         self._thread.join()
+
+    def close(self) -> None:
+        """End it."""
+        self._closed.set()
+        self.wait()
 
 
 class SideBySide:
@@ -242,7 +246,11 @@ class SideBySide:
         except (ChildDied, Unusable):
             if not is_beside:
                 raise
-        self.close()
+        finally:
+            if begun is not None:
+                begun.close()
+        if self._ahead is not None:
+            self._ahead.wait()
         yield from converse(request, self._terms, self._control)
 
     def close(self) -> None:
@@ -258,11 +266,8 @@ def _may_be_beside(request: Request) -> bool:
 
 def has_room_for_two() -> bool:
     """Return whether a process finds a processor of its own, and host memory, beside another one."""
-    available = 0
-    with suppress(OSError, TypeError):
-        found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        available = int(found[1]) << 10  # type: ignore[index]
-    return len(os.sched_getaffinity(0)) > 1 and available >= _SPARE_HOST_BYTES
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return len(os.sched_getaffinity(0)) > 1 and found is not None and int(found[1]) << 10 >= _SPARE_HOST_BYTES
 
 
 def _written(command: Command, request: Request, terms: Terms) -> AbstractContextManager[tuple[str, ...]]:

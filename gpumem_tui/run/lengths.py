@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -230,24 +231,27 @@ def _longest_known(seen: int, *, at_most: bool = False) -> tuple[int, str] | Non
     return known if known[0] > seen else None
 
 
-def _limits(things: Iterable[Any], at_most: bool) -> Iterator[tuple[str, int]]:
+def _limits(things: list[Any], at_most: bool) -> Iterator[tuple[str, int]]:
     """Yield limits by name: of the script's variables, of its options, of tokenizers and of what collates batches.
 
     Of a fast tokenizer that is the length to which it was last asked to cut.
     """
     yield from _named(vars(sys.modules["__main__"]), "")
-    for thing in things:
-        kind = type(thing)
+    kinds = {
+        kind for kind in set(map(type, things))
         if issubclass(kind, argparse.Namespace) or (
             kind.__module__ not in ("builtins", "torch") and (is_dataclass(kind) or hasattr(kind, "from_pretrained"))
-        ):
-            values = getattr(thing, "__dict__", None)
-            if isinstance(values, dict) and "_tokenizer" in values and not at_most:
-                cut = getattr(values["_tokenizer"], "truncation", None) or {}
-                if "max_length" in cut:
-                    yield f"what {kind.__name__} cuts to", cut["max_length"]
-            elif isinstance(values, dict):
-                yield from _named(values, " of its options" if kind is argparse.Namespace else f" of {kind.__name__}")
+        )
+    }  # fmt: skip
+    for thing in compress(things, map(kinds.__contains__, map(type, things))):
+        kind = type(thing)
+        values = getattr(thing, "__dict__", None)
+        if isinstance(values, dict) and "_tokenizer" in values and not at_most:
+            cut = getattr(values["_tokenizer"], "truncation", None) or {}
+            if "max_length" in cut:
+                yield f"what {kind.__name__} cuts to", cut["max_length"]
+        elif isinstance(values, dict):
+            yield from _named(values, " of its options" if kind is argparse.Namespace else f" of {kind.__name__}")
 
 
 def _named(values: dict[str, Any], of: str) -> Iterator[tuple[str, int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import Unknown
@@ -21,7 +22,7 @@ from gpumem_tui.workload.command import BATCH, Command
 
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """What programs raise about a number that they cannot work with."""
-_MOST_MULTIPLE = 8
+_MOST_MULTIPLE = _NEAR_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,15 @@ class _CommandTraces:
 
     config: SearchConfig
     runner: SideBySide
+    not_affine: str = ""
     runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
     def _request(self, size: int) -> TraceRequest:
         config = self.config
-        return TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
+        return TraceRequest(
+            config.workload, config.device.gpu, config.steps, size, self.not_affine, change=config.change
+        )
 
     def run(self, size: int, following: int | None = None) -> Iterator[WhileTracing]:
         """Run the command at a batch size, and at the following one meanwhile if there is room.
@@ -247,6 +251,29 @@ class _CommandTraces:
         both = [list(peaks.items()) for peaks in by_phase.values() if len(peaks) == len(sizes)]
         return min(filter(None, (_extrapolated(peaks, self.config, ready) for peaks in both)), default=None)
 
+    def between(self, small: int, large: int) -> Generator[WhileTracing, None, int | None]:
+        """Run two sizes, and return the largest batch that fits by their affine form, or by what is nearly that.
+
+        Where their runs differ in a few allocations, those of the larger that have no equal in size in the smaller one
+        are taken to grow with the batch.
+
+        Raises:
+            Unusable: it cannot be traced there.
+        """
+        yield from self.run(small, large)
+        yield from self.run(large)
+        ready, done = self.runs[large]
+        below, above = self.at(small), self.at(large)
+        try:
+            trace = AffineTrace.fit((small, below), (large, above))
+        except NotAffine:
+            alike = set(below.sizes)
+            slopes = tuple(0 if size in alike else size // large for size in above.sizes)
+            rest = tuple(size - slope * large for size, slope in zip(above.sizes, slopes, strict=True))
+            trace = replace(AffineTrace.constant(above), constants=rest, slopes=slopes)
+        found = self.config.traced(ready, replace(done, trace=trace, only_at=0)).expected_batch_size
+        return None if isinstance(found, Unknown) else found
+
     @property
     def refusal(self) -> str:
         """Why only multiples are traced; "" where all sizes are."""
@@ -288,6 +315,22 @@ def _tracing_with(
                 found, guess = Unknown("; ".join(filter(None, [str(error), traces.refusal]))), traces.guess(sizes)
     ready = next(iter(traces.runs.values()))[0]
     yield Predicted(Prediction(traces.config.formula, found), ready, guess, traces.sizes.multiple)
+
+
+def near_guess(
+    config: SearchConfig, runner: SideBySide, predicted: Predicted
+) -> Generator[WhileTracing, None, int | None]:
+    """Return the largest batch by two traces near what small batches suggest, which are more alike; None for none.
+
+    Their sizes are multiples of eight, as compilers and libraries choose kernels by alignment.
+    """
+    traced, guess = predicted.prediction.traced, predicted.guess or 0
+    step = math.lcm(_NEAR_MULTIPLE, predicted.multiple)
+    small, large = 3 * guess // 4 // step * step, guess // step * step
+    if 0 < small < large and isinstance(traced, Unknown) and config.device.simulated:
+        with suppress(Unusable, ChildDied):
+            return (yield from _CommandTraces(config, runner, traced.reason).between(small, large))
+    return None
 
 
 def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready: Ready) -> int | None:

@@ -15,7 +15,7 @@ from gpumem_tui.run.control import Cancelled, Control, SideBySide, Unusable
 from gpumem_tui.run.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, WhileTracing, predicting
+from gpumem_tui.search.predicting import CommandOutput, Predicted, WhileTracing, near_guess, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.verdict import Verdict, with_headroom
 
@@ -73,13 +73,15 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
             yield event
             if isinstance(event, Predicted):
                 predicted = event
-        settings = _strategy_settings(config, predicted)
+        near = yield from near_guess(config, runner, predicted)
+        settings = _strategy_settings(config, predicted, near)
         traced = predicted.prediction.traced
         grows = traced.grows if isinstance(traced, Traced) else None
         levelled = False
         given = settings.sizes
         while (size := strategy.next_size(verdict.tried(results, given), settings)) is not None:
-            if_it_fits = [*verdict.tried(results, given), strategy.Tried(size, fits=True)]
+            full = strategy.Tried(size, fits=True, peak_bytes=settings.capacity_bytes)
+            if_it_fits = [*verdict.tried(results, given), full]
             yield from _trial(size, strategy.next_size(if_it_fits, settings), config, runner, results)
             settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
             may_run = config.workload.command is not None and settings.sizes != given  # it ran when it was traced
@@ -162,11 +164,11 @@ def _levelled(traced: Traced | Unknown, results: list[TrialDone]) -> bool:
     return below < above
 
 
-def _strategy_settings(config: SearchConfig, predicted: Predicted) -> strategy.StrategySettings:
+def _strategy_settings(config: SearchConfig, predicted: Predicted, near: int | None) -> strategy.StrategySettings:
     capacity = config.device.gpu.cuda_total_bytes - predicted.ready.context_bytes
     return strategy.StrategySettings(
         strategy=config.strategy,
-        predicted=predicted.prediction.best_max_batch_size or predicted.guess,
+        predicted=near or predicted.prediction.best_max_batch_size or predicted.guess,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),
         step=config.ramp_step,
         sizes=strategy.Sizes(max(config.batch_multiple, predicted.multiple)),

@@ -154,7 +154,7 @@ def _attributes(thing: object) -> dict[str, Any]:
 def instances_of(kind: type[T], things: list[Any]) -> list[T]:
     """Return objects of a kind, by their type: `isinstance` would make lazy objects load what they stand for."""
     wanted = {one for one in set(map(type, things)) if issubclass(one, kind)}
-    return list(compress(things, map(wanted.__contains__, map(type, things))))
+    return list(compress(things, map(wanted.__contains__, map(type, things)))) if wanted else []
 
 
 def outermost(modules: list[nn.Module]) -> list[nn.Module]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
+import psutil
 import pytest
 
-from gpumem_tui.run.control import has_room_for_two
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.run.control import Control, SideBySide, Terms, has_room_for_two
+from gpumem_tui.run.events import Ready, TraceDone, TraceRequest
+from gpumem_tui.workload.command import Command
+from gpumem_tui.workload.spec import WorkloadSpec
 from tests.command.running import Finished, Project
+from tests.waiting import wait_until_gone
 
 pytestmark = pytest.mark.skipif(not has_room_for_two(), reason="one processor, or too little memory for two processes")
 
@@ -65,3 +73,19 @@ def test_what_fails_beside_another_run_is_run_alone(project: Project) -> None:
     assert (project.folder / "alone").exists()
     assert found.lines[-1]["max_batch_size"] == _LARGEST
     assert all(one["outcome"] != "error" for one in found.lines if one["event"] == "trial")
+
+
+def test_a_run_that_began_ahead_ends_with_who_listens_to_it(project: Project) -> None:
+    project.write("train.py", _TRAINING + "if batch_size > 1:\n    open('pipe').close()\n")
+    os.mkfifo(project.folder / "pipe")
+    command = Command((project.python, "train.py", "{batch}"), str(project.folder))
+    workload = WorkloadSpec(Recipe(), command=command)
+    one, two = (TraceRequest(workload, find_gpu("t4-16gb"), 30, size) for size in (1, 2))
+    with closing(SideBySide(Terms(project.python), Control())) as runner:
+        assert any(isinstance(event, TraceDone) for event in runner.converse(one, two))
+        began = psutil.Process().children()
+        listening = runner.converse(two)
+        assert isinstance(next(listening), Ready)
+        assert began
+        listening.close()  # type: ignore[attr-defined]
+        wait_until_gone([process.pid for process in began])

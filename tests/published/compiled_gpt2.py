@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,14 +71,41 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, wanted: torch.Tensor) -> tor
     return F.cross_entropy(logits.flatten(0, 1), wanted.to("cuda").flatten())
 
 
+def benchmark(rows: int, inner: int, columns: int) -> None:
+    """Take what torch 2.6's `_should_pad_bench` and triton's `do_bench` do, and give it back.
+
+    The product of random operands and that of padded ones are run, beside a buffer of 256 MiB by which the cache is
+    emptied.
+    """
+    left = torch.randn(rows, inner, dtype=torch.bfloat16, device="cuda")
+    right = torch.randn(inner, columns, dtype=torch.bfloat16, device="cuda")
+
+    def padded() -> torch.Tensor:
+        more = [-size % 8 for size in (rows, inner, columns)]
+        wide = F.pad(left, (0, more[1], 0, more[0])) if more[0] or more[1] else left
+        high = F.pad(right, (0, more[2], 0, more[1])) if more[1] or more[2] else right
+        return (wide @ high)[:rows, :columns]
+
+    for product in (partial(torch.matmul, left, right), padded):
+        product()
+        cache = torch.empty(256 * 1024 * 1024 // 4, dtype=torch.int, device="cuda")
+        product()
+        del cache
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=50304)
+    parser.add_argument("--benchmarked", action="store_true")
     arguments = parser.parse_args()
     compiled: Any = torch.compile(Gpt(arguments.vocabulary))
     trained: nn.Module = compiled.to("cuda").to(torch.bfloat16)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=5e-4, weight_decay=0.1, fused=True)
+    if arguments.benchmarked:
+        sizes = (arguments.batch_size * LENGTH, WIDTH, arguments.vocabulary)
+        for turn in range(3):  # the product of forward and the two of backward
+            benchmark(*sizes[turn:], *sizes[:turn])
     for _ in range(10):
         optimizer.zero_grad()
         batch = torch.zeros(2, arguments.batch_size, LENGTH, dtype=torch.long)

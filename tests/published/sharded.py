@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -177,17 +178,29 @@ class _Model(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def _sharded(row: Row, device: torch.device) -> nn.Module:
+def sharded(row: Row, device: torch.device, *, compiled: bool = False, float8: bool = False) -> nn.Module:
+    """Build the network, each layer of it compiled or not, and shard it.
+
+    Args:
+        float8: its products are torchao's in 8 bits, sharded as such.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     shard = partial(fully_shard, mesh=init_device_mesh(device.type, (row.gpus,)), mp_policy=precision)
     with torch.device("meta"):
-        model = _Model(row.sequence, row.recompute)
+        model: Any = _Model(row.sequence, row.recompute)
+    if float8:
+        library: Any = import_module("torchao.float8")
+        config = library.Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+        library.convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: "head" not in name)
+    for layer in model.layers if compiled else ():
+        layer.compile()
     for number, layer in enumerate(model.layers, 1):
         shard(layer, reshard_after_forward=number < _LAYERS)
     shard(model, reshard_after_forward=True)
-    return model.to_empty(device=device)
+    whole: nn.Module = model.to_empty(device=device)
+    return whole
 
 
 def traced(row: Row) -> Timeline:
@@ -195,18 +208,22 @@ def traced(row: Row) -> Timeline:
     gpu = find_gpu("h100-80gb")
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
     with rank_zero_of(row.gpus), simulate(simulated) as device:
-        model = _sharded(row, device)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        for _ in range(_STEPS):
-            words, labels = torch.zeros(2, row.batch_size, row.sequence, dtype=torch.int64).to(device)
-            optimizer.zero_grad()
-            guess = model(words)
-            loss = F.cross_entropy(guess.flatten(0, 1).float(), labels.flatten(0, 1))
-            del guess
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-            optimizer.step()
+        train(sharded(row, device), row, device)
         return simulated.finish()
+
+
+def train(model: nn.Module, row: Row, device: torch.device) -> None:
+    """Make steps as torchtitan does."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(_STEPS):
+        words, labels = torch.zeros(2, row.batch_size, row.sequence, dtype=torch.int64).to(device)
+        optimizer.zero_grad()
+        guess = model(words)
+        loss = F.cross_entropy(guess.flatten(0, 1).float(), labels.flatten(0, 1))
+        del guess
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
 
 
 def errors_percent(row: Row, timeline: Timeline) -> dict[str, float]:

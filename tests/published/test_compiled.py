@@ -14,12 +14,13 @@ pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Inductor writes kernels for triton, which is not here"
 )
 
-_LONG = ("ao-vith-1",)
-"""Networks of many layers, whose graph takes more than a minute to compile: `exhaustive`."""
+_LONG = ("ao-vith", "titan", "ao-titan")
+"""How rows of networks of many layers begin, which take a minute and more: `exhaustive`."""
 
 
 def _marked(row: Row) -> Any:
-    return pytest.param(row, id=row.id, marks=pytest.mark.exhaustive if row.id in _LONG else pytest.mark.scripts)
+    mark = pytest.mark.exhaustive if row.id.startswith(_LONG) else pytest.mark.scripts
+    return pytest.param(row, id=row.id, marks=mark)
 
 
 @pytest.mark.parametrize("row", map(_marked, ROWS))

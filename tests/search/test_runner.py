@@ -303,6 +303,23 @@ def test_a_step_in_parts_is_told_and_tried_near_where_it_stops_to_fit(parts: str
     assert at_40.done.only_at == 40
 
 
+OTHERWISE_WHERE_SMALL = """
+def make_batch(batch_size, device):
+    rows = batch_size * batch_size if batch_size < 8 else 64 * batch_size
+    return torch.ones(rows, 1024, 8, device=device)
+"""
+
+
+def test_what_only_large_batches_have_in_common_is_found_by_traces_of_these(tmp_path: Path) -> None:
+    """Small ones grow by a tenth of what large ones do: trials alone would have to come from far above."""
+    events = list(search(config(workload(tmp_path, OTHERWISE_WHERE_SMALL))))
+    (predicted,) = (event for event in events if isinstance(event, Predicted))
+    largest = verdict_of(events).max_batch_size
+    assert predicted.guess is not None
+    assert predicted.guess > 5 * largest > 0
+    assert [trial.result.batch_size for trial in finished(events)] == [largest, largest + 1]
+
+
 def test_a_step_that_asks_for_no_more_than_it_has_is_not_traced_again(tmp_path: Path) -> None:
     whole = predict(config(workload(tmp_path, IN_PARTS.format(parts="part in (batch[:len(batch)],)"))))
     assert isinstance(whole.prediction.best_max_batch_size, int)

@@ -342,6 +342,8 @@ class DeviceMode(FakeTensorMode):
                 with no_dispatch():
                     return self._shaped_as(by_assumption(func, args, share))
             except (NotImplementedError, UnsupportedOperatorException):
+                if isinstance(kwargs.get("out"), torch.Tensor):  # of products in 8 bits torch knows the shape but there
+                    return kwargs["out"]
                 with suppress(NoExample), no_dispatch():
                     return self._shaped_as(result_by_example(func, args, kwargs))
                 raise
