@@ -159,7 +159,7 @@ def _prepare(followed: Followed) -> None:
             with while_compiled(), _no_collection(), _disable_current_modes():  # Dynamo leaves them on within DDP
                 return convert(self, frame, *args, **kwargs)
         except (unsupported.Unsupported, unsupported.SkipFrame) as error:
-            if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:  # as `typing`'s are
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
                 followed.ran_eager(_in_short(error))
             raise
         except Exception as error:
