@@ -41,6 +41,7 @@ from gpumem_tui.search.words import (
 )
 from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED
+from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
@@ -192,7 +193,10 @@ def peak_line(traced: Traced, batch_size: int) -> str:
         return "the traced step allocates nothing"
     mark, site = moment
     place = f", at {site.operator} ({site.source or 'unknown line'})" if site.operator else ""
-    return f"traced peak: {PHASE_WORDS[mark.phase]}{f' of step {mark.step}' if mark.step else ''}{place}"
+    when = f" of step {mark.step}" if mark.step else ""
+    if mark.phase is Phase.EVALUATION:
+        when = f", after step {mark.step - 1}" if mark.step > 1 else ", before any step"
+    return f"traced peak: {PHASE_WORDS[mark.phase]}{when}{place}"
 
 
 def context_words(traced: Traced) -> str:

@@ -22,6 +22,7 @@ PHASE_WORDS = {
     Phase.FORWARD: "in forward",
     Phase.BACKWARD: "in backward",
     Phase.OPTIMIZER: "in the optimizer step",
+    Phase.EVALUATION: "in evaluation or sampling",
 }
 
 # Ranges
