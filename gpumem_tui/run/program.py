@@ -309,7 +309,7 @@ class Program:
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
 
     def _enter(self, phase: Phase) -> None:
-        if self.evaluations.is_over(phase):
+        if self.evaluations.has_begun and phase is not Phase.EVALUATION:
             self._finish()
         self._sample(phase)
         self._phase = phase
@@ -334,13 +334,13 @@ class Evaluations:
         are_wanted: whether the run goes on after its steps through one of them, until training goes on.
 
     Attributes:
-        after: the steps made when the run began to await one; None before.
+        after: the steps made when the run began to await one; None before. `has_begun`: it came.
     """
 
     def __init__(self, *, are_wanted: bool = False) -> None:
         self.after: int | None = None
         self._are_wanted = are_wanted
-        self._has_begun = False
+        self.has_begun = False
         self._known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         """Models that were trained: whether in training mode; and those that evaluate alone, as averaged weights."""
 
@@ -370,7 +370,7 @@ class Evaluations:
         if module.training:
             self._in_training_mode.add(steps)
         if self.after is not None and not (module.training and steps - 1 in self._in_training_mode):
-            self._has_begun = True
+            self.has_begun = True
         return True
 
     def are_awaited(self, steps: int) -> bool:
@@ -379,15 +379,11 @@ class Evaluations:
             self.after = steps
         return self._are_wanted
 
-    def is_over(self, phase: Phase) -> bool:
-        """Return whether the evaluation that was awaited ends with this phase."""
-        return self._has_begun and phase is not Phase.EVALUATION
-
     def line(self, steps: int) -> str:
         """Say, after so many steps, whether what was awaited came; empty where nothing was."""
         if self.after is None:
             return ""
-        if self._has_begun:
+        if self.has_begun:
             return f"--through eval: the evaluation after step {steps} is part of this"
         more = f", nor within {steps - self.after} more" if steps > self.after else ""
         return f"--through eval: no evaluation came after step {self.after}{more}; this is of the steps alone"
