@@ -6,16 +6,21 @@ The user's file is ``calibration.toml`` beside the settings; `gpumem-tui doctor 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 
 import msgspec
 
 from gpumem_tui.catalog.loader import is_same_product, parse_toml
 from gpumem_tui.catalog.shapes import CatalogError, Context, Gpu
+from gpumem_tui.memory import MIB, format_bytes
 
 _SUGGESTION = "`gpumem-tui doctor --calibrate` writes one"
+_ALIKE_BYTES = 16 * MIB
+"""Processes of one GPU, driver and torch differ by as much: which kernels they have loaded so far."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,44 @@ class Calibration:
         return Context(min(alone), most, most, f"{words} (calibration)")
 
     @property
+    def size_words(self) -> str:
+        """What it takes, from the least to the most."""
+        low, high = format_bytes(self.context.low_bytes), format_bytes(self.context.high_bytes)
+        return low if low == high else f"{low} to {high}"
+
+    @property
     def key(self) -> tuple[str, int, str, str]:
         """What a file has one calibration of."""
         return self.gpu, self.total_bytes, self.driver, self.torch
+
+    @property
+    def words(self) -> str:
+        """One that was learned as the word of a command, which `seen` reads."""
+        return ",".join(map(str, (*self.key, *self.stages.values())))
+
+
+def seen(words: str) -> Calibration:
+    """Read what was learned of training processes: GPU, bytes in all, driver, torch, the least bytes and the most.
+
+    Raises:
+        CatalogError: it is something else.
+    """
+    with suppress(ValueError):
+        gpu, total_bytes, driver, torch, least, most = words.split(",")
+        sizes = {"least": int(least), "training": int(most)}
+        if 0 < sizes["least"] <= sizes["training"] <= int(total_bytes) and not set(words) & set('"\\\n'):
+            today = date.today().isoformat()
+            return Calibration(gpu, int(total_bytes), driver, torch, today, sizes, is_learned=True)
+    raise CatalogError(f"{words!r} is no GPU, its bytes, driver, torch, least and most bytes, with commas between")
+
+
+def is_known(new: Calibration, kept: Iterable[Calibration]) -> bool:
+    """Return whether what is kept says as much: measured for the purpose, or learned, within 16 MiB."""
+    for one in kept:
+        if one.key == new.key:
+            low_bytes, high_bytes = one.context.low_bytes - _ALIKE_BYTES, one.context.high_bytes + _ALIKE_BYTES
+            return not one.is_learned or low_bytes <= new.context.low_bytes <= new.context.high_bytes <= high_bytes
+    return False
 
 
 def default_path() -> Path:
@@ -111,6 +151,9 @@ def save(new: Calibration, path: Path | None = None) -> Path:
 
 
 def calibrated(gpu: Gpu, calibrations: Sequence[Calibration]) -> Gpu:
-    """Return a GPU with the context that was measured on one of its kind, the newest; as it is where none was."""
-    alike = [one for one in calibrations if is_same_product(one.gpu, one.total_bytes, gpu)]
+    """Return a GPU with the context that was measured on one of its kind, the newest; as it is where none was.
+
+    Of those of one day it is the last, which was kept last.
+    """
+    alike = [one for one in reversed(calibrations) if is_same_product(one.gpu, one.total_bytes, gpu)]
     return replace(gpu, context=max(alike, key=lambda one: one.measured).context) if alike else gpu

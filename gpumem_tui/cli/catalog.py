@@ -94,28 +94,36 @@ def gpus(as_json: bool) -> int:
     help="With --calibrate: take it from what trains here now under the probe (`run`, `attach`), on GPUs in use too.",
 )
 @click.option(
+    "--seen", metavar="WORDS", help="With --calibrate: keep what `run` or `watch` saw, in the words they print."
+)
+@click.option(
     "--output",
     "output_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="With --calibrate: write there instead of the user's calibration.toml.",
 )
-def doctor(as_json: bool, python: str | None, calibrate: bool, from_running: bool, output_path: Path | None) -> int:
+def doctor(
+    as_json: bool, python: str | None, calibrate: bool, from_running: bool, seen: str | None, output_path: Path | None
+) -> int:
     """What works on this machine, what does not, and the remedy. Exit code 4 if something is broken.
 
     With --calibrate it starts a small program on each kind of GPU that nobody uses, and keeps what the driver says that
     it takes beside PyTorch's allocator.
     """
-    for option, given in (("--output", output_path is not None), ("--running", from_running)):
-        if given and not calibrate:
+    for option, given in {"--output": output_path, "--running": from_running or None, "--seen": seen}.items():
+        if given is not None and not calibrate:
             raise click.UsageError(f"{option}: belongs to --calibrate")
-    if from_running:
-        return _learn(output_path, as_json=as_json)
+    if from_running and seen is not None:
+        raise click.UsageError("--running and --seen: give only one of them")
+    if from_running or seen is not None:
+        return _learn(seen, output_path, as_json=as_json)
     if calibrate:
         return _calibrate(python, output_path, as_json=as_json)
+    from gpumem_tui.doctor.beside import machine_now
     from gpumem_tui.doctor.checks import Status, System, examine
 
-    snapshot = _snapshot()
+    snapshot = machine_now()
     output, checks = Printer(as_json=as_json), []
     for check in (*examine(System.here(), snapshot, python), *_offered(snapshot)):
         checks.append(check)
@@ -124,33 +132,19 @@ def doctor(as_json: bool, python: str | None, calibrate: bool, from_running: boo
     return EXIT_FAILED if any(check.status is Status.FAIL for check in checks) else 0
 
 
-def _snapshot() -> Snapshot | None:
-    """Return what the driver says of this machine; None where it does not answer."""
-    from gpumem_tui.monitor.report import NoDriverAnswer, complete
-    from gpumem_tui.monitor.sampler import Sampler
-
-    source = Sampler()
-    source.start()
-    try:
-        return complete(source)
-    except NoDriverAnswer:
-        return None
-    finally:
-        source.stop()
-
-
 def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
     import sys
 
     from gpumem_tui.catalog.calibration import save
     from gpumem_tui.catalog.shapes import CatalogError
+    from gpumem_tui.doctor.beside import machine_now
     from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate
     from gpumem_tui.monitor.devices import list_gpus
 
     listed = list_gpus()
     if isinstance(listed, Unknown):
         return complain(f"--calibrate: {listed.reason}", EXIT_FAILED)
-    snapshot = _snapshot()
+    snapshot = machine_now()
     version = Unknown("the driver does not answer") if snapshot is None else snapshot.driver_version
     driver = version if isinstance(version, str) else "of unknown version"
     output, done, failed = Printer(as_json=as_json), [], 0
@@ -169,50 +163,48 @@ def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
     return EXIT_FAILED if failed or not done else 0
 
 
-def _learned(snapshot: Snapshot) -> list[Calibration]:
+def _learned(snapshot: Snapshot | None) -> list[Calibration]:
     """Return what the processes that train here take beside their allocators."""
-    from gpumem_tui.doctor.calibrating import learned
+    from gpumem_tui.doctor.beside import held, learned
     from gpumem_tui.watch.collector import Collector
 
-    version = snapshot.driver_version
-    driver = version if isinstance(version, str) else "of unknown version"
-    return learned(snapshot.gpus, Collector().collect(snapshot.gpus), driver)
+    if snapshot is None or snapshot.problem:
+        return []
+    return learned(held(snapshot.gpus, Collector().collect(snapshot.gpus)), snapshot.driver_version)
 
 
 def _offered(snapshot: Snapshot | None) -> Iterator[Check]:
     """Offer to keep what training processes show now."""
+    from gpumem_tui.doctor.beside import unkept
     from gpumem_tui.doctor.checks import Check, Status
 
-    for found in [] if snapshot is None or snapshot.problem else _learned(snapshot):
+    for found in unkept(_learned(snapshot)):
         size = format_bytes(found.context.high_bytes)
         words = f"a training process takes up to {size} of {found.gpu} beside its allocator"
         yield Check("CUDA context", Status.OK, words, "`gpumem-tui doctor --calibrate --running` keeps it")
 
 
-def _learn(path: Path | None, *, as_json: bool) -> int:
-    from gpumem_tui.catalog.calibration import save
+def _learn(words: str | None, path: Path | None, *, as_json: bool) -> int:
+    from gpumem_tui.catalog.calibration import save, seen
     from gpumem_tui.catalog.shapes import CatalogError
+    from gpumem_tui.doctor.beside import machine_now
 
-    snapshot = _snapshot()
-    found = [] if snapshot is None else _learned(snapshot)
+    output = Printer(as_json=as_json)
+    try:
+        found = [seen(words)] if words is not None else _learned(machine_now())
+        for one in found:
+            output.show(lines=partial(_calibrated_lines, one, save(one, path)))
+    except (CatalogError, OSError) as error:
+        return complain(f"--calibrate: {error}", EXIT_FAILED)
     if not found:
         why = "nothing trains on a GPU here under the probe; start it with `gpumem-tui run`, or `attach` to it"
         return complain(f"--calibrate --running: {why}", EXIT_FAILED)
-    output = Printer(as_json=as_json)
-    for one in found:
-        try:
-            where = save(one, path)
-        except (CatalogError, OSError) as error:
-            return complain(f"--calibrate: {error}", EXIT_FAILED)
-        output.show(lines=partial(_calibrated_lines, one, where))
     output.show(body=lambda: {"schema": SCHEMA, "calibrations": [asdict(one) for one in found]})
     return 0
 
 
 def _calibrated_lines(found: Calibration, where: Path) -> Iterator[str]:
-    context = found.context
-    between = f"{format_bytes(context.low_bytes)} to {format_bytes(context.high_bytes)}"
-    yield f"{found.gpu}: a process takes {between} beside PyTorch's allocator"
+    yield f"{found.gpu}: a process takes {found.size_words} beside PyTorch's allocator"
     yield f"kept in {where}: predictions and searches for this GPU use it from now on"
 
 

@@ -87,8 +87,16 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline |
         return complain(str(error), error.code)
     if lifeline is not None:
         lifeline.hold()
+    from gpumem_tui.doctor.beside import BesideWatch  # only here: the command does not wait for it
+
+    said: list[str] = []
+    beside = BesideWatch(Watcher([default_directory()]), lambda: started.pids, said.append)
+    beside.start()
     ended = started.wait()
+    beside.stop()
     _report_ends(started.pids)
+    for line in said:
+        complain(line, 0)
     if lifeline is None:
         return leave_as(ended)
     lifeline.end_all()
@@ -187,6 +195,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
 def watch(pid: int | None, interval_s: float, post_mortem: bool, mine: bool, as_json: bool) -> int:
     """The processes that publish, a line a sample; of one that has ended, what its last moments were."""
     from gpumem_tui.attach.launch import WATCH_AFTER_S, SilenceNote, silent_anywhere
+    from gpumem_tui.doctor.beside import BesideWatch
     from gpumem_tui.monitor.users import viewer
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch import report
@@ -209,6 +218,10 @@ def watch(pid: int | None, interval_s: float, post_mortem: bool, mine: bool, as_
             WATCH_AFTER_S, lambda: silent_anywhere(_publishing(watcher)), lambda line: complain(f"silent: {line}", 0)
         )
         shown = None if process is None else process.known_pid
+        beside = following(pid)
+        beside.only = watcher.only
+        whose = None if process is None else {process.files.pid}
+        BesideWatch(beside, None if whose is None else lambda: whose, lambda line: complain(line, 0)).start()
         process = report.watch(watcher, shown, interval_s, as_json=as_json, while_silent=note.tick)
     else:
         report.show_last(process, as_json=as_json)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 from gpumem_tui.catalog.calibration import Calibration
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
-from gpumem_tui.monitor.snapshot import GpuReading
-from gpumem_tui.watch.published import Published
 
 _CHILD = r"""
 import json, sys, tempfile
@@ -101,30 +98,6 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
     return Calibration(
         gpu.name, gpu.total_bytes, driver, torch_version, date.today().isoformat(), stages, max(eager, default=None)
     )
-
-
-def learned(gpus: Iterable[GpuReading], published: Published, driver: str) -> list[Calibration]:
-    """Return what processes that train under a probe take beside their allocators now, by kind of GPU and torch.
-
-    Of one whose driver's figure is not more than what its allocator reserved nothing is learned.
-    """
-    seen: defaultdict[tuple[str, int, str], list[int]] = defaultdict(list)
-    for gpu in gpus:
-        if isinstance(gpu.processes, Unknown) or isinstance(gpu.memory, Unknown):
-            continue
-        for process in gpu.processes:
-            watched, sample = published.by_place.get((gpu.uuid, process.pid), (None, None))
-            if watched is None or sample is None or process.instance or isinstance(process.used_bytes, Unknown):
-                continue
-            reserved_bytes = sample.reserved_bytes
-            if isinstance(reserved_bytes, int) and process.used_bytes > reserved_bytes:
-                kind = gpu.name, gpu.memory.total_bytes, watched.process.process.torch
-                seen[kind].append(process.used_bytes - reserved_bytes)
-    today = date.today().isoformat()
-    return [
-        Calibration(name, total_bytes, driver, torch, today, {"least": min(sizes), "training": max(sizes)}, None, True)
-        for (name, total_bytes, torch), sizes in seen.items()
-    ]
 
 
 def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) -> Iterator[dict[str, Any]]:

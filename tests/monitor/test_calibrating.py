@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,15 +15,17 @@ import pytest
 from gpumem_tui.catalog.calibration import calibrated, load, save
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.cli.commands import run
-from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate, learned
+from gpumem_tui.doctor.beside import BesideWatch, held, learned
+from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate
 from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import GIB, MIB, Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
+from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.watch.collector import Collector
 from gpumem_tui.watch.reader import Watcher
 from tests.monitor.snapshots import gpu as gpu_reading
-from tests.monitor.snapshots import process
+from tests.monitor.snapshots import machine, process
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
 from tests.watch.rings import RECORD, RingFile, this_process
@@ -147,7 +152,7 @@ def test_what_trains_here_says_what_it_takes_beside_its_allocator(tmp_path: Path
     took = RECORD.reserved_bytes + 480 * MIB
     one = gpu_reading(uuid=RECORD.device_uuid, processes=(process(os.getpid(), took), process(1, 3 * GIB)))
     published = Collector(Watcher([tmp_path / "probes"])).collect([one])
-    [found] = learned([one], published, "550.1")
+    [found] = learned(held([one], published), "550.1")
     assert (found.gpu, found.driver, found.stages) == (one.name, "550.1", {"least": 480 * MIB, "training": 480 * MIB})
     save(found, tmp_path / "calibration.toml")
     assert load(tmp_path / "calibration.toml") == (found,)
@@ -155,7 +160,7 @@ def test_what_trains_here_says_what_it_takes_beside_its_allocator(tmp_path: Path
     assert profile.context_range.is_exact
     assert profile.context_source.startswith("seen of training processes on this NVIDIA A100")
     less = replace(one, processes=(process(os.getpid(), RECORD.reserved_bytes),))
-    assert learned([less], published, "550.1") == []
+    assert list(held([less], published)) == []
 
 
 def test_without_a_training_process_there_is_nothing_to_learn(
@@ -165,3 +170,163 @@ def test_without_a_training_process_there_is_nothing_to_learn(
     monkeypatch.setattr(sys, "argv", ["gpumem-tui", "doctor", "--calibrate", "--running"])
     assert run() == EXIT_FAILED
     assert "start it with `gpumem-tui run`" in capsys.readouterr().err
+
+
+class Training:
+    """This process as one that trains under the probe, and what the driver says of it whenever it is read.
+
+    Attributes:
+        beside_bytes: what it holds beside its allocator.
+        reserved_bytes: what its allocator holds.
+        said: what was offered.
+    """
+
+    def __init__(self, folder: Path, reserved_bytes: int = 4 * GIB) -> None:
+        self.beside_bytes, self.reserved_bytes = 480 * MIB, reserved_bytes
+        self.said: list[str] = []
+        self._ring = RingFile(folder, this_process())
+        self.watch = BesideWatch(Watcher([folder]), None, self.said.append, self._read)
+
+    def step(self, reserved_bytes: int = 0) -> None:
+        """End a step; from it on so much is reserved."""
+        self.reserved_bytes = reserved_bytes or self.reserved_bytes
+        self._ring.sample(replace(RECORD, reserved_bytes=self.reserved_bytes))
+
+    def _read(self) -> Snapshot:
+        used_bytes = self.reserved_bytes + self.beside_bytes
+        return machine([gpu_reading(uuid=RECORD.device_uuid, processes=(process(os.getpid(), used_bytes),))])
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return Training(tmp_path / "probes")
+
+
+def test_what_training_holds_is_offered_once_two_readings_between_equal_samples_agree(training: Training) -> None:
+    assert not training.watch.look(), "it has not trained yet"
+    training.step()
+    assert [training.watch.look() for _ in range(3)] == [False] * 3, "no sample came after the driver was read"
+    training.step()
+    assert not training.watch.look()
+    assert training.said == [], "one reading may have met a passing moment"
+    training.step()
+    assert training.watch.look()
+    [line] = training.said
+    assert "NVIDIA A100" in line
+    assert "held 0.47 GiB beside what PyTorch reserved" in line
+
+
+def test_a_reading_while_the_allocator_grows_does_not_count(training: Training) -> None:
+    training.step()
+    for size_bytes in (5 * GIB, 6 * GIB, 7 * GIB):
+        assert not training.watch.look()
+        training.step(size_bytes)
+    for beside_bytes in (500 * MIB, 510 * MIB, 520 * MIB):
+        training.beside_bytes = beside_bytes
+        assert not training.watch.look()
+        training.step()
+    assert training.said == []
+    assert not training.watch.look()
+    training.step()
+    assert training.watch.look()
+    assert "0.51 GiB" in training.said[0]
+
+
+def test_a_driver_that_lists_others_is_given_up(training: Training) -> None:
+    training.step()
+    training.beside_bytes = 0
+    looks = 0
+    while not training.watch.look():
+        looks += 1
+        assert looks < 100
+    assert training.said == []
+
+
+def offered(folder: Path, beside_bytes: int) -> list[str]:
+    """Return what is offered to somebody whose training holds so much beside its allocator, all the time."""
+    training = Training(folder)
+    training.beside_bytes = beside_bytes
+    training.step()
+    while not training.watch.look():
+        training.step()
+    return training.said
+
+
+def test_the_offered_command_keeps_exactly_that_and_then_as_much_is_not_offered(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [line] = offered(tmp_path / "first", 480 * MIB)
+    monkeypatch.setattr(sys, "argv", shlex.split(line.split("`")[1]))
+    assert run() == 0
+    (kept,) = load()
+    assert (kept.stages, kept.torch, kept.is_learned) == ({"least": 480 * MIB, "training": 480 * MIB}, "2.13.0", True)
+    assert "takes 0.47 GiB beside PyTorch's allocator" in capsys.readouterr().out
+    profile = profile_for("2.13.0", calibrated(find_gpu("a100-80gb"), load()))
+    assert profile.context_bytes == 480 * MIB
+    assert profile.context_source.startswith("seen of training processes")
+    assert offered(tmp_path / "alike", 488 * MIB) == []
+    assert len(offered(tmp_path / "more", 580 * MIB)) == 1
+    save(replace(kept, is_learned=False))
+    assert offered(tmp_path / "measured", 580 * MIB) == [], "what was measured for the purpose is better"
+
+
+@pytest.mark.parametrize(
+    "words", ["x", "A100,100,550.1,2.13.0,0,5", "A100,100,550.1,2.13.0,5,4", 'A"B,100,550.1,2.13.0,4,5']
+)
+def test_other_words_are_refused(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calibration.toml"
+    arguments = ["doctor", "--calibrate", "--seen", words, "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["gpumem-tui", *arguments])
+    assert run() == EXIT_FAILED
+    assert "is no GPU, its bytes, driver, torch, least and most bytes" in capsys.readouterr().err
+    assert not path.exists()
+
+
+_TRAIN = """
+import os, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+
+reserved = {name: {"all": {"current": 300 << 20, "peak": 300 << 20}} for name in ("allocated_bytes", "reserved_bytes")}
+torch.cuda.is_initialized = lambda: True
+torch.cuda.current_device = lambda: 0
+torch.cuda.memory_stats_as_nested_dict = lambda device: reserved
+kind = SimpleNamespace(uuid="UUID", name="A100", major=8, minor=0, total_memory=80 << 30)
+torch.cuda.get_device_properties = lambda device: kind
+scenario = Path(os.environ["NVML_STUB_SCENARIO"])
+scenario.write_text(scenario.read_text().replace("process 4711 ", f"process {os.getpid()} "))
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+calls = Path(os.environ["NVML_STUB_CALLS"])
+readings, steps = 0, 0
+while readings < 2 or steps < 60:
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+    readings = int(calls.read_text().split("nvmlInitWithFlags")[1].split()[0]) if calls.exists() else 0
+    steps = steps + 1 if readings >= 2 else 0
+"""
+"""Trains on the CPU, where torch says that its allocator holds 300 MiB of a GPU; until the driver was read twice."""
+
+
+@pytest.mark.slow
+def test_run_offers_at_its_end_what_the_training_held(fake_nvml: FakeMachine, tmp_path: Path) -> None:
+    uuid = "01234567-89ab-cdef-0123-456789abcdef"
+    listed = FakeGpu(uuid=f"GPU-{uuid}", used_bytes=780 * MIB, processes=[FakeProcess(4711, 780 * MIB)])
+    fake_nvml.show(Scenario(gpus=[listed]))
+    script = tmp_path / "train.py"
+    script.write_text(_TRAIN.replace("UUID", uuid))
+    environment = {
+        **os.environ, **fake_nvml.environment, "PATH": os.environ["PATH"],
+        "GPUMEM_TUI_DIR": str(tmp_path / "probes"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }  # fmt: skip
+    words = [sys.executable, "-m", "gpumem_tui", "run", "--", sys.executable, str(script)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    [line] = done.stderr.splitlines()
+    assert "held 0.47 GiB beside what PyTorch reserved" in line
+    assert f"NVIDIA A100-SXM4-80GB,{80 * GIB},550.54.14,{version('torch')},{480 * MIB},{480 * MIB}" in line

@@ -22,9 +22,12 @@ import json
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from gpumem_tui.simulator.compiled.following import follow_compiler
 from gpumem_tui.simulator.cuda.presented import presented_as_cuda
+from gpumem_tui.simulator.cuda.world import rank_zero_of
 from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
 from tests.simulator.simulated_steps import simulated_gpu
@@ -69,6 +72,15 @@ class Ran(nn.Module):
         return checkpoint(chain, x, use_reentrant=False).cos().sin()
 
 
+class Cut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(SIDE, 2 * SIDE, bias=False), nn.Linear(2 * SIDE, SIDE, bias=False)
+
+    def forward(self, x):
+        return self.down(chain(self.up(x)))
+
+
 def broken(x):
     x = x.sin().exp()
     print(end="", flush=True)
@@ -85,6 +97,11 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("asks for cuda", asks_for_cuda, matrix())
     ran = Ran()
     kept("checkpoint", ran, matrix())
+    with rank_zero_of(2):
+        mesh = init_device_mesh("cuda", (2,))
+        cut = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        kept("tensor parallel", parallelize_module(Cut().cuda(), mesh, cut), matrix())
+        assert mesh.device_type == "cuda"
     found["of one graph each"] = list(notes)
     module = nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()).cuda()
     module.compile()
@@ -153,7 +170,13 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = found["of one graph each"]
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 6 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 7 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+
+
+def test_a_network_cut_between_gpus_is_compiled_in_one_graph(found: dict[str, Any]) -> None:
+    """This GPU's half is of the size of the input: of it eager keeps what four operators take or give."""
+    assert found["tensor parallel"] == {"eager": 5 * MATRIX, "compiled": 3 * MATRIX}
+    assert not any("estimate" in note or "graph break" in note for note in found["of one graph each"])
 
 
 def test_products_of_odd_sizes_are_padded_and_that_is_said(found: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ async def test_the_monitor_offers_none_of_it() -> None:
         await until(pilot, lambda: "details" in shown(pilot, KeyBar))
         keys = shown(pilot, KeyBar)
         assert not any(word in keys for word in ("look", "attach", "terminate", "kill"))
-        await pilot.press("l", "a", "T", "K")
+        await pilot.press("l", "a", "T", "K", "C")
         assert not isinstance(app.screen, ModalScreen)
 
 
@@ -56,6 +56,7 @@ async def test_the_monitor_offers_none_of_it() -> None:
         (Act.END, lambda screen: screen.action_end("kill")),
         (Act.ATTACH, lambda screen: screen.action_attach()),
         (Act.LOOK, lambda screen: screen.action_look()),
+        (Act.WRITE, lambda screen: screen.action_keep_context()),
     ],
 )
 async def test_asked_for_past_the_keys_it_is_refused(act: Act, ask: Callable[[ProcessActions], None]) -> None:

@@ -22,6 +22,7 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
 from gpumem_tui.attach.launch import environment
+from gpumem_tui.catalog.calibration import load
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.plan.plan import Plan
@@ -181,10 +182,34 @@ async def test_details_go_on_and_keys_are_offered_only_where_they_do_something()
         await until(pilot, lambda: app.export_screenshot() != before)
 
 
+async def test_what_a_process_takes_beside_its_allocator_is_kept_once_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    app = app_of(*watch_scene.training())
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, DetailsScreen))
+        assert "C keeps its context" in str(app.screen.query_one(VerticalScroll).border_subtitle)
+        await pilot.press("C")
+        await until(pilot, lambda: isinstance(app.screen, QuestionScreen))
+        assert "1.00 GiB of " in str(app.screen.query_one("#about").render())
+        await pilot.press("n")
+        assert load() == ()
+        await pilot.press("C", "y")
+        await until(pilot, lambda: any("kept in " in note.message for note in app._notifications))
+        (kept,) = load()
+        assert (kept.stages, kept.is_learned) == ({"least": GIB, "training": GIB}, True)
+        await pilot.press("C")
+        await until(pilot, lambda: any("says as much already" in note.message for note in app._notifications))
+        await pilot.press("down")
+        assert scene.screen_of(app).check_action("keep_context", ()) is False, "of one without a probe nothing is known"
+
+
 async def test_read_only_neither_looks_into_nor_attaches() -> None:
     app = app_of(*watch_scene.training(), read_only=True)
     async with app.run_test(size=SIZE) as pilot:
-        await pilot.press("down", "l", "down", "a", "K")
+        await pilot.press("down", "l", "C", "down", "a", "K")
         assert not isinstance(app.screen, ModalScreen)
         assert "attach" not in shown(pilot, KeyBar)
 

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from gpumem_tui.errors import named
+from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.compiled import inductor
-from gpumem_tui.simulator.compiled.hidden import CALL, announced, while_called, while_compiled
+from gpumem_tui.simulator.compiled.hidden import CALL, announced, name_meshes, while_called, while_compiled
 from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.cuda.names import CUDA, simulated
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
@@ -193,6 +194,7 @@ def _prepare(followed: Followed) -> None:
     replace(contexts, "__call__", entered)
     replace(import_module("torch._dynamo.compiled_autograd"), "_enable", backward)
     _exchange_names()
+    after_import("torch.distributed.device_mesh", name_meshes)
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from gpumem_tui.simulator.cuda.names import CudaNames
 from gpumem_tui.simulator.cuda.presented import fake_tensors_shown
+from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.kinds import all_as_fakes
-from gpumem_tui.simulator.torch_internals import without_replacements
+from gpumem_tui.simulator.torch_internals import replace, without_replacements
 
 _HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 _OURS = "gpumem_tui."
@@ -74,13 +75,25 @@ def while_compiled() -> Iterator[None]:
         _inside.compiled = False
 
 
+def name_meshes(module: Any) -> None:
+    """Have a mesh of GPUs name the simulated device where CUDA's name is not exchanged: DTensor moves tensors to it.
+
+    Args:
+        module: `torch.distributed.device_mesh`.
+    """
+
+    def device_type(mesh: Any) -> str:
+        hidden = getattr(_inside, "called", False) or getattr(_inside, "compiled", False)
+        return DEVICE_TYPE if hidden and mesh._device_type == "cuda" else mesh._device_type
+
+    if torch.distributed.is_available():
+        replace(module.DeviceMesh, "device_type", property(device_type))
+
+
 @contextmanager
 def _without_names() -> Iterator[None]:
     """Take off the mode that exchanges CUDA's name: the compiler would follow it, and guard the code by it."""
     stack = _modes()
-    if not any(isinstance(mode, CudaNames) for mode in stack):
-        yield
-        return
     _set_modes([mode for mode in stack if not isinstance(mode, CudaNames)])
     try:
         yield

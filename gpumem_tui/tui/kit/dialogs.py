@@ -298,23 +298,27 @@ def copy_to_clipboard(screen: Screen[Any], text: str) -> None:
     screen.notify(f"copied, if the terminal lets programs do that: {what}", markup=False)
 
 
+_TERMINATE, _KILL = 'end("terminate")', 'end("kill")'
+
+
 class DetailsScreen(TextScreen):
     """All that is known of a process; the result is the Monitor's action that the user wants, None for none.
 
     Args:
         lines: the text; `may_end`: offer to end the process; `may_look`: to look into its next step.
+        may_keep: to keep what it takes beside its allocator.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l", "dismiss('look')", "look"),
-        Binding("T", "dismiss('end(\"terminate\")')", "terminate"),
-        Binding("K", "dismiss('end(\"kill\")')", "kill"),
+        Binding("C", "dismiss('keep_context')", "keep its context"),
+        Binding("T", f"dismiss('{_TERMINATE}')", "terminate"),
+        Binding("K", f"dismiss('{_KILL}')", "kill"),
     ]
 
-    def __init__(self, lines: Sequence[Row], *, may_end: bool, may_look: bool) -> None:
+    def __init__(self, lines: Sequence[Row], *, may_end: bool, may_look: bool, may_keep: bool) -> None:
         super().__init__("Process", lines)
-        self._may_end = may_end
-        self._may_look = may_look
+        self._may = {"look": may_look, "keep_context": may_keep, _TERMINATE: may_end, _KILL: may_end}
         self._is_listed = True
 
     @property
@@ -325,8 +329,8 @@ class DetailsScreen(TextScreen):
     @property
     def keys_offered(self) -> str:
         """The keys that do something with the process."""
-        look = "l look · " if self._may_look and self._is_listed else ""
-        return f"{look}T terminate · K kill · " if self._may_end and self._is_listed else look
+        keys = {"l look": "look", "C keeps its context": "keep_context", "T terminate": _TERMINATE, "K kill": _KILL}
+        return "".join(f"{key} · " for key, action in keys.items() if self._is_listed and self._may[action])
 
     def show(self, lines: Sequence[Row] | None) -> None:
         """Show later figures; None once the process is no longer listed."""
@@ -339,10 +343,10 @@ class DetailsScreen(TextScreen):
             self.show_lines(lines)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer to end and to look only where that can be done."""
+        """Offer only what can be done."""
         if action != "dismiss" or parameters == (None,):
             return super().check_action(action, parameters)
-        return self._is_listed and (self._may_look if parameters == ("look",) else self._may_end)
+        return self._is_listed and self._may[str(parameters[0])]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingType
@@ -17,6 +18,7 @@ from gpumem_tui.tui.monitor.table_screen import Ending, TableScreen
 
 if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
+    from gpumem_tui.doctor.beside import HeldBeside
     from gpumem_tui.probe.wire import LookAnswer
     from gpumem_tui.tui.kit.dialogs import DetailsScreen
     from gpumem_tui.watch.records import ProbedProcess
@@ -38,6 +40,10 @@ PROCESS_BINDINGS: list[BindingType] = [
     Binding("a", "attach", "attach", tooltip="Attach: put a probe into this Python process; asks first"),
     Binding("R", "ranks", "ranks", tooltip="The ranks of its job side by side"),
     Binding("o", "plan", "plan", tooltip="Plan with its model on its GPU"),
+    Binding(
+        "C", "keep_context", show=False,
+        tooltip="Keep what it takes beside its allocator (CUDA context) for predictions on such a GPU; asks first",
+    ),
 ]  # fmt: skip
 """For the screen's own list: of a key that a class and its base both have, Textual keeps the class's alone."""
 END_BINDINGS: list[BindingType] = [
@@ -89,6 +95,8 @@ class ProcessActions(TableScreen[MonitorState]):
                 return self._may(Act.ATTACH) and entry is not None and entry.watched is None and _is_python(entry.host)
             case "ranks":
                 return watched is not None and (watched.process.process.world_size or 0) > 1
+            case "keep_context":
+                return self._may(Act.WRITE) and bool(self._held())
             case "plan":
                 return watched is not None and not isinstance(watched.expected, Unknown)
             case _:
@@ -118,7 +126,9 @@ class ProcessActions(TableScreen[MonitorState]):
 
         may_end = self.may_end and entry.host is not None
         may_look = self.check_action("look", ()) is True
-        self._details = DetailsScreen(details_rows(self._state, entry), may_end=may_end, may_look=may_look)
+        may_keep = self.check_action("keep_context", ()) is True
+        rows = details_rows(self._state, entry)
+        self._details = DetailsScreen(rows, may_end=may_end, may_look=may_look, may_keep=may_keep)
         self.app.push_screen(self._details, closed)
 
     def action_ranks(self) -> None:
@@ -155,6 +165,44 @@ class ProcessActions(TableScreen[MonitorState]):
             left_out = format_bytes(expected.untrained_bytes)
             self.notify(f"the plan leaves out {left_out} of modules that nothing trains", severity="warning")
         self.post_message(self.Wanted("plan", plan))
+
+    # What it takes beside its allocator
+
+    def _held(self) -> list[HeldBeside]:
+        entry = self.chosen
+        if entry is None or entry.watched is None or entry.gpu is None:
+            return []
+        from gpumem_tui.doctor.beside import held
+
+        return list(held([replace(entry.gpu, processes=(entry.process,))], self._state.published))
+
+    def action_keep_context(self) -> None:
+        """Ask, then keep it for predictions."""
+        from gpumem_tui.catalog.calibration import save
+        from gpumem_tui.catalog.shapes import CatalogError
+        from gpumem_tui.doctor.beside import learned, unkept
+        from gpumem_tui.tui.kit.dialogs import QuestionScreen
+
+        snapshot = self._state.snapshot
+        found = [] if snapshot is None else learned(self._held(), snapshot.driver_version)
+        if not found or refused(self, Act.WRITE):
+            return
+        if not unkept(found):
+            self.notify(f"what is kept of {found[0].gpu} says as much already: {found[0].size_words}")
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                try:
+                    self.notify(f"kept in {save(found[0])}: predictions for {found[0].gpu} use it from now on")
+                except (CatalogError, OSError) as error:
+                    self.notify(str(error), severity="error")
+
+        about = f"{found[0].size_words} of {found[0].gpu}, driver {found[0].driver}, torch {found[0].torch}"
+        effect = (
+            "It is beside what PyTorch reserved: CUDA's context and libraries. Predictions for such GPUs will use it."
+        )
+        self.app.push_screen(QuestionScreen("Keep", "Keep what this process takes?", about, effect), answered)
 
     # Looking into it
 
