@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from gpumem_tui.catalog.config_file import (
     ConfigFile,
@@ -83,6 +84,7 @@ class WorkloadOptions(Recipe):
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
     longest: int | None = None
+    through: Literal["steps", "eval"] = "steps"
     torch_version: str | None = None
 
     def __post_init__(self) -> None:
@@ -127,7 +129,10 @@ class WorkloadOptions(Recipe):
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
-            return replace(self._command_spec(), assumed_rows=self.assumed_rows, longest=self.longest)
+            rows, longest, through = self.assumed_rows, self.longest, self.through
+            return replace(self._command_spec(), assumed_rows=rows, longest=longest, through=through)
+        if self.through != "steps":
+            raise OptionError(f"--through {self.through}: is for a command; a model of the catalog is trained alone")
         if self.longest is not None:
             raise OptionError("--longest: is for a command; of a model of the catalog, give --seq-len or --image-size")
         recipe = self._recipe()

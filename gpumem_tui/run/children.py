@@ -441,14 +441,14 @@ class CommandChild(Child):
     def _give_up(self, timeout_s: float) -> None:
         """Say that no step was made in time, and at which source line it is, as far as it answers.
 
-        A process that trains on a simulated GPU is asked for the steps that it has made.
+        A process that trains is asked for the steps that it has made.
         """
         place = self._place()
         at = f"; it is at {place}" if place else ""
         steps = max(self._progress(), 0)
         which = "no optimizer step" if steps < 1 else f"no optimizer step after number {steps}"
         self._failure = Failed("workload", f"{which} within {timeout_s:g} s{at}; --timeout waits longer")
-        training = [member.pid for member in self._members.values() if member.steps >= 0 and self._simulated]
+        training = [member.pid for member in self._members.values() if member.steps >= 0]
         for pid in training:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, CONCLUDE_SIGNAL)

@@ -40,7 +40,7 @@ from gpumem_tui.run.events import (
     decode_request,
 )
 from gpumem_tui.run.lengths import InputLengths
-from gpumem_tui.run.program import Program
+from gpumem_tui.run.program import Evaluations, Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
 from gpumem_tui.simulator.allocator.profile import Profile, not_known_of, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
@@ -93,10 +93,13 @@ class _Trial:
             recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
         )
         self.program.lengths = InputLengths(self.request.workload.longest, can_lengthen=self.request.simulated)
+        self.program.evaluations = Evaluations(are_wanted=self.request.workload.through == "eval")
         self.program.start()
+        with suppress(ValueError):  # torch was imported in another thread
+            signal.signal(CONCLUDE_SIGNAL, self._asked_to_conclude)
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
-        self.reporter.on_error = self._failed_on_longer
+        self.reporter.on_error = self._failed_after_its_steps
 
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
@@ -119,14 +122,35 @@ class _Trial:
         """Report a program that ends by itself: fewer steps than wanted are better than none."""
         if self.program.steps and not self.reporter.is_concluded:
             made, wanted = self.program.steps, self.request.steps
-            self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
+            if made < wanted:
+                self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
             self.reporter.conclude(self.outcome())
 
-    def _failed_on_longer(self, detail: str) -> None:
-        """Report the program's own steps where it cannot take the longer inputs of the one after them."""
-        if not self.reporter.is_concluded and self.program.lengths.tries_longer(self.program.steps):
-            self.notes.append(f"the program ends at that length, so what it took until then counts alone: {detail}")
+    def _failed_after_its_steps(self, detail: str) -> None:
+        """Report the program's own steps where it cannot take longer inputs after them, or fails as it evaluates."""
+        awaits = self.program.evaluations.after is not None
+        if not self.reporter.is_concluded and (awaits or self.program.lengths.tries_longer(self.program.steps)):
+            where = "after its steps" if awaits else "at that length"
+            self.notes.append(f"the program ends {where}, so what it took until then counts alone: {detail}")
             self.reporter.conclude(self.outcome())
+
+    def _asked_to_conclude(self, _number: int, frame: FrameType | None) -> None:
+        """Report the steps that were made, and end: what runs now has not come to another one in time."""
+        if self.reporter.is_concluded:
+            return
+        if not self.program.steps:
+            os._exit(1)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        place = f"; it is at {os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+        steps, wanted = self.program.steps, self.request.steps
+        made = f"this is of {steps} step{'' if steps == 1 else 's'}, not {wanted}: no other came in time"
+        if steps >= wanted:
+            made = "the run ends here, as the time was up"
+        self.notes.append(f"{made}{place} (--timeout waits longer)")
+        self.reporter.conclude(self.outcome())
+        flush_output()
+        os._exit(0)
 
     def outcome(self) -> ChildEvent:
         """Return the result of a run that fits."""
@@ -187,8 +211,6 @@ class _Simulated(_Trial):
         self.compiler = follow_compiler(self.gpu.notes, self._tell)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
-        with suppress(ValueError):  # torch was imported in another thread
-            signal.signal(CONCLUDE_SIGNAL, self._asked_to_conclude)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.run.changes import Changes
@@ -229,22 +251,6 @@ class _Simulated(_Trial):
         """Report that this batch does not fit: nothing the program does about it changes that."""
         self.program.name_what_lives()
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
-
-    def _asked_to_conclude(self, _number: int, frame: FrameType | None) -> None:
-        """Report the steps that were made, and end: what runs now has not come to another one in time."""
-        if self.reporter.is_concluded:
-            return
-        if not self.program.steps:
-            os._exit(1)
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        place = f"; it is at {os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
-        steps, wanted = self.program.steps, self.request.steps
-        made = f"{steps} step" if steps == 1 else f"{steps} steps"
-        self.notes.append(f"this is of {made}, not {wanted}: no other came in time{place} (--timeout waits longer)")
-        self.reporter.conclude(self.outcome())
-        flush_output()
-        os._exit(0)
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.workload.errors import described

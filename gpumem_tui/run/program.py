@@ -49,6 +49,7 @@ class Program:
 
     Attributes:
         lengths: of its inputs; may be set before `start`.
+        evaluations: how it evaluates; may be set before `start`.
         micro_batches: how far it has come.
     """
 
@@ -63,6 +64,7 @@ class Program:
     ) -> None:
         self.memory = memory
         self.lengths = InputLengths()
+        self.evaluations = Evaluations()
         self.steps = 0
         self.step_seconds: list[float] = []
         self._recorder = recorder
@@ -73,6 +75,7 @@ class Program:
         self._pid = os.getpid()
         self._phase = Phase.BUILD
         self._depth = 0
+        self._is_stepping = False
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._first: int | None = None
         self._round: set[int] = set()
@@ -130,28 +133,34 @@ class Program:
         if not self._is_followed or in_backward():
             return
         self._count_update()
+        evaluates = self.evaluations.is_one(module, self._trained, self.steps, is_new=module not in self._roots)
+        if evaluates is None:  # what is not trained goes along, as a loss or a frozen encoder
+            evaluates = self._phase is Phase.EVALUATION
+        phase = Phase.EVALUATION if evaluates else Phase.FORWARD
         if module not in self._roots:
             self._roots.add(module)
             self._recorder.name_modules(module)
             self._tag_module(module)
-        if self._phase is not Phase.FORWARD:
-            self._micro_batch_is_counted = False
-            self._enter(Phase.FORWARD)
-        if not self._micro_batch_is_counted and torch.is_grad_enabled():
+        if self._phase is not phase:
+            self._micro_batch_is_counted &= self._phase in (Phase.FORWARD, Phase.EVALUATION)
+            self._enter(phase)
+        if phase is Phase.FORWARD and not self._micro_batch_is_counted and torch.is_grad_enabled():
             self._micro_batch_is_counted = True
             self.micro_batches.begin_micro_batch()
 
     def _leave_module(self, module: nn.Module, args: Any, *more: Any) -> None:
         """Note the end of a module's call: `more` is its keywords and its result, the latter alone after an error."""
         self._depth = max(0, self._depth - 1)
-        if not self._depth and torch.is_grad_enabled() and self._is_followed and not in_backward():
+        is_trained = torch.is_grad_enabled() and self._phase is not Phase.EVALUATION
+        if not self._depth and is_trained and self._is_followed and not in_backward():
             self.lengths.trained_on(module, (args, *more[:-1]), self.steps + 1)
 
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
             return
         if id(optimizer) == self._first and self.steps >= self._wanted:
-            self._finish()
+            self._made_all()
+        self._is_stepping = True
         for module in self._roots:
             self._tag_module(module)
         parameters = parameters_of(optimizer)
@@ -164,6 +173,7 @@ class Program:
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
             return
+        self._is_stepping = False
         self.name(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
         if self._first is None:
             self._first = id(optimizer)
@@ -175,15 +185,16 @@ class Program:
             self._round.add(id(optimizer))
             self._missing.discard(id(optimizer))
         if self._has_all_steps():
-            self._finish()
-        elif not in_backward():
+            self._made_all()
+        if not in_backward():
             self._begin_next()
 
     def _has_all_steps(self) -> bool:
         """Return whether all steps were made; where their inputs differ in length, one more follows on the longest."""
         if self.steps < self._wanted or self._missing:
             return False
-        self._wanted += self.lengths.wants_another_step(self.steps)
+        if self.evaluations.after is None:
+            self._wanted += self.lengths.wants_another_step(self.steps)
         return self.steps >= self._wanted
 
     def _enter_backward(self) -> None:
@@ -199,6 +210,8 @@ class Program:
         if not self._is_followed:
             return
         parameters = [parameter for module in self._roots for parameter in module.parameters()]
+        if self._is_stepping:  # this was a closure's, and the update follows
+            self._enter(Phase.OPTIMIZER)
         if self._first is not None:
             self.name(Bucket.GRADIENTS, gradients_of(one for one in parameters if id(one) not in self._trained))
             return
@@ -215,7 +228,7 @@ class Program:
         self.steps += 1
         self._time_step()
         if self._has_all_steps():
-            self._finish()
+            self._made_all()
         self._begin_next()
 
     def _time_step(self) -> None:
@@ -226,12 +239,17 @@ class Program:
 
     def _begin_next(self) -> None:
         self._wait()
-        self.lengths.begin(self.steps)
+        self.lengths.begin(self.steps if self.evaluations.after is None else 0)
         self._storages.pop(Bucket.GRADIENTS, None)
         self._enter(Phase.BATCH)
 
+    def _made_all(self) -> None:
+        """End the run, as all steps were made, those of optimizers in turn with the first one too; or await more."""
+        if not self.evaluations.are_awaited(self.steps):
+            self._finish()
+
     def _finish(self) -> None:
-        """End the run: all steps were made, those of optimizers that step in turn with the first one, too."""
+        """End the run."""
         self._sample(Phase.BATCH, now=True)
         self._done()
 
@@ -270,7 +288,7 @@ class Program:
 
     def notes(self) -> tuple[str, ...]:
         """Return all lines to be known of the result."""
-        return tuple(filter(None, (*self._notes, self.lengths.line(self.steps))))
+        return tuple(filter(None, (*self._notes, self.lengths.line(self.steps), self.evaluations.line(self.steps))))
 
     def empty(self) -> str:
         """Say why a run that trained left the GPU empty."""
@@ -291,6 +309,8 @@ class Program:
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
 
     def _enter(self, phase: Phase) -> None:
+        if self.evaluations.has_begun and phase is not Phase.EVALUATION:
+            self._finish()
         self._sample(phase)
         self._phase = phase
         self._recorder.mark(self.steps + 1, phase)
@@ -302,7 +322,71 @@ class Program:
         self._next_sample = moment + _BETWEEN_SAMPLES_S
         allocated, reserved = self.memory.memory_allocated(), self.memory.memory_reserved()
         known = {bucket: sum(storages.values()) for bucket, storages in self._storages.items()}
-        self._report(MemorySample.of(self.steps, phase, allocated, reserved, known))
+        self._report(MemorySample.of(min(self.steps, self._wanted), phase, allocated, reserved, known))
+
+
+class Evaluations:
+    """Tells calls of a program's models that evaluate or sample: of what is trained, without being trained.
+
+    These are calls without gradients, or in evaluation mode of what was trained in training mode.
+
+    Args:
+        are_wanted: whether the run goes on after its steps through one of them, until training goes on.
+
+    Attributes:
+        after: the steps made when the run began to await one; None before. `has_begun`: it came.
+    """
+
+    def __init__(self, *, are_wanted: bool = False) -> None:
+        self.after: int | None = None
+        self._are_wanted = are_wanted
+        self.has_begun = False
+        self._known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        """Models that were trained: whether in training mode; and those that evaluate alone, as averaged weights."""
+
+        self._in_training_mode: set[int] = set()
+        """After which steps a model in training mode was called without gradients, as a reference is in every step."""
+
+    def is_one(self, module: nn.Module, trained: set[int], steps: int, *, is_new: bool) -> bool | None:
+        """Return whether a call evaluates; None of a model that is not trained.
+
+        Args:
+            trained: the ids of what optimizers were seen to train; empty before the first step.
+            steps: made so far. `is_new`: the model was not called before.
+        """
+        learns = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if torch.is_grad_enabled():
+            if not learns:
+                return None
+            if module.training or not self._known.get(module, False):
+                self._known[module] = module.training
+                return False
+        elif self.after is not None and is_new and next(module.parameters(), None) is not None:
+            self._known[module] = False
+        elif module not in self._known:
+            learns = [parameter for parameter in learns if not trained or id(parameter) in trained]
+            if not learns:
+                return None
+        if module.training:
+            self._in_training_mode.add(steps)
+        if self.after is not None and not (module.training and steps - 1 in self._in_training_mode):
+            self.has_begun = True
+        return True
+
+    def are_awaited(self, steps: int) -> bool:
+        """Return whether the run goes on now that it has made its steps."""
+        if self._are_wanted and self.after is None:
+            self.after = steps
+        return self._are_wanted
+
+    def line(self, steps: int) -> str:
+        """Say, after so many steps, whether what was awaited came; empty where nothing was."""
+        if self.after is None:
+            return ""
+        if self.has_begun:
+            return f"--through eval: the evaluation after step {steps} is part of this"
+        more = f", nor within {steps - self.after} more" if steps > self.after else ""
+        return f"--through eval: no evaluation came after step {self.after}{more}; this is of the steps alone"
 
 
 # Steps without an optimizer of torch's

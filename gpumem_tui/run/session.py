@@ -28,7 +28,7 @@ STACK_FILE = "stack-"
 
 STACK_SIGNAL = signal.SIGRTMAX - 1
 CONCLUDE_SIGNAL = signal.SIGRTMAX - 2
-"""Asks a process that trains on a simulated GPU to report the steps that it has made, and to end."""
+"""Asks a process that trains to report the steps that it has made, and to end."""
 
 
 def begin(directory: str, take_part: Callable[[Reporter], None]) -> None:

@@ -22,13 +22,13 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
-    PHASE_WORDS,
     caveat,
     compared,
     found_line,
     fused_words,
     highest_line,
     ledger_lines,
+    moment_words,
     peak_error,
     range_json,
     range_line,
@@ -192,7 +192,7 @@ def peak_line(traced: Traced, batch_size: int) -> str:
         return "the traced step allocates nothing"
     mark, site = moment
     place = f", at {site.operator} ({site.source or 'unknown line'})" if site.operator else ""
-    return f"traced peak: {PHASE_WORDS[mark.phase]}{f' of step {mark.step}' if mark.step else ''}{place}"
+    return f"traced peak: {moment_words(mark)}{place}"
 
 
 def context_words(traced: Traced) -> str:

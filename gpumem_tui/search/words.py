@@ -13,7 +13,7 @@ from gpumem_tui.run.events import Sample, TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import Replay
-from gpumem_tui.simulator.allocator.timeline import Held
+from gpumem_tui.simulator.allocator.timeline import Held, Mark
 from gpumem_tui.step import Phase
 
 PHASE_WORDS = {
@@ -22,7 +22,16 @@ PHASE_WORDS = {
     Phase.FORWARD: "in forward",
     Phase.BACKWARD: "in backward",
     Phase.OPTIMIZER: "in the optimizer step",
+    Phase.EVALUATION: "in evaluation or sampling",
 }
+
+
+def moment_words(mark: Mark) -> str:
+    """Say in which phase of which step a moment is; an evaluation is after a step."""
+    if mark.phase is Phase.EVALUATION:
+        return f"{PHASE_WORDS[mark.phase]}, {f'after step {mark.step - 1}' if mark.step > 1 else 'before any step'}"
+    return PHASE_WORDS[mark.phase] + (f" of step {mark.step}" if mark.step else "")
+
 
 # Ranges
 
@@ -264,9 +273,7 @@ def fused_words(source: str, fused: Iterable[str]) -> str:
 
 def signed(size_bytes: int) -> str:
     """Write a difference of bytes with its sign."""
-    if size_bytes == 0:
-        return "±0"
-    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
+    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}" if size_bytes else "±0"
 
 
 def reserve_words(gpu: Gpu) -> str:

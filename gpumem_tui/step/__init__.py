@@ -17,13 +17,17 @@ FROZEN_32 = "frozen float32"
 
 
 class Phase(str, Enum):
-    """Phase of a training run. `BATCH` is everything from the start of a step to the model's first forward."""
+    """Phase of a training run. `BATCH` is everything from the start of a step to the model's first forward.
+
+    `EVALUATION` is what a trained model does without being trained: it is evaluated, sampled from, or a reference.
+    """
 
     BUILD = "build"
     BATCH = "batch"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ def untagged_bucket(
 ) -> Bucket:
     """Return the bucket of an allocation by when it was made and when it was released.
 
-    Batch data is what is known to be data. Of the rest, what forward made (or repeated) and a later phase, be it the
-    next forward, releases is an activation; what is never released is unexplained; all else is temporary.
+    Batch data is what is known to be data. Of the rest, what forward or an evaluation made (or forward repeated) and a
+    later phase, be it the next forward, releases is an activation; what is never released is unexplained; all else is
+    temporary.
 
     Args:
         made_in: the phase; None before the first.
@@ -34,6 +35,6 @@ def untagged_bucket(
     """
     if is_data:
         return Bucket.BATCH_DATA
-    if recomputed or (made_in is Phase.FORWARD and outlives_phase):
+    if recomputed or (made_in in (Phase.FORWARD, Phase.EVALUATION) and outlives_phase):
         return Bucket.ACTIVATIONS
     return Bucket.OTHER if stays else Bucket.TEMPORARY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire
@@ -60,6 +60,7 @@ class WorkloadSpec:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
+        through: the part of a command that its run goes on through once its steps are made: ``eval``, or ``steps``.
         as_torch: the version of torch to trace as, such as ``2.0``; empty for the one that traces.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
         why_plain: why a shape read from a file is trained as our plain network, not as transformers' class.
@@ -74,6 +75,7 @@ class WorkloadSpec:
     model_file: ModelFile | None = None
     why_plain: str = ""
     longest: int | None = None
+    through: Literal["steps", "eval"] = "steps"
     as_torch: str = ""
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ class WorkloadSpec:
             model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
             why_plain=values["why_plain"],
             longest=values["longest"],
+            through=values["through"],
             as_torch=values["as_torch"],
         )
 
