@@ -19,9 +19,11 @@ pytestmark = [
 
 PROGRAMS = """
 import json
+import typing
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -81,9 +83,15 @@ class Cut(nn.Module):
         return self.down(chain(self.up(x)))
 
 
+class Loops:
+    def __str__(self):
+        return "" if typing.Optional[type("Kind", (), {})] else "a loop of the standard library's, of no tensors"
+
+
 def broken(x):
     x = x.sin().exp()
     print(end="", flush=True)
+    print(Loops(), end="")
     torch._dynamo.graph_break()
     return x.tanh().sigmoid()
 
@@ -103,6 +111,8 @@ with simulate(gpu), presented_as_cuda(gpu):
         kept("tensor parallel", parallelize_module(Cut().cuda(), mesh, cut), matrix())
         assert mesh.device_type == "cuda"
     found["of one graph each"] = list(notes)
+    with rank_zero_of(2):
+        kept("data parallel", DistributedDataParallel(nn.Sequential(Cut(), Cut()).cuda(), [0]), matrix())
     module = nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()).cuda()
     module.compile()
     kept("module", module, matrix())
@@ -128,9 +138,16 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("left alone", lambda x: alone(x), matrix())
     kept("of graphs alone", chain, matrix(), backend="cudagraphs")
     found["limit"] = torch._dynamo.config.recompile_limit
-    torch.__version__ = "2.99.0"
+    known, torch.__version__ = torch.__version__, "2.99.0"
     kept("of an unknown version", chain, matrix())
-found["notes"] = list(notes)
+    found["notes"], torch.__version__ = list(notes), known
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        kept("compiled autograd", chain, matrix())
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        torch.compile(lambda x: broken(x), fullgraph=True)(matrix())
+    found["left by errors"] = torch.cuda.memory_allocated() - before
+    found["estimates"] = [note for note in notes if note not in found["notes"]]
 print(json.dumps(found))
 """
 MATRIX = 4 * 1024 * 1024
@@ -179,6 +196,11 @@ def test_a_network_cut_between_gpus_is_compiled_in_one_graph(found: dict[str, An
     assert not any("estimate" in note or "graph break" in note for note in found["of one graph each"])
 
 
+def test_replicas_that_split_graphs_by_buckets_are_compiled(found: dict[str, Any]) -> None:
+    """Each of the two halves is compiled by itself, in parts of a bucket; what is kept is as of one graph."""
+    assert found["data parallel"] == {"eager": 2 * 9 * MATRIX, "compiled": 2 * 5 * MATRIX}
+
+
 def test_products_of_odd_sizes_are_padded_and_that_is_said(found: dict[str, Any]) -> None:
     assert found["padded"]["compiled"] >= found["padded"]["eager"]
     assert ["1,025" in note and "less" in note for note in found["padding"]] == [True]
@@ -214,8 +236,20 @@ def test_an_unknown_version_is_traced_as_eager(found: dict[str, Any]) -> None:
 
 
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
-    assert any("graph break" in note for note in found["notes"])
+    """What loops in the standard library is not compiled either, and is not said."""
+    assert any("graph breaks; no frame ran eager" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
+
+
+def test_compiled_autograd_is_an_estimate(found: dict[str, Any]) -> None:
+    assert found["compiled autograd"] == {"eager": 3 * MATRIX, "compiled": MATRIX}
+    assert any("compiled autograd is not followed" in note and "an estimate" in note for note in found["estimates"])
+
+
+def test_nothing_is_kept_of_what_a_graph_break_forbids(found: dict[str, Any]) -> None:
+    """The compiler's error refers to the frames that it left, and these to their tensors."""
+    assert found["left by errors"] == 0
+    assert any("traced as eager" in note and "Unsupported" in note for note in found["estimates"])
 
 
 _FUSED = """

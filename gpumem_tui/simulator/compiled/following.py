@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpumem_tui.errors import named
 from gpumem_tui.importing import after_import
@@ -155,10 +156,11 @@ def _prepare(followed: Followed) -> None:
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            with while_compiled(), _no_collection():
+            with while_compiled(), _no_collection(), _disable_current_modes():  # Dynamo leaves them on within DDP
                 return convert(self, frame, *args, **kwargs)
         except (unsupported.Unsupported, unsupported.SkipFrame) as error:
-            followed.ran_eager(_in_short(error))
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
+                followed.ran_eager(_in_short(error))
             raise
         except Exception as error:
             followed.estimated(_in_short(error))
@@ -217,8 +219,8 @@ def _hiding(compiled: Any, function: Any, followed: Followed, failure: Any) -> A
         with announced(function, args), while_called():
             try:
                 return compiled(*args, **kwargs)
-            except failure as error:
-                followed.estimated(_in_short(error))
+            except failure as error:  # cycles of an error with its frames would keep their tensors
+                followed.estimated(_in_short(error.with_traceback(None)))
             return function(*args, **kwargs)
 
     call._torchdynamo_wrapper_id = id(call)  # type: ignore[attr-defined]

@@ -93,17 +93,13 @@ def name_meshes(module: Any) -> None:
 @contextmanager
 def _without_names() -> Iterator[None]:
     """Take off the mode that exchanges CUDA's name: the compiler would follow it, and guard the code by it."""
-    stack = _modes()
+    internals: Any = torch._C
+    stack = [internals._get_function_stack_at(place) for place in range(internals._len_torch_function_stack())]
     _set_modes([mode for mode in stack if not isinstance(mode, CudaNames)])
     try:
         yield
     finally:
         _set_modes(stack)
-
-
-def _modes() -> list[TorchFunctionMode]:
-    internals: Any = torch._C
-    return [internals._get_function_stack_at(place) for place in range(internals._len_torch_function_stack())]
 
 
 def _set_modes(stack: list[TorchFunctionMode]) -> None:
