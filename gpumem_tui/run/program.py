@@ -331,7 +331,7 @@ class Evaluations:
     These are calls without gradients, or in evaluation mode of what was trained in training mode.
 
     Args:
-        are_wanted: whether the run goes on after its steps through one of them, until training goes on.
+        are_wanted: whether the run goes on after its steps through one of them, until training goes on; kept.
 
     Attributes:
         after: the steps made when the run began to await one; None before. `has_begun`: it came.
@@ -339,7 +339,7 @@ class Evaluations:
 
     def __init__(self, *, are_wanted: bool = False) -> None:
         self.after: int | None = None
-        self._are_wanted = are_wanted
+        self.are_wanted = are_wanted
         self.has_begun = False
         self._known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         """Models that were trained: whether in training mode; and those that evaluate alone, as averaged weights."""
@@ -375,9 +375,9 @@ class Evaluations:
 
     def are_awaited(self, steps: int) -> bool:
         """Return whether the run goes on now that it has made its steps."""
-        if self._are_wanted and self.after is None:
+        if self.are_wanted and self.after is None:
             self.after = steps
-        return self._are_wanted
+        return self.are_wanted
 
     def line(self, steps: int) -> str:
         """Say, after so many steps, whether what was awaited came; empty where nothing was."""

@@ -177,6 +177,36 @@ def test_the_evaluation_of_transformers_trainer(project: Project) -> None:
 
 
 @pytest.mark.scripts
+@needs("transformers")
+def test_texts_are_generated_up_to_their_limit_where_evaluations_are_followed(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+            eos_token_id=2,
+        )
+        model = LlamaForCausalLM(config).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ids = torch.ones(2, 8, dtype=torch.int64).cuda()
+        for step in range(5):
+            print("generated", tuple(model.generate(ids, max_new_tokens=20, do_sample=False).shape))
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+        """,
+    )
+    short = project.predict("python", "train.py")
+    assert any("for one token only: --through eval" in note for note in short.json["traced"]["notes"])
+    assert "generated (2, 28)" not in short.stderr
+    done = project.predict("python", "train.py", options=THROUGH)
+    assert "generated (2, 28)" in done.stderr
+    assert any("up to their limit" in note for note in done.json["traced"]["notes"])
+
+
+@pytest.mark.scripts
 @needs("lightning")
 def test_lightnings_sanity_check_is_an_evaluation_and_its_closure_is_followed_by_the_update(project: Project) -> None:
     project.write("train.py", LIGHTNING)

@@ -138,9 +138,16 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("left alone", lambda x: alone(x), matrix())
     kept("of graphs alone", chain, matrix(), backend="cudagraphs")
     found["limit"] = torch._dynamo.config.recompile_limit
-    torch.__version__ = "2.99.0"
+    known, torch.__version__ = torch.__version__, "2.99.0"
     kept("of an unknown version", chain, matrix())
-found["notes"] = list(notes)
+    found["notes"], torch.__version__ = list(notes), known
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        kept("compiled autograd", chain, matrix())
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        torch.compile(lambda x: broken(x), fullgraph=True)(matrix())
+    found["left by errors"] = torch.cuda.memory_allocated() - before
+    found["estimates"] = [note for note in notes if note not in found["notes"]]
 print(json.dumps(found))
 """
 MATRIX = 4 * 1024 * 1024
@@ -232,6 +239,17 @@ def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
     """What loops in the standard library is not compiled either, and is not said."""
     assert any("graph breaks; no frame ran eager" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
+
+
+def test_compiled_autograd_is_an_estimate(found: dict[str, Any]) -> None:
+    assert found["compiled autograd"] == {"eager": 3 * MATRIX, "compiled": MATRIX}
+    assert any("compiled autograd is not followed" in note and "an estimate" in note for note in found["estimates"])
+
+
+def test_nothing_is_kept_of_what_a_graph_break_forbids(found: dict[str, Any]) -> None:
+    """The compiler's error refers to the frames that it left, and these to their tensors."""
+    assert found["left by errors"] == 0
+    assert any("traced as eager" in note and "Unsupported" in note for note in found["estimates"])
 
 
 _FUSED = """

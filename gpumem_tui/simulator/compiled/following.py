@@ -219,8 +219,8 @@ def _hiding(compiled: Any, function: Any, followed: Followed, failure: Any) -> A
         with announced(function, args), while_called():
             try:
                 return compiled(*args, **kwargs)
-            except failure as error:
-                followed.estimated(_in_short(error))
+            except failure as error:  # cycles of an error with its frames would keep their tensors
+                followed.estimated(_in_short(error.with_traceback(None)))
             return function(*args, **kwargs)
 
     call._torchdynamo_wrapper_id = id(call)  # type: ignore[attr-defined]
