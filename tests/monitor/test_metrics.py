@@ -99,9 +99,9 @@ def test_connections_are_few_and_none_lasts_long(monkeypatch: pytest.MonkeyPatch
             assert [one.recv(1) for one in slow[:2]] == [b"", b""]
 
         def is_answered() -> bool:  # once the threads of those that were cut off have ended
-            with contextlib.suppress(OSError, HTTPException):
-                with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
-                    return bool(answer.status == 200)
+            address = f"http://127.0.0.1:{server.port}/metrics"
+            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(address, timeout=30) as answer:
+                return bool(answer.status == 200)
             return False
 
         wait_until(is_answered)
