@@ -74,6 +74,11 @@ class Ran(nn.Module):
         return checkpoint(chain, x, use_reentrant=False).cos().sin()
 
 
+class Attends(nn.Module):
+    def forward(self, x):
+        return checkpoint(F.scaled_dot_product_attention, x, x, x, use_reentrant=False).sin()
+
+
 class Cut(nn.Module):
     def __init__(self):
         super().__init__()
@@ -105,6 +110,7 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("asks for cuda", asks_for_cuda, matrix())
     ran = Ran()
     kept("checkpoint", ran, matrix())
+    kept("attention again", Attends(), torch.randn(1, 16, 1024, 64, device="cuda", requires_grad=True))
     with rank_zero_of(2):
         mesh = init_device_mesh("cuda", (2,))
         cut = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -187,7 +193,12 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = found["of one graph each"]
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 7 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 8 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+
+
+def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:
+    """As attention's does, which may drop some: the state is no memory of the device."""
+    assert found["attention again"] == {"eager": 2 * MATRIX, "compiled": MATRIX}, "the sine's input is made again, too"
 
 
 def test_a_network_cut_between_gpus_is_compiled_in_one_graph(found: dict[str, Any]) -> None:

@@ -156,7 +156,7 @@ def _overrides(module: Any) -> Any:
 
 def _replace(told: Followed) -> None:
     joint = _module("_inductor.fx_passes.joint_graph")
-    _module("_inductor.compile_fx")
+    inner = _module("_inductor.compile_fx")
     replace_everywhere(_module("_inductor.utils"), "get_gpu_type", lambda: DEVICE_TYPE)
     replace(joint, "lazy_init", functools.partial(_on_the_host, original(joint, "lazy_init")))
     padding = _module("_inductor.fx_passes.pad_mm")
@@ -166,6 +166,9 @@ def _replace(told: Followed) -> None:
     replace(padding, decides, functools.partial(_is_padded, padding, told))
     replace(_module("_inductor.scheduler"), "has_triton", lambda *_: True)
     replace(_module("utils._triton"), "triton_hash_with_backend", lambda: "")
+    random = _module("_prims.rng_prims")  # of what is computed again: it knows states of CUDA's generators
+    asked = original(random, "get_device")
+    replace(random, "get_device", lambda *given: str(asked(*given)).replace(DEVICE_TYPE, "cuda"))
     for name in ("_inductor.compile_fx", "_inductor.output_code"):  # ask for addresses
         replace(_module(name), "get_input_idxs_to_check", lambda *_, **__: [])
     replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
@@ -174,12 +177,11 @@ def _replace(told: Followed) -> None:
     on_one_device = original(graphs, "check_multiple_devices_or_any_cpu_nodes")
     replace(graphs, "check_multiple_devices_or_any_cpu_nodes", lambda nodes: on_one_device(_by_cudas_name(nodes)))
     replace(graphs, "check_caching_allocator_for_cudagraphs", lambda: None)
-    replace(_module("_inductor.compile_fx"), "cudagraphify", _graphed)
+    replace(inner, "cudagraphify", _graphed)
     replace(_module("_dynamo.backends.cudagraphs"), "get_device_index", lambda _graph: 0)
     trees = _module("_inductor.cudagraph_trees")
     replace(trees, "cudagraphify_impl", functools.partial(_graphed_alone, told))
     logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
-    inner = _module("_inductor.compile_fx")
     compile_ = functools.partial(_compile, told, original(inner, "compile_fx"), inner.compile_fx_inner)
     replace(inner, "compile_fx", compile_)
 
