@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from gpumem_tui.host_memory import left_bytes
 from gpumem_tui.memory import GIB
 from gpumem_tui.run.children import CannotStart, Child, ChildDied, CommandChild, ForkedChild
 from gpumem_tui.run.events import ChildEvent, Failed, Request, TraceRequest, TrialRequest
@@ -266,8 +265,7 @@ def _may_be_beside(request: Request) -> bool:
 
 def has_room_for_two() -> bool:
     """Return whether a process finds a processor of its own, and host memory, beside another one."""
-    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    return len(os.sched_getaffinity(0)) > 1 and found is not None and int(found[1]) << 10 >= _SPARE_HOST_BYTES
+    return len(os.sched_getaffinity(0)) > 1 and (left_bytes() or 0) >= _SPARE_HOST_BYTES
 
 
 def _written(command: Command, request: Request, terms: Terms) -> AbstractContextManager[tuple[str, ...]]:
