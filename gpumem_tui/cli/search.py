@@ -21,7 +21,7 @@ from gpumem_tui.cli.parameters import (
     configured,
     from_table,
 )
-from gpumem_tui.cli.types import Finite, Whole, with_options
+from gpumem_tui.cli.types import Percent, Whole, with_options
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.options.table import SEARCH
@@ -79,7 +79,7 @@ _GATE_OPTIONS = [
     ),
     click.option(
         "--tolerance",
-        type=Finite(0, 1000),
+        type=Percent(0, 1000),
         default=1.0,
         show_default=True,
         metavar="PERCENT",

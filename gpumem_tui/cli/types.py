@@ -25,12 +25,21 @@ class Finite(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, if it is one; of percent it may have the sign."""
-        is_percent = isinstance(value, str) and isinstance(param, click.Option) and param.metavar == "PERCENT"
-        number = super().convert(value.removesuffix("%") if is_percent else value, param, ctx)
+        """Return the number, if it is one."""
+        number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class Percent(Finite):
+    """A number of percent, with the sign or without."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, if it is one."""
+        return float(super().convert(value.removesuffix("%") if isinstance(value, str) else value, param, ctx))
 
 
 class Typed(click.ParamType[T]):
