@@ -156,8 +156,8 @@ def _with_passes(command: Command, words: tuple[str, ...], dialect: Dialect, pas
 
 def _said_passes(command: Command, dialect: Dialect) -> int:
     """Return the passes that configurations say, the last one that does, or the script of a framework of its own."""
-    texts = [_script(command)] if dialect.globals else []
-    texts += [command.settings, *(text for text in _scripts(command)[1:] if dialect.globals)]
+    scripts = _scripts(command) if dialect.globals else ()
+    texts = (*scripts[:1], command.settings, *scripts[1:])
     said = [found[2] for text in texts for found in _SETS_PASSES.finditer(text)]
     return prod(int(factor) for factor in said[-1].split("*")) if said else 1
 
