@@ -141,8 +141,10 @@ class VendorKit:
         opened = lab.vendor.open(lab.proc)
         opened.stop()
         opened.start()
+        assert opened.count() == 1
         opened.stop()
         opened.stop()
+        assert opened.in_progress() is None
 
     def test_a_machine_without_its_driver_is_told_apart(self, lab: VendorLab) -> None:
         lab.take_driver()

@@ -283,7 +283,7 @@ class TestForeign:
         except SnapshotError:
             return
         for device in found.devices:
-            analyse(found, device)
+            assert analyse(found, device).peak_allocated_bytes >= 0
 
     def test_text_is_made_harmless(self, tmp_path: Path) -> None:
         hostile = "\x1b]0;owned\x07\x1b[2J\u202e\n"
