@@ -32,6 +32,7 @@ class Row:
         gib: as published.
         percent: how far the trace may be off.
         gpus: how many ranks there are; torchrun starts them.
+        torch: by which version it was measured; "" for the one that traces.
         settings: of the allocator, as `PYTORCH_CUDA_ALLOC_CONF` says them.
         why: what is known of a trace that is further off than others.
     """
@@ -46,6 +47,7 @@ class Row:
     why: str = ""
     gpus: int = 1
     settings: str = ""
+    torch: str = ""
 
 
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md, H100"
@@ -108,6 +110,8 @@ def traced(row: Row, python: str = sys.executable) -> dict[str, Any]:
     script = str(_HERE / row.program[0])
     predict = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--timeout", "1800", "--gpu", f"sim:{row.gpu}"]
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "8"] if row.gpus > 1 else []
+    if row.torch:
+        predict += ["--torch-version", row.torch]
     if row.gpus > 8:
         predict += ["--gpus", str(row.gpus)]
     command = [*predict, "--", python, *ranks, script, *row.program[1:]]
