@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpumem_tui.step import Phase
+from gpumem_tui.step.walking import modules_in
 
 OnPhase = Callable[[Phase], None]
 
@@ -115,7 +116,7 @@ def watch_phases(
 
     with PhaseHooks() as hooks:
         hooks.on_forward(
-            {id(module) for module in model.modules()}, lambda: current[0], lambda *_: enter(Phase.FORWARD), root=model
+            set(map(id, modules_in(model))), lambda: current[0], lambda *_: enter(Phase.FORWARD), root=model
         )
         hooks.on_optimizer(lambda _: enter(Phase.OPTIMIZER), stepped)
         hooks.on_backward(lambda: enter(Phase.BACKWARD))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.command.running import Project
@@ -43,6 +45,24 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
     assert any(held["source"].startswith("train.py:") for held in traced["composition"])
     assert done.json["workload"]["batch_size"] == 256
     assert "| step 0: loss 0.000 on cuda:0" in done.stderr
+
+
+def test_a_model_may_name_its_attributes_as_torch_names_its_methods(project: Project) -> None:
+    wrapper = """
+    class Wrapper(nn.Sequential):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.buffers, self.modules, self.parameters = [], (), {}
+
+    parser"""
+    script = textwrap.dedent(SCRIPT).replace("\nparser", textwrap.dedent(wrapper), 1)
+    script = script.replace("nn.Sequential(nn", "Wrapper(nn").replace(
+        "model.parameters()", "nn.Module.parameters(model)"
+    )
+    project.write("train.py", script)
+    buckets = project.predict("python", "train.py", "--batch-size", "256").json["traced"]["buckets"]
+    assert buckets["parameters"] == PARAMETERS
+    assert buckets["optimizer"] == 2 * PARAMETERS
 
 
 @pytest.mark.slow
