@@ -32,6 +32,8 @@ class Row:
         gib: as published.
         percent: how far the trace may be off.
         gpus: how many ranks there are; torchrun starts them.
+        torch: by which version it was measured; "" for the one that traces.
+        settings: of the allocator, as `PYTORCH_CUDA_ALLOC_CONF` says them.
         why: what is known of a trace that is further off than others.
     """
 
@@ -44,13 +46,14 @@ class Row:
     percent: float
     why: str = ""
     gpus: int = 1
+    settings: str = ""
+    torch: str = ""
 
 
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md, H100"
 _AO_TITAN = "pytorch/ao docs/source/workflows/training.md, torchtitan on 8 H100"
-_SINCE = (
-    "its commit of torchtitan is not stated; with a compiled loss, as torchtitan's became in 2025, it would be 38.9"
-)
+_EXPANDABLE = "expandable_segments:True"
+"""As torchtitan's run_train.sh sets it, by which torchao's developers ran theirs."""
 _ODD = (
     "with what torch 2.6's benchmark of padded products takes before the first step, a buffer of 256 MiB among it: "
     "5.96 without"
@@ -92,8 +95,8 @@ ROWS = (
         gpus=128,
     ),
     Row(
-        "ao-titan-8b", _AO_TITAN, "h100-80gb", ("compiled_sharded.py",), "peak_reserved_bytes", 47.65, 2.5, _SINCE,
-        gpus=8,
+        "ao-titan-8b", _AO_TITAN, "h100-80gb", ("compiled_sharded.py",), "peak_reserved_bytes", 47.65, 0.1, gpus=8,
+        settings=_EXPANDABLE,
     ),
 )  # fmt: skip
 
@@ -107,12 +110,13 @@ def traced(row: Row, python: str = sys.executable) -> dict[str, Any]:
     script = str(_HERE / row.program[0])
     predict = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--timeout", "1800", "--gpu", f"sim:{row.gpu}"]
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "8"] if row.gpus > 1 else []
+    if row.torch:
+        predict += ["--torch-version", row.torch]
     if row.gpus > 8:
         predict += ["--gpus", str(row.gpus)]
     command = [*predict, "--", python, *ranks, script, *row.program[1:]]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(_HERE.parents[1])}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(_HERE.parents[1]), "PYTORCH_CUDA_ALLOC_CONF": row.settings}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
     found: dict[str, Any] = json.loads(done.stdout)["traced"]
