@@ -92,6 +92,8 @@ LAUNCHERS = (
     ),
     Launcher(("srun",), ((("n", "ntasks"),), (("N", "nodes"), ("ntasks-per-node",))), (SLURM,)),
 )
+_ITS_OWN = ((("trainer.devices",), ("trainer.num-nodes",)),)
+"""How the line of a program that starts its ranks itself says how many: LightningCLI."""
 NAMES = frozenset(name for launcher in LAUNCHERS for name in launcher.names)
 """By these names a command line starts a launcher."""
 
@@ -105,8 +107,8 @@ def processes(words: Sequence[str]) -> int:
     for index, word in enumerate(words):
         launcher = _BY_NAME.get(os.path.basename(word))
         if launcher is not None:
-            return _started(launcher, _own_options(words[index + 1 :]))
-    return 1
+            return _started(launcher.counts, _own_options(words[index + 1 :]))
+    return _started(_ITS_OWN, words)
 
 
 def _own_options(words: Sequence[str]) -> Sequence[str]:
@@ -114,8 +116,8 @@ def _own_options(words: Sequence[str]) -> Sequence[str]:
     return words[:end]
 
 
-def _started(launcher: Launcher, words: Sequence[str]) -> int:
-    for options in launcher.counts:
+def _started(ways: tuple[tuple[tuple[str, ...], ...], ...], words: Sequence[str]) -> int:
+    for options in ways:
         counts = [_count(words, spellings) for spellings in options]
         if any(count is not None for count in counts):
             return math.prod(count or 1 for count in counts)
@@ -169,7 +171,7 @@ def ranks_here(environment: Mapping[str, str]) -> RankPlace:
 
 # A Python in a command line
 
-_PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
+PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")
 _TAKES_VALUE = "WX"
 _IGNORES_SITE = {"I": "isolated mode", "E": "PYTHONPATH is ignored", "S": "no site module"}
 
@@ -180,7 +182,7 @@ def bypass(command: Sequence[str]) -> str:
     Empty if there is none.
     """
     words = iter(command)
-    if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
+    if not any(PYTHON.fullmatch(os.path.basename(word)) for word in words):
         return ""
     for word in words:  # what follows the interpreter's name
         if not word.startswith("-") or word.startswith("--") or word == "-":

@@ -25,8 +25,8 @@ SHARED_BY_DEFAULT = 8
 """GPUs to shard over where there is one so far: what a server holds."""
 
 STAGES: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
-MORE_RANKS = "more-ranks"
-"""The change that is made to the launcher's line, not to the program."""
+MORE_RANKS, SHARDED = "more-ranks", "sharded"
+"""The changes that are made to the launcher's line as well."""
 HALF_LENGTH = "half-length"
 ADAPTERS = ("lora", "qlora")
 TYPED = (*ADAPTERS, HALF_LENGTH)
@@ -146,7 +146,8 @@ class NotApplicable:
 
 
 @cache
-def _read(group: str) -> Mapping[str, Technique]:
+def techniques_of(group: str) -> Mapping[str, Technique]:
+    """Return the techniques of a group of techniques.toml, by key."""
     tables: Any = toml_tables("techniques.toml")[group]
     found = {}
     for key, table in tables.items():
@@ -168,7 +169,7 @@ def catalog_techniques() -> Mapping[str, Technique]:
         for key, record in OPTIMIZER_RECORDS.items()
         if record.technique
     }
-    return MappingProxyType({**_read("catalog"), **optimizers})
+    return MappingProxyType({**techniques_of("catalog"), **optimizers})
 
 
 def _lacks(key: str, reason: str, name: str = "") -> NotApplicable:
@@ -366,11 +367,6 @@ def why_not(extra: Extra, shape: ModelShape, recipe: Recipe) -> str | None:
 # What is made to a user's command
 
 
-def command_techniques() -> Mapping[str, Technique]:
-    """Return the changes to a command that are no optimizers, by key."""
-    return _read("command")
-
-
 def injected(gpu: Gpu, ranks: int) -> tuple[Technique, ...]:
     """Return every change to a command, in the order in which they are run: those that mostly save most come first.
 
@@ -381,8 +377,13 @@ def injected(gpu: Gpu, ranks: int) -> tuple[Technique, ...]:
     kind = "bfloat16" if gpu.compute_capability >= BF16_SINCE else "float16"
     found = []
     for key in INJECTED:
-        technique = _read("command").get(key) or catalog_techniques()[key]
-        if key != MORE_RANKS:
+        technique = techniques_of("command").get(key) or catalog_techniques()[key]
+        if key == SHARDED:
+            gpus = ranks if ranks > 1 else SHARED_BY_DEFAULT
+            each = f"{gpus} GPUs, each with that batch; " if gpus > ranks else ""
+            made = technique.filled(Price(gpus=gpus - ranks), gpus=gpus, further=each)
+            found.append(replace(made, recipe={"gpus": gpus}))
+        elif key != MORE_RANKS:
             rounding = technique.words.get(kind, "")
             found.append(technique.filled(kind=kind, rounding=rounding, chunks=LOSS_CHUNKS))
         elif ranks > 1:
@@ -401,6 +402,7 @@ INJECTED = (
     "compile",
     "eager",
     "lora",
+    SHARDED,
     MORE_RANKS,
 )
 """Every change that is made to a running program, and to its launcher, as `--what-if` takes them."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
-from gpumem_tui.formula.techniques import ADAPTERS, MORE_RANKS, Technique
+from gpumem_tui.formula.techniques import ADAPTERS, MORE_RANKS, SHARDED, Price, Technique
 from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.plan.command import CommandPlan, Runs, Together, Watch
+from gpumem_tui.plan.command import CommandPlan, Runs, Together, Watch, WhatIf
 from gpumem_tui.plan.dialects import typed_command
 from gpumem_tui.run.control import Control
 from gpumem_tui.search.prediction import Traced
@@ -29,6 +29,7 @@ _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 """What does not grow with the batch."""
 _OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
 """Changes that make that smaller: of them one at a time."""
+_HELD_LESS = {*_OF_THE_HELD, SHARDED}
 
 
 def likely(plan: CommandPlan) -> list[Together]:
@@ -44,16 +45,24 @@ def likely(plan: CommandPlan) -> list[Together]:
     growing = used_bytes - base.ready.context_bytes - sum(held[bucket] for bucket in _HELD)
     found = []
     for batch_size in _micro_batches(plan):
-        share, passes = batch_size / whole, -(-whole // batch_size)
+        share = batch_size / whole
         for count in range(min(_MOST_CHANGES, len(helping)) + 1):
             for chosen in combinations(helping, count):
-                changes = tuple(change for change, _ in chosen)
-                if (not changes and passes == 1) or sum(one.key in _OF_THE_HELD for one in changes) > 1:
+                one = Together(tuple(change for change, _ in chosen), batch_size, 1)
+                gpus = max(1, one.gpus // plan.ranks)  # each has its part of the samples
+                one = replace(one, passes=-(-whole // (batch_size * gpus)))
+                if one.price == Price() or sum(change.key in _OF_THE_HELD for change in one.changes) > 1:
                     continue
-                saved = sum(size if one.key in _OF_THE_HELD else int(size * share) for one, size in chosen)
+                saved = sum(
+                    size // (one.gpus if change.key in _OF_THE_HELD else 1)
+                    if change.key in _HELD_LESS
+                    else int(size * share)
+                    for change, size in chosen
+                )
                 used = used_bytes - int(growing * (1 - share)) - saved
-                if used <= plan.gpu.cuda_total_bytes:
-                    found.append(Together(changes, batch_size, passes))
+                same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
+                if used <= plan.gpu.cuda_total_bytes and same:
+                    found.append(one)
     found.sort(key=lambda one: (one.price, one.passes))
     kept: list[Together] = []
     for one in found:  # of one set of changes the two largest passes
@@ -66,7 +75,7 @@ def _micro_batches(plan: CommandPlan) -> list[int]:
     """Return the planned batch, and its halves where the command's line says the batch and so can say another."""
     command, size = plan.config.workload.command, plan.batch_size
     sizes = [size]
-    if command is not None and command.says_batch and plan.config.workload.recipe.gpus == 1:
+    if command is not None and command.says_batch:
         while sizes[-1] > 1:
             sizes.append(-(-sizes[-1] // 2))
     return sizes
@@ -102,7 +111,7 @@ def planned(
 ) -> Iterator[Planning]:
     """Run what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
 
-    Yields before each run and after it. What fits asks for no sets but cheaper ones.
+    Yields before each run and after it. What fits asks for no sets but cheaper ones, nor for further GPUs.
 
     Args:
         waiting: the changes to run.
@@ -129,14 +138,22 @@ def planned(
             yield now(None, done)
 
     yield from sets()
+    further = [one for one in left if one.key == SHARDED and one.price.gpus and one.key not in runs.wanted]
     while left:
-        change, *others = left
-        left = tuple(others)
+        change = next((one for one in left if one not in further), left[0])
+        left = tuple(one for one in left if one != change)
+        if change in further:
+            yield from sets()
+            if plan.base.fits(plan.batch_size) or plan.fitting is not None:
+                spared = Unknown(f"not run, as it fits on the GPUs that there are: --what-if {SHARDED} runs it")
+                plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
+                continue
         yield now(change)
         found = runs.trace_change(change, plan.base, control, watch)
         plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
         yield now(None, Together((change,), plan.batch_size, 1, found.traced))
     yield from sets()
+    yield Planning(plan, None, None, (), 0.0)
 
 
 def _next_set(plan: CommandPlan) -> Together | None:

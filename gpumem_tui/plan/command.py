@@ -15,6 +15,7 @@ from gpumem_tui.formula.recipe import Sharding
 from gpumem_tui.formula.techniques import (
     INJECTED,
     MORE_RANKS,
+    SHARDED,
     SHARED_BY_DEFAULT,
     STAGES,
     NotApplicable,
@@ -26,7 +27,7 @@ from gpumem_tui.formula.techniques import (
 )
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer
-from gpumem_tui.plan.dialects import spoken, typed_changes, typed_command
+from gpumem_tui.plan.dialects import spoken, typed_changes, typed_command, why_not_sharded
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
@@ -38,8 +39,10 @@ from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.workload.spec import WorkloadSpec
 
 Watch = Callable[[WhileTracing], None]
+_FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, SHARDED}
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,14 @@ class Together:
         names = [change.name for change in self.changes]
         if self.passes > 1:
             names.append(f"{self.passes:,} passes of {self.batch_size:,}")
+        elif self.gpus > 1:
+            names.append(f"batch {self.batch_size:,} on each")
         return " + ".join(names)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a change shards over, each with a pass of that size; 1: none does."""
+        return max((change.recipe.get("gpus", 1) for change in self.changes), default=1)
 
     @property
     def price(self) -> Price:
@@ -209,6 +219,10 @@ class Runs(Protocol):
     def batch_size(self) -> int:
         """The planned batch size."""
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The changes that were asked for, by key; empty for none in particular."""
+
     def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
         """Trace the command as it is; return that, the changes worth a run, and those that cannot be made."""
 
@@ -240,12 +254,14 @@ class CommandRuns:
         predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
         base = _traced_in(predicted)
         reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
+        reasons[SHARDED] = "each rank holds its part already" if base.done.is_sharded else why_not_sharded(self.config)
         typed = {change.key: change for change in typed_changes(self.config)}
         reasons |= dict.fromkeys(typed, "")
         changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
         every = (*(change for change in changes if change.key not in typed), *typed.values())
         asked = [spoken(change, self.config) for change in every if not self.wanted or change.key in self.wanted]
         runs = [change for change in asked if not reasons[change.key]]
+        runs.sort(key=lambda change: change.key != SHARDED or change.price.gpus > 0)  # over the GPUs that there are
         refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
         return predicted, runs, refused
 
@@ -260,7 +276,7 @@ class CommandRuns:
         """
         changed, only_at, why = self._changed(change), base.done.only_at or None, base.done.not_affine
         found = self._trace(changed, control, watch, only_at, why)
-        if isinstance(found, Unknown) and not changed.change and change.key in INJECTED and change.key != MORE_RANKS:
+        if isinstance(found, Unknown) and not changed.change and change.key in _FROM_OUTSIDE:
             # What the line asks for may not be installed: the same change from outside is nearly that.
             found = self._trace(replace(self.config, change=change.key), control, watch, only_at, why)
         return WhatIf(change, found)
@@ -268,9 +284,10 @@ class CommandRuns:
     def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
         """Trace the command as it would be typed, with what cannot be typed made to it, at that micro-batch alone."""
         typed = typed_command(self.config, one.changes, one.passes)
-        workload = replace(self.config.workload, command=typed.command)
+        workload = _over(replace(self.config.workload, command=typed.command), one.gpus)
         keys = "+".join(change.key for change in typed.injected)
-        config = replace(self.config, workload=workload, change=keys, target_batch=one.batch_size * one.passes)
+        samples = one.batch_size * one.passes * workload.recipe.gpus
+        config = replace(self.config, workload=workload, change=keys, target_batch=samples)
         found = self._trace(config, control, watch, one.batch_size, "one size is enough")
         if typed.accumulates or isinstance(found, Unknown):
             return replace(one, traced=found)
@@ -297,12 +314,17 @@ class CommandRuns:
     def _changed(self, change: Technique) -> SearchConfig:
         workload = self.config.workload
         if change.key == MORE_RANKS:
-            more = replace(workload.recipe, gpus=2 * workload.recipe.gpus)
-            return replace(self.config, workload=replace(workload, recipe=more))
+            return replace(self.config, workload=_over(workload, 2 * workload.recipe.gpus))
         typed = typed_command(self.config, (change,))
         if typed.injected:
             return replace(self.config, change=change.key)
-        return replace(self.config, workload=replace(workload, command=typed.command))
+        workload = _over(replace(workload, command=typed.command), change.recipe.get("gpus", 1))
+        return replace(self.config, workload=workload)
+
+
+def _over(workload: WorkloadSpec, gpus: int) -> WorkloadSpec:
+    """Return a workload over so many GPUs, if it has fewer."""
+    return replace(workload, recipe=replace(workload.recipe, gpus=max(gpus, workload.recipe.gpus)))
 
 
 # What the traces say of it
@@ -417,7 +439,8 @@ def _tried(answer: CommandAnswer) -> Iterator[TechniqueRow]:
             traced.max_batch_size,
         )
     yield _without(answer, catalog_techniques()["offload-optimizer"], (Bucket.OPTIMIZER,), 0.0)
-    if not plan.base.done.is_sharded:
+    run = {what_if.change.key for what_if in plan.what_ifs if isinstance(what_if.traced, Traced)}
+    if not plan.base.done.is_sharded and SHARDED not in run:
         gpus = plan.ranks if plan.ranks > 1 else SHARED_BY_DEFAULT
         for stage in STAGES:
             yield _without(answer, sharded(stage, gpus, gpus - plan.ranks), _SHARDED[stage], 1 / gpus)
@@ -480,10 +503,7 @@ class CommandFigures:
 # In words
 
 
-SHARDING_NOT_RUN = (
-    "ZeRO is worked out from the command's own trace and not run, as it is written into the program: one that calls "
-    "fully_shard, started by torchrun, is run with all its ranks"
-)
+SHARDING_NOT_RUN = "ZeRO is worked out from the command's own trace, not run"
 
 
 def ranks_line(plan: CommandPlan) -> str:

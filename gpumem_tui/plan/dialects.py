@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,7 +15,8 @@ import msgspec
 
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.formula.records import BF16_SINCE
-from gpumem_tui.formula.techniques import HALF_LENGTH, TYPED, Price, Technique, command_techniques
+from gpumem_tui.formula.techniques import HALF_LENGTH, SHARDED, TYPED, Price, Technique, techniques_of
+from gpumem_tui.launchers import NAMES, PYTHON
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.command import ACCUMULATION, Command
 
@@ -50,13 +52,16 @@ class Dialect:
     passes: str = ""
     overrides: bool = False
     globals: bool = False
+    ranks: tuple[str, ...] = ()
+    shards: str = ""
     says: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def is_spoken(self, command: Command, script: str) -> bool:
         """Return whether a command, whose script has that text, is of the framework."""
         programs = {os.path.basename(word) for word in command.words}
         by_program, by_text = programs & set(self.by_program), any(name in script for name in self.by_text)
-        return bool(by_program and by_text) if self.after else bool(by_program or by_text)
+        both = self.after and self.by_program
+        return bool(by_program and by_text) if both else bool(by_program or by_text)
 
     def words(self, values: str) -> tuple[str, ...]:
         """Return the words of the line for ``name=value …``."""
@@ -168,6 +173,59 @@ def _added(words: tuple[str, ...], added: Sequence[str], dialect: Dialect) -> tu
     return (*words[:place], *added, *words[place:])
 
 
+# Several ranks that hold parts
+
+_MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.launch"}
+"""What launchers are called where Python is named by its path, as theirs may not be on the PATH."""
+
+
+def sharded_line(command: Command, gpus: int) -> tuple[str, ...] | None:
+    """Return the words that start so many ranks, each with a part of the model; None where the line cannot say that."""
+    dialect = dialect_of(command)
+    if not dialect.shards:
+        return None
+    shards = shlex.split(dialect.shards)
+    if command.processes > 1:
+        return _added(command.words, shards, dialect)
+    ways = (shlex.split(way.format(gpus=gpus)) for way in dialect.ranks)
+    return next((line for way in ways if (line := _started(command.words, way, shards, dialect))), None)
+
+
+def why_not_sharded(config: SearchConfig) -> str:
+    """Return why a command's line cannot have its ranks hold parts; empty where it can."""
+    command = config.workload.command
+    assert command is not None, "a command is planned"
+    if sharded_line(command, 2) is not None:
+        return ""
+    return (
+        "not run, as no option of its line shards it: it is written into the program, which then is run with all ranks"
+    )
+
+
+def _started(
+    words: tuple[str, ...], launcher: Sequence[str], shards: Sequence[str], dialect: Dialect
+) -> tuple[str, ...]:
+    """Return the words started by a launcher; empty where there is no place for it."""
+    if launcher[0] == "env":
+        return (*launcher, *words, *shards)
+    if launcher[0].startswith("-"):
+        return (*words, *shards, *launcher)
+    for index, word in enumerate(words):
+        name, after = os.path.basename(word), words[index + 1 :]
+        if name in NAMES:
+            after = after[1:] if after[:1] == (dialect.after,) else after
+        elif PYTHON.fullmatch(name):
+            if name != word:
+                launcher = (word, "-m", _MODULES[launcher[0]], *launcher[2 if dialect.after else 1 :])
+            while after and re.fullmatch("-[a-zA-Z]", after[0]) and after[0] not in ("-m", "-c"):
+                after = after[1:]
+        else:
+            continue
+        options, others = (shards, ()) if dialect.after else ((), shards)
+        return (*words[:index], *launcher, *options, *after, *others)
+    return ()
+
+
 # Changes
 
 
@@ -176,7 +234,7 @@ def typed_changes(config: SearchConfig) -> Iterator[Technique]:
     command = config.workload.command
     assert command is not None, "a command is planned"
     for key in TYPED:
-        change = command_techniques()[key]
+        change = techniques_of("command")[key]
         if key == HALF_LENGTH:
             if (length := half_length(command)) is not None:
                 yield change.filled(Price(times_halved=1), length=f"{length:,}")
@@ -187,7 +245,11 @@ def typed_changes(config: SearchConfig) -> Iterator[Technique]:
 def spoken(change: Technique, config: SearchConfig) -> Technique:
     """Return a change with its framework's words for how to have it, where there are such."""
     command = config.workload.command
-    if command is None or change.key not in (dialect := dialect_of(command)).says:
+    if command is None:
+        return change
+    if change.key == SHARDED and (line := sharded_line(command, change.recipe["gpus"])) is not None:
+        return replace(change, how=replace(command, words=line).text)
+    if change.key not in (dialect := dialect_of(command)).says:
         return change
     return replace(change, how=_how(change, config, dialect))
 
@@ -229,7 +291,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
     command = config.workload.command
     assert command is not None, "a command is planned"
     dialect, words = dialect_of(command), command.words
-    written, injected, added = list[str](), list[Technique](), list[str]()
+    written, injected, added, gpus = list[str](), list[Technique](), list[str](), 1
     if command.proposal is not None:
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
@@ -237,6 +299,8 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
             place = _number_in(words, _LENGTH)
             assert place is not None, "what has no length is not offered a shorter one"
             words = _with_number(words, place, place[2] // 2)
+        elif change.key == SHARDED:
+            gpus = change.recipe["gpus"]
         elif change.key in dialect.says and dialect.form:
             added += dialect.words(_values(change, config, dialect))
         else:
@@ -249,6 +313,8 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
         more = f"{name} × {passes}" if name else ""
         written.append(more or f"{passes} passes before each optimizer step, the loss divided by {passes}")
     typed = replace(command, words=with_passes or words)
+    if gpus > 1 and (line := sharded_line(typed, gpus)) is not None:  # the last, as a launcher's options may end it
+        typed = replace(command, words=line)
     return TypedCommand(typed, tuple(injected), tuple(written), with_passes is not None)
 
 

@@ -401,7 +401,8 @@ def _together(plan: CommandPlan) -> Iterator[str]:
     room = room_words("fits", left)
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
-    yield f"The cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}, {room}."
+    each = " on each GPU" if best.gpus > 1 else ""
+    yield f"The cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}{each}, {room}."
     line, written = command_of(plan, best)
     yield shell(line)
     if written:

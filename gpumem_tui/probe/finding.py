@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import CO_NEWLOCALS, CO_OPTIMIZED
-from itertools import chain
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -29,7 +28,17 @@ from torch.nn.modules.module import (
 from gpumem_tui.probe.compiler import passed_over
 from gpumem_tui.probe.wire import TrainedModel, TrainedOptimizer, TrainedParameter, Untrained
 from gpumem_tui.step.sites import is_own
-from gpumem_tui.step.walking import gradients_of, instances_of, memory_of, outermost, parameters_of, state_of
+from gpumem_tui.step.walking import (
+    buffers_in,
+    gradients_of,
+    instances_of,
+    memory_of,
+    modules_in,
+    outermost,
+    parameters_in,
+    parameters_of,
+    state_of,
+)
 
 _CHUNK = 2_000
 _LONGEST = 10_000
@@ -364,9 +373,7 @@ class Finder:
         trained = {id(root): _is_trained(root, optimized) for root in roots}
         self._roots = [weakref.ref(root) for root in roots if trained[id(root)]]
         self._untrained = [weakref.ref(root) for root in roots if not trained[id(root)]]
-        self._modules = [
-            weakref.ref(module) for root in roots for module in root.modules() if module._parameters or module._buffers
-        ]
+        self._modules = [weakref.ref(module) for module in modules_in(*roots) if module._parameters or module._buffers]
 
     def trained(self) -> FoundTraining:
         """Collect what is trained, as it is now."""
@@ -395,11 +402,6 @@ def _alive(refs: list[weakref.ref[nn.Module]]) -> list[nn.Module]:
 
 def _is_trained(root: nn.Module, optimized: set[int]) -> bool:
     return any(id(p) in optimized or (p.is_leaf and p.grad is not None) for p in parameters_in(root))
-
-
-def parameters_in(root: nn.Module) -> Iterator[torch.Tensor]:
-    """Iterate over the parameters of a whole tree, also where its class answers `parameters()` in a way of its own."""
-    return nn.Module.parameters(root)
 
 
 def _without_copies(roots: list[nn.Module]) -> list[nn.Module]:
@@ -464,7 +466,7 @@ def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Modu
 
 
 def _storages(root: nn.Module) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    return (memory for tensor in chain(parameters_in(root), nn.Module.buffers(root)) for memory in memory_of(tensor))
+    return (memory for tensor in (*parameters_in(root), *buffers_in(root)) for memory in memory_of(tensor))
 
 
 def _name(thing: object) -> str:

@@ -85,10 +85,10 @@ class Look:
         return reason
 
     def _begin(self, roots: list[nn.Module]) -> str:
-        named = [(name or type(root).__name__, part) for root in roots for name, part in root.named_modules()]
+        named = [(name or type(root).__name__, part) for root in roots for name, part in nn.Module.named_modules(root)]
         names = {id(part): name for name, part in named}
         self._parts = [(name, weakref.ref(part)) for name, part in named]
-        compiled = _has_compiled_code(part for root in roots for part in root.modules())
+        compiled = _has_compiled_code(part for _, part in named)
         follows = bool(roots) and not compiled
         if allocator.is_running():
             devices = allocator.devices_in_use(self._find().holdings())

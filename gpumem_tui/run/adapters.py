@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumem_tui.step.walking import instances_of, outermost
+from gpumem_tui.step.walking import instances_of, modules_in, outermost, parameters_in
 
 
 def why_not_adapted(roots: Iterable[nn.Module]) -> str:
@@ -22,9 +22,9 @@ def why_not_adapted(roots: Iterable[nn.Module]) -> str:
         return "PEFT, which makes adapters, is not installed"
     if any(isinstance(root, nn.parallel.DistributedDataParallel) for root in roots):
         return "adapters are tried on one rank"
-    if not any(_is_adaptable(module) for root in roots for module in root.modules()):
+    if not any(map(_is_adaptable, modules_in(*roots))):
         return "it trains no model of transformers"
-    if not all(parameter.requires_grad for root in roots for parameter in root.parameters()):
+    if not all(parameter.requires_grad for parameter in parameters_in(*roots)):
         return "some of its weights are frozen already"
     return ""
 
@@ -47,12 +47,12 @@ def _adapted(params: Any, count: Callable[[], None]) -> list[Any]:
     known = {id(parameter) for group in groups for parameter in group["params"]}
     new: list[Any] = []
     for model in outermost([one for one in instances_of(nn.Module, gc.get_objects()) if _is_adaptable(one)]):
-        if known.isdisjoint(map(id, model.parameters())) or _has_adapters(model):
+        if known.isdisjoint(map(id, parameters_in(model))) or _has_adapters(model):
             continue
-        before = {id(parameter) for parameter in model.parameters()}
+        before = set(map(id, parameters_in(model)))
         _put_adapters(model)
         count()
-        new += [one for one in model.parameters() if one.requires_grad and id(one) not in before]
+        new += [one for one in parameters_in(model) if one.requires_grad and id(one) not in before]
     if not new:
         return groups
     for group in groups:
@@ -81,4 +81,4 @@ def _is_adaptable(module: nn.Module) -> bool:
 
 
 def _has_adapters(model: nn.Module) -> bool:
-    return any(hasattr(module, "lora_A") for module in model.modules())
+    return any(hasattr(module, "lora_A") for module in modules_in(model))

@@ -37,6 +37,7 @@ from gpumem_tui.simulator.compiled.following import stay_eager
 from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward, mark_backward
+from gpumem_tui.step.walking import modules_in, parameters_in
 
 _OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "no-foreach": ("foreach", {"foreach": False, "fused": None}),
@@ -103,9 +104,9 @@ class Changes:
     @property
     def is_sharded(self) -> bool:
         """Return whether ranks hold parts: of parameters (FSDP, tensor parallel) or of optimizer state (ZeRO)."""
-        modules = [module for root in self._seen.roots for module in root.modules()]
-        named = {type(thing).__name__ for thing in (*modules, *self._seen.optimizers)}
-        parts = any(hasattr(parameter, "placements") for root in self._seen.roots for parameter in root.parameters())
+        roots = self._seen.roots
+        named = {type(thing).__name__ for thing in (*modules_in(*roots), *self._seen.optimizers)}
+        parts = any(hasattr(parameter, "placements") for parameter in parameters_in(*roots))
         return parts or not named.isdisjoint(_SHARDED_BY)
 
     # Around the calls of models
@@ -136,7 +137,7 @@ class Changes:
             self._compiled.add(module)
             by_block = hasattr(module, "set_reshard_after_forward")
             for part in repeated_blocks(module) if by_block else (module,):
-                if next(part.parameters(), None) is not None:
+                if parameters_in(part):
                     part.compile()
                     count()
         return call(module, *args, **kwargs)
@@ -163,7 +164,7 @@ class Changes:
 
 def checkpoint_blocks(root: nn.Module) -> int:
     """Checkpoint a model's repeated blocks, by its own switch where it has one; how many, or 1 for a switch."""
-    for module in root.modules():
+    for module in modules_in(root):
         if getattr(module, "supports_gradient_checkpointing", False):  # transformers: its blocks fill a cache, too
             own: Any = module
             own.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -180,19 +181,19 @@ def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
     A sequence of blocks within one of these (a stage) is gone into instead.
     """
     inside: set[int] = set()
-    for container in root.modules():
+    for container in modules_in(root):
         if id(container) in inside or not isinstance(container, (nn.ModuleList, nn.Sequential)):
             continue
         for block in _alike(container):
-            if not any(isinstance(part, nn.Sequential) and _alike(part) for part in block.modules()):
-                inside.update(map(id, block.modules()))
+            if not any(isinstance(part, nn.Sequential) and _alike(part) for part in modules_in(block)):
+                inside.update(map(id, modules_in(block)))
                 yield block
 
 
 def _alike(container: nn.Module) -> list[nn.Module]:
-    children = list(container.children())
+    children = [child for child in container._modules.values() if child is not None]
     classes = Counter(map(type, children))
-    return [child for child in children if classes[type(child)] > 1 and next(child.children(), None) is not None]
+    return [child for child in children if classes[type(child)] > 1 and child._modules]
 
 
 class _Observed:
@@ -315,9 +316,8 @@ def _no_autocast(seen: _Observed) -> str:
     if seen.uses_autocast:
         return "the command uses autocast already"
     kinds: Counter[torch.dtype] = Counter()
-    for root in seen.roots:
-        for parameter in root.parameters():
-            kinds[parameter.dtype] += parameter.numel()
+    for parameter in parameters_in(*seen.roots):
+        kinds[parameter.dtype] += parameter.numel()
     most = max(kinds, key=lambda dtype: kinds[dtype], default=torch.float32)
     return "" if most is torch.float32 else f"its weights are {str(most).removeprefix('torch.')} already"
 

@@ -100,7 +100,7 @@ def _name_what_zero_keeps(name: _Name) -> None:
             name(Bucket.GRADIENTS, [parameter.grad], "")
 
     def fetched(_: Any, __: Any, module: nn.Module, *___: Any, **____: Any) -> None:
-        name(Bucket.TEMPORARY, module.parameters(recurse=False), GATHERED)
+        name(Bucket.TEMPORARY, module._parameters.values(), GATHERED)
 
     def reduced(flat: Any, *_: Any, **__: Any) -> None:
         name(Bucket.TEMPORARY, [flat], REDUCE_BUCKETS)

@@ -28,7 +28,7 @@ from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.simulator.torch_internals import original, replace
-from gpumem_tui.step.walking import tensors_in
+from gpumem_tui.step.walking import buffers_in, parameters_in, tensors_in
 from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _is_in_memory(f: Any) -> bool:
 
 
 def _is_without_data(model: nn.Module) -> bool:
-    return any(is_without_data(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    return any(is_without_data(tensor) for tensor in (*parameters_in(model), *buffers_in(model)))
 
 
 class _Found(Exception):

@@ -11,7 +11,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gpumem_tui.memory import Bucket
-from gpumem_tui.step.walking import holding_memory, instances_of, outermost, parts_of, tensors_in
+from gpumem_tui.step.walking import (
+    buffers_in,
+    holding_memory,
+    instances_of,
+    modules_in,
+    outermost,
+    parameters_in,
+    parts_of,
+    tensors_in,
+)
 
 EMA_COPIES = "EMA copies"
 MODEL_COPIES = "model copies"
@@ -36,9 +45,9 @@ def parts_of_models(models: Iterable[nn.Module], has_copies: bool) -> list[Named
     found: dict[str, list[torch.Tensor]] = {}
     others: list[torch.Tensor] = []
     for model in models:
-        for parameter in model.parameters():
+        for parameter in parameters_in(model):
             found.setdefault(_part(parameter), []).extend((parameter, *scales([parameter])))
-        for name, buffer in model.named_buffers():
+        for name, buffer in nn.Module.named_buffers(model):
             is_packed = name.rpartition(".")[2] in _PACKED_BUFFERS
             (found.setdefault(QUANTIZED, []) if is_packed else others).append(buffer)
     if not has_copies and all(part.startswith("trained") for part in found):
@@ -76,10 +85,11 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         trained: the `id` of each parameter that an optimizer has.
     """
     models, modules = list(called), instances_of(nn.Module, things)
-    shapes = {tuple(one.shape for one in model.parameters()) for model in models}
-    parts = [part for model in models for part in model.modules()]
-    learning = [one for one in parts if not trained.isdisjoint(map(id, one.parameters(recurse=False)))] or parts
-    theirs = {at for part in learning for one in _tensors_of(part, recurse=False) for at in _memory(one)}
+    shapes = {tuple(one.shape for one in parameters_in(model)) for model in models}
+    parts = modules_in(*models)
+    learning = [one for one in parts if not trained.isdisjoint(map(id, one._parameters.values()))] or parts
+    own = [one for part in learning for one in (*part._parameters.values(), *part._buffers.values())]
+    theirs = {at for one in own if one is not None for at in _memory(one)}
 
     def others(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [one for one in tensors if theirs.isdisjoint(_memory(one))]
@@ -92,7 +102,7 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
         held = [tensors_in(vars(holder)), *map(_tensors_of, inner)]
         yield Bucket.PARAMETERS, EMA_COPIES, [one for tensors in held for one in others(tensors)]
     for module in outermost(modules):
-        if tuple(one.shape for one in module.parameters()) in shapes and set(parts).isdisjoint(module.modules()):
+        if tuple(one.shape for one in parameters_in(module)) in shapes and set(parts).isdisjoint(modules_in(module)):
             found = others(_tensors_of(module))
             yield Bucket.PARAMETERS, EMA_COPIES if any(one._version for one in found) else MODEL_COPIES, found
 
@@ -101,8 +111,8 @@ def _memory(tensor: torch.Tensor) -> set[int]:
     return set() if is_lazy(tensor) else {held.untyped_storage()._cdata for held in holding_memory(tensor)}
 
 
-def _tensors_of(module: nn.Module, recurse: bool = True) -> list[torch.Tensor]:
-    return [*module.parameters(recurse), *module.buffers(recurse)]
+def _tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    return [*parameters_in(module), *buffers_in(module)]
 
 
 def _holders(things: list[Any]) -> list[Any]:

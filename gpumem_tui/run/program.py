@@ -23,10 +23,12 @@ from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
 from gpumem_tui.step.walking import (
+    buffers_in,
     gradients_of,
     holding_memory,
     instances_of,
     outermost,
+    parameters_in,
     parameters_of,
     state_of,
 )
@@ -209,7 +211,7 @@ class Program:
         """
         if not self._is_followed:
             return
-        parameters = [parameter for module in self._roots for parameter in module.parameters()]
+        parameters = parameters_in(*self._roots)
         if self._is_stepping:  # this was a closure's, and the update follows
             self._enter(Phase.OPTIMIZER)
         if self._first is not None:
@@ -259,14 +261,14 @@ class Program:
         """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
         things = gc.get_objects()
         modules = outermost(instances_of(nn.Module, things))
-        frozen = [one for one in modules if not any(parameter.requires_grad for parameter in one.parameters())]
+        frozen = [one for one in modules if not any(parameter.requires_grad for parameter in parameters_in(one))]
         copied = [one for one in copies(things, self._roots, self._trained) if one[2]]
         named = parts_of_models((*frozen, *self._roots), bool(copied))  # a frozen one may have no forward, as a VAE
         for bucket, part, tensors in copied + named:
             self.name(bucket, tensors, part)
         for module in modules:
             self._tag_module(module)
-            self.name(Bucket.GRADIENTS, gradients_of(module.parameters()))
+            self.name(Bucket.GRADIENTS, gradients_of(parameters_in(module)))
         for optimizer in instances_of(torch.optim.Optimizer, things):
             parameters = parameters_of(optimizer)
             if parameters and self._trained.isdisjoint(map(id, parameters)):
@@ -280,7 +282,7 @@ class Program:
 
     def parameters(self) -> int:
         """Return the values in all parameters of the models that were called, as their tensors count them."""
-        return sum({id(p): p.numel() for module in self._roots for p in module.parameters()}.values())
+        return sum(parameter.numel() for parameter in parameters_in(*self._roots))
 
     def note(self, text: str) -> None:
         """Add a line to be known of the result; said once."""
@@ -292,13 +294,13 @@ class Program:
 
     def empty(self) -> str:
         """Say why a run that trained left the GPU empty."""
-        places = sorted({p.device.type for module in self._roots for p in module.parameters()})
+        places = sorted({parameter.device.type for parameter in parameters_in(*self._roots)})
         where = f"its model is on the {places[0].upper()}" if places else "none of its tensors is there"
         return f"the command leaves the GPU empty ({where}): tell it to train on cuda"
 
     def _tag_module(self, module: nn.Module) -> None:
-        parameters = list(module.parameters())
-        self.name(Bucket.PARAMETERS, [*parameters, *module.buffers(), *scales(parameters)])
+        parameters = parameters_in(module)
+        self.name(Bucket.PARAMETERS, [*parameters, *buffers_in(module), *scales(parameters)])
 
     def name(self, bucket: Bucket, tensors: Iterable[Any], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""
@@ -354,14 +356,14 @@ class Evaluations:
             trained: the ids of what optimizers were seen to train; empty before the first step.
             steps: made so far. `is_new`: the model was not called before.
         """
-        learns = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        learns = [parameter for parameter in parameters_in(module) if parameter.requires_grad]
         if torch.is_grad_enabled():
             if not learns:
                 return None
             if module.training or not self._known.get(module, False):
                 self._known[module] = module.training
                 return False
-        elif self.after is not None and is_new and next(module.parameters(), None) is not None:
+        elif self.after is not None and is_new and parameters_in(module):
             self._known[module] = False
         elif module not in self._known:
             learns = [parameter for parameter in learns if not trained or id(parameter) in trained]

@@ -15,7 +15,7 @@ import torch
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
-from gpumem_tui.step.walking import gradients_of, holding_memory, state_of, tensors_in
+from gpumem_tui.step.walking import buffers_in, gradients_of, holding_memory, parameters_in, state_of, tensors_in
 from gpumem_tui.step.workload import Workload, WorkloadError
 
 
@@ -97,7 +97,7 @@ class StepRun:
         model, optimizer = self.workload.build(self.device)
         self._model, self._optimizer = model, optimizer
         self.recorder.name_modules(model)
-        self._tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
+        self._tag(Bucket.PARAMETERS, [*parameters_in(model), *buffers_in(model)])
 
         optimizers = set() if optimizer is None else {optimizer}  # and what else the step uses
 
@@ -126,11 +126,11 @@ class StepRun:
 
     def tag_gradients(self) -> None:
         """Tag the gradients; before the optimizer drops them, or when the run ended early."""
-        parameters = self._model.parameters() if self._model is not None else ()
+        parameters = parameters_in(self._model) if self._model is not None else ()
         self._tag(Bucket.GRADIENTS, gradients_of(parameters))
 
     def _empty(self, model: torch.nn.Module) -> str:
-        places = sorted({parameter.device.type for parameter in model.parameters()})
+        places = sorted({parameter.device.type for parameter in parameters_in(model)})
         where = f"the model is on the {places[0].upper()}" if places else "the model has no parameters"
         return (
             f"a step of {self.workload.name} leaves the GPU empty ({where}): "

@@ -55,7 +55,7 @@ class RunningModules:
 
     def name(self, model: nn.Module) -> None:
         """Call the modules of `model`, too, by their qualified names from now on."""
-        self._names.update((id(module), name) for name, module in model.named_modules())
+        self._names.update((id(module), name) for name, module in nn.Module.named_modules(model))
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -157,6 +157,34 @@ def instances_of(kind: type[T], things: list[Any]) -> list[T]:
     return list(compress(things, map(wanted.__contains__, map(type, things)))) if wanted else []
 
 
+def modules_in(*roots: nn.Module) -> list[nn.Module]:
+    """Return these modules and all within them, each once, in torch's order.
+
+    By what torch keeps, as a program may hide `modules`, `parameters` or `buffers` by attributes of its own: Megatron's
+    DistributedDataParallel has a list of buckets called `buffers`.
+    """
+    found: dict[int, nn.Module] = {}
+    waiting = list(reversed(roots))
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [part for part in reversed(list(module._modules.values())) if part is not None]
+    return list(found.values())
+
+
+def parameters_in(*roots: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of modules and of all within them, each once."""
+    held = [parameter for module in modules_in(*roots) for parameter in module._parameters.values()]
+    return list({id(parameter): parameter for parameter in held if parameter is not None}.values())
+
+
+def buffers_in(*roots: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers of modules and of all within them, each once."""
+    held = [buffer for module in modules_in(*roots) for buffer in module._buffers.values()]
+    return list({id(buffer): buffer for buffer in held if buffer is not None}.values())
+
+
 def outermost(modules: list[nn.Module]) -> list[nn.Module]:
     """Return the modules that are no part of another one."""
     parts = {id(part) for module in modules for part in module._modules.values()}

@@ -135,6 +135,11 @@ names = [None] * {RANKS}
 dist.all_gather_object(names, "rank")
 assert names == ["rank"] * {RANKS}
 assert dist.get_world_size(dist.new_group([0, 1])) == 2
+large = [torch.empty(9 << 20, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+with dist._coalescing_manager():
+    for gradients in large:
+        dist.all_reduce(gradients)
+del large
 model = {LINEARS}.cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.command.running import Project
@@ -43,6 +45,39 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
     assert any(held["source"].startswith("train.py:") for held in traced["composition"])
     assert done.json["workload"]["batch_size"] == 256
     assert "| step 0: loss 0.000 on cuda:0" in done.stderr
+
+
+def test_a_model_may_name_its_attributes_as_torch_names_its_methods(project: Project) -> None:
+    wrapper = """
+    class Wrapper(nn.Sequential):
+        def __init__(self, *layers):
+            super().__init__(*layers)
+            self.buffers, self.modules, self.parameters = [], (), {}
+
+    parser"""
+    script = textwrap.dedent(SCRIPT).replace("\nparser", textwrap.dedent(wrapper), 1)
+    script = script.replace("nn.Sequential(nn", "Wrapper(nn").replace(
+        "model.parameters()", "nn.Module.parameters(model)"
+    )
+    project.write("train.py", script)
+    buckets = project.predict("python", "train.py", "--batch-size", "256").json["traced"]["buckets"]
+    assert buckets["parameters"] == PARAMETERS
+    assert buckets["optimizer"] == 2 * PARAMETERS
+
+
+def test_a_backward_that_starts_at_autograd_s_engine(project: Project) -> None:
+    """As Megatron-LM's of a pipeline, whose outputs have given their memory back."""
+    begun_at_engine = """torch.autograd.Variable._execution_engine.run_backward(
+            tensors=(loss,), grad_tensors=(torch.ones_like(loss),), keep_graph=False, create_graph=False, inputs=(),
+            allow_unreachable=True, accumulate_grad=True)"""
+    found = {}
+    for name, backward in (("plain", "loss.backward()"), ("engine", begun_at_engine)):
+        project.write("train.py", SCRIPT.replace("loss.backward()", backward))
+        found[name] = project.predict("python", "train.py", "--batch-size", "16384").json["traced"]
+    assert found["engine"]["highest"]["temporary"]["phase"] == found["plain"]["highest"]["temporary"]["phase"]
+    activations = {name: traced["buckets"]["activations"] for name, traced in found.items()}
+    assert 0 <= activations["engine"] - activations["plain"] <= 512  # the gradient of the loss, made in forward
+    assert activations["plain"] > 100 << 20
 
 
 @pytest.mark.slow

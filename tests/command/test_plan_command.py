@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -168,3 +169,73 @@ def test_ctrl_c_ends_the_runs_and_what_is_known_is_printed(project: Project) -> 
     assert program.returncode == EXIT_INTERRUPTED
     assert json.loads(out)["traced"]["buckets"]["parameters"] == WEIGHTS
     assert json.loads(out)["not_applicable"][0]["reason"] == "not run: the plan was interrupted"
+
+
+SHARDED = """
+    import torch
+    {more}
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def network():
+        return GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=512, n_head=8, vocab_size=4096))
+"""
+TRAINER = """
+    class Random(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, _):
+            tokens = torch.randint(0, 4096, (128,))
+            return {"input_ids": tokens, "labels": tokens}
+
+    arguments, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    Trainer(network(), arguments, train_dataset=Random()).train()
+"""
+LOOP = """
+    accelerator = Accelerator()
+    data = torch.utils.data.DataLoader(torch.randint(0, 4096, (1000, 128)), batch_size=4)
+    model = network()
+    model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), data)
+    for tokens in data:
+        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "program", "options"),
+    [
+        (
+            "from transformers import HfArgumentParser, Trainer, TrainingArguments",
+            TRAINER,
+            ("--output_dir", "results", "--per_device_train_batch_size", "4", "--report_to", "none"),
+        ),
+        ("from accelerate import Accelerator", LOOP, ()),
+    ],
+    ids=["Trainer", "accelerate"],
+)
+def test_ranks_that_hold_parts_are_run_and_the_command_to_copy_takes_the_same(
+    project: Project, more: str, program: str, options: tuple[str, ...]
+) -> None:
+    pytest.importorskip("accelerate")
+    project.write("train.py", SHARDED.format(more=more) + program)
+    done = project.plan("python", "train.py", *options, options=("--what-if", "sharded", "--quiet", "--gpus", "4"))
+    row = next(row for row in done.json["techniques"] if row["key"] == "sharded")
+    assert row["source"] == "traced"
+    assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula beside the run"
+    held = done.json["traced"]["buckets"]
+    for bucket in ("parameters", "optimizer"):
+        assert 4 * row["buckets"][bucket] == pytest.approx(held[bucket], rel=0.01)
+    copied = project.predict(*shlex.split(row["how"]), options=("--quiet",)).json
+    assert copied["workload"]["gpus"] == 4
+    assert copied["traced"]["peak_allocated_bytes"] == row["peak_bytes"]
+    assert copied["traced"]["buckets"] == row["buckets"]
+
+
+def test_a_program_that_no_option_shards_says_so_beside_what_is_worked_out(project: Project) -> None:
+    project.write("train.py", SCRIPT)
+    done = project.plan("python", "train.py", options=("--what-if", "sharded", "--quiet"))
+    assert "written into the program" in _reasons(done)["sharded"]
+    zero = [row["source"] for row in done.json["techniques"] if row["key"].startswith("zero")]
+    assert zero == ["formula"] * 3

@@ -11,7 +11,16 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model, toml_tables
 from gpumem_tui.formula.recipe import EXTRAS, OPTIMIZERS, Recipe
 from gpumem_tui.formula.rows import ROW_WORDS
-from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, TYPED, Technique, catalog_techniques, changes, injected
+from gpumem_tui.formula.techniques import (
+    INJECTED,
+    MORE_RANKS,
+    SHARDED,
+    TYPED,
+    Technique,
+    catalog_techniques,
+    changes,
+    injected,
+)
 from gpumem_tui.memory import Bucket
 from gpumem_tui.plan.answers import setup_of, with_setup
 from gpumem_tui.plan.control import Choice
@@ -118,7 +127,7 @@ def test_what_a_run_can_change_is_what_a_plan_of_a_command_has() -> None:
     pytest.importorskip("torch")
     from gpumem_tui.run.changes import KEYS
 
-    assert set(KEYS) == set(INJECTED) - {MORE_RANKS}
+    assert set(KEYS) == set(INJECTED) - {MORE_RANKS, SHARDED}
 
 
 def test_every_row_has_words_of_its_own() -> None:

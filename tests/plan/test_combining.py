@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.combining import MOST_RUNS, Planning, command_of, likely, planned
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
-from gpumem_tui.plan.dialects import dialect_of, half_length, typed_changes, typed_command
+from gpumem_tui.plan.dialects import dialect_of, half_length, typed_changes, typed_command, why_not_sharded
 from gpumem_tui.plan.recommended import change_words
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed
@@ -98,6 +99,7 @@ class _Runs:
     batch_size: int = 16
     set_fails: bool = False
     fitting: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
     made: list[str] = field(default_factory=list)
 
     def trace(self, *_: object) -> tuple[Predicted, list[Technique], list[WhatIf]]:
@@ -171,6 +173,32 @@ def test_a_set_whose_run_failed_is_not_part_of_another() -> None:
     sets = [set(one.changes) for one in steps[-1].plan.together if one.changes]
     assert len(steps[-1].plan.together) <= 2 * MOST_RUNS
     assert not any(earlier <= later for number, earlier in enumerate(sets) for later in sets[number + 1 :])
+
+
+def test_further_gpus_are_tried_only_where_nothing_fits_without_them_or_they_are_asked_for() -> None:
+    """What shards over more GPUs has the dearest price: it is run after the sets of all else."""
+    fits = _Runs(_config())
+    plan = _planned(fits, 16, "sharded", "sgd")[-1].plan
+    assert fits.made == ["2 passes of 8", "sgd"]
+    spared = next(one.traced for one in plan.what_ifs if one.change.key == "sharded")
+    assert isinstance(spared, Unknown)
+    assert "--what-if sharded" in spared.reason
+    asked = _Runs(_config(), wanted=("sharded", "sgd"))
+    _planned(asked, 16, "sharded", "sgd")
+    assert asked.made == ["2 passes of 8", "sharded", "sgd"]
+    needed = _Runs(_config(("python", "train.py")), fitting=("sharded",))
+    plan = _planned(needed, 14, "sharded", "sgd")[-1].plan
+    assert needed.made == ["sgd", "sharded"]
+    assert plan.fitting is not None
+    assert plan.fitting.words == "sharded over 8 GPUs + batch 14 on each"
+
+
+def test_the_same_samples_are_spread_over_the_gpus_that_share_the_model() -> None:
+    config = _config()
+    plan = CommandPlan(config, 16, base_predicted(config), (changed(config, "sharded", activations=1200, optimizer=1),))
+    spread = [one for one in likely(plan) if one.gpus == 8]
+    assert [(one.batch_size, one.passes) for one in spread] == [(2, 1), (1, 2)]
+    assert spread[0].words == "sharded over 8 GPUs + batch 2 on each"
 
 
 def test_what_fits_as_it_is_has_no_sets() -> None:
@@ -247,6 +275,76 @@ def test_launchers_and_lightning_are_told_in_their_words(
     (tmp_path / "train.py").write_text(script)
     config = _config(words, str(tmp_path))
     assert command_of(_plan(16, config), Together((change("autocast", config),), 8, 2)) == (line, written)
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "line"),
+    [
+        (
+            "python -u -m train.py --batch-size 16",
+            "HfArgumentParser",
+            "torchrun --nproc-per-node 8 -m train.py --batch-size 2 --bf16 True --fsdp 'full_shard auto_wrap'",
+        ),
+        (
+            "torchrun --nproc-per-node 4 train.py --batch-size 16",
+            "HfArgumentParser",
+            "torchrun --nproc-per-node 4 train.py --batch-size 2 --bf16 True --fsdp 'full_shard auto_wrap'",
+        ),
+        (
+            "torchrun train.py --batch-size 16",
+            "TrlParser",
+            "torchrun --nproc-per-node 8 train.py --batch-size 2 --bf16 True --fsdp 'full_shard auto_wrap'",
+        ),
+        (
+            "trl sft --batch-size 16",
+            "",
+            "trl sft --batch-size 2 --bf16 True --fsdp 'full_shard auto_wrap' --num_processes 8",
+        ),
+        (
+            "/opt/ml/bin/python train.py --batch-size 16",
+            "TrainingArguments(bf16=True)",
+            "/opt/ml/bin/python -m accelerate.commands.launch --num_processes 8 --use_fsdp --fsdp_version 2 "
+            "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py --batch-size 2",
+        ),
+        (
+            "accelerate launch train.py --batch-size 16",
+            "Accelerator(",
+            "accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy "
+            "TRANSFORMER_BASED_WRAP --mixed_precision bf16 train.py --batch-size 2",
+        ),
+        (
+            "python train.py fit --data.batch_size 16",
+            "LightningCLI",
+            "python train.py fit --data.batch_size 2 --trainer.precision bf16-mixed --trainer.strategy fsdp "
+            "--trainer.devices 8",
+        ),
+        (
+            "llamafactory-cli train sft.yaml per_device_train_batch_size=16",
+            "",
+            "env FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train sft.yaml per_device_train_batch_size=2 "
+            "bf16=true 'fsdp=[full_shard,auto_wrap]'",
+        ),
+        (
+            "axolotl train x.yml --micro-batch-size=16",
+            "",
+            "axolotl train x.yml --micro-batch-size=2 --bf16=true --fsdp-version=2 "
+            "--fsdp-config.auto-wrap-policy=TRANSFORMER_BASED_WRAP --launcher torchrun -- --nproc_per_node=8",
+        ),
+        ("python train.py --batch-size 16", "model(x).mean().backward()", ""),
+        ("python -c 'import train' --batch-size 16", "", ""),
+    ],
+)
+def test_ranks_that_hold_parts_are_started_in_the_frameworks_words(
+    tmp_path: Path, words: str, script: str, line: str
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    config = _config(tuple(shlex.split(words)), str(tmp_path))
+    if not line:
+        assert "written into the program" in why_not_sharded(config)
+        return
+    assert not why_not_sharded(config)
+    changes = (change("sharded", config), change("autocast", config))
+    assert command_of(_plan(16, config), Together(changes, 2, 1))[0] == line
 
 
 def test_passes_that_a_configuration_gives_are_multiplied(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
 
-Parts: steps, runs, totals, adapters, diffusion, sharded, compiled. `inside`: within the range that is predicted of a
-device total; of bytes that are allocated or reserved, which are predicted to the byte, within what the figure was
+Parts: steps, runs, totals, adapters, diffusion, tuned, sharded, compiled. `inside`: within the range that is predicted
+of a device total; of bytes that are allocated or reserved, which are predicted to the byte, within what the figure was
 rounded to. Of what lies outside the cause is said.
 """
 
@@ -12,17 +12,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from gpumem_tui.memory import GIB, Range, format_bytes
 from tests.published.measurements import DEFAULT_PUBLISHED, Kind, load_published
+
+if TYPE_CHECKING:
+    from tests.published.compiled import Row
 
 _UNMEASURED = {
     "diffusion by Conv3d, UNet or VAE": "reports state no versions or no sizes; a diffusion transformer is among them",
     "speech": "reports state no lengths", "detection": "tables are of torch before 1.2, with images of many sizes",
     "recurrent networks": "pytorch/pytorch#599 and #2895 are of torch before 1.0",
     "8-bit training": "bitsandbytes' own tables state no versions of torch",
-    "QLoRA": "litgpt's rows kept what bitsandbytes no longer keeps (peaks.toml, not_modelled)",
     "pipeline parallel": "torchtitan's (405B, 512 GPUs: 82.5 GiB) are compiled, in Float8",
     "tensor parallel": "torchtitan's (70B, 256 GPUs: 71.9 GiB) are compiled, in Float8",
 }  # fmt: skip
@@ -106,12 +108,27 @@ def _compiled() -> Iterator[_Line]:
     if find_spec("triton") is None:
         print("compiled: needs triton, which is not here", file=sys.stderr)
         return
-    from tests.published.compiled import ROWS, traced
+    from tests.published.compiled import ROWS
+
+    yield from _of_commands(ROWS, GIB // 200)
+
+
+def _tuned() -> Iterator[_Line]:
+    if find_spec("peft") is None or find_spec("bitsandbytes") is None:
+        print("tuned: needs transformers, peft and bitsandbytes, which are not here", file=sys.stderr)
+        return
+    from tests.published.tuned import ROWS
+
+    yield from _of_commands(ROWS, 0)
+
+
+def _of_commands(rows: Sequence[Row], rounding_bytes: int) -> Iterator[_Line]:
+    from tests.published.compiled import traced
 
     kinds: dict[str, Kind] = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
-    for row in ROWS:
+    for row in rows:
         found = _exactly(traced(row)[row.what])
-        yield _Line(row.id, kinds[row.what], found, round(row.gib * GIB), GIB // 200, row.why)
+        yield _Line(row.id, kinds[row.what], found, round(row.gib * GIB), rounding_bytes, row.why)
 
 
 def _sharded() -> Iterator[_Line]:
@@ -119,15 +136,15 @@ def _sharded() -> Iterator[_Line]:
     from tests.published.sharded import ROWS, SETTINGS, traced
 
     for row in ROWS:
-        timeline = traced(row)
-        found = Range.of(replay(timeline, settings=one).peak_reserved_bytes for one in SETTINGS.values())
-        why = "the page does not say how the allocator was set: between both settings"
-        yield _Line(row.id, "reserved", found, round(row.reserved_gib * GIB), GIB // 200, why)
+        found = _exactly(replay(traced(row), settings=SETTINGS[row.settings]).peak_reserved_bytes)
+        decimals = len(str(row.reserved_gib).partition(".")[2])
+        why = "the page states neither its commit nor how the allocator was set"
+        yield _Line(row.id, "reserved", found, round(row.reserved_gib * GIB), GIB // 2 // 10**decimals, why)
 
 
 _PARTS: dict[str, Callable[[], Iterator[_Line]]] = {
     "steps": _steps, "runs": _runs, "totals": _totals, "adapters": _adapters, "diffusion": _diffusion,
-    "sharded": _sharded, "compiled": _compiled,
+    "tuned": _tuned, "sharded": _sharded, "compiled": _compiled,
 }  # fmt: skip
 
 

@@ -149,7 +149,8 @@ if __name__ == "__main__":
     parser.add_argument("--chunked", action="store_true")
     parser.add_argument("--optimizer", default="")
     asked = parser.parse_args()
-    makes = {"vit-h-14": vision, "vit-g": giant, "llama-3.2-3b": partial(language, chunked=asked.chunked)}
+    llama = partial(language, chunked=asked.chunked)
+    makes: dict[str, Callable[[], Any]] = {"vit-h-14": vision, "vit-g": giant, "llama-3.2-3b": llama}
     network, step = makes[asked.model]()
     optimizer = optimizer_of(asked.optimizer, network)
     for _ in range(10):

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     parser.add_argument("--float8", action="store_true")
     asked = parser.parse_args()
     dist.init_process_group("nccl")
-    row = Row("", "", dist.get_world_size(), asked.batch_size, asked.sequence, asked.recompute, 0.0, 0.0)
+    row = Row("", "", dist.get_world_size(), asked.batch_size, asked.sequence, asked.recompute, 0.0, "", 0.0)
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     train(sharded(row, device, compiled=True, float8=asked.float8), row, device)

@@ -13,6 +13,6 @@ def test_reserves_what_was_published_with_its_streams_and_too_little_on_one() ->
     row = next(row for row in ROWS if row.id == "ao-nocompile-1")
     timeline = traced(row)
     errors = errors_percent(row, timeline)
-    assert abs(errors["default"]) <= row.tolerance_percent
-    assert errors["expandable"] <= 0 <= errors["default"]
+    assert abs(errors[row.settings]) <= row.tolerance_percent
+    assert errors["default"] > 0.5
     assert all(error < -9 for error in errors_percent(row, on_one_stream(timeline)).values())

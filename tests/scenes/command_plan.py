@@ -30,6 +30,7 @@ class ScriptedRuns:
     batch_size: int = 8
     held: tuple[str, ...] = ()
     fails: str = ""
+    wanted: tuple[str, ...] = ()
     made: list[str] = field(default_factory=list)
 
     def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
+from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.simulator.device.shapes import Untraceable
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on, simulated_gpu
@@ -209,6 +212,23 @@ def test_the_device_is_the_gpu_it_simulates() -> None:
         properties = memory.get_device_properties(device)
         assert properties.total_memory == find_gpu("t4-16gb").cuda_total_bytes
         assert (properties.major, properties.minor) == (7, 5)
+
+
+@pytest.mark.parametrize("module", [torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator])
+def test_the_device_module_takes_the_keywords_of_torch(module: ModuleType) -> None:
+    functions = {
+        name: inspect.signature(found)
+        for name, found in vars(module).items()
+        if inspect.isfunction(found) and not name.startswith("_") and found.__module__.startswith("torch.")
+    }
+    assert len(functions) > 5
+    with device_for(simulated_gpu(), user_code=True):
+        for name, signature in functions.items():
+            keywords = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+            try:
+                inspect.signature(getattr(module, name)).bind(**dict.fromkeys(keywords))
+            except TypeError as error:
+                pytest.fail(f"{module.__name__}.{name}: {error}")
 
 
 def test_figures_without_a_simulated_gpu_are_refused() -> None:

@@ -102,10 +102,10 @@ def _answer_for_cuda(replacements: Replacements) -> None:
         default_generators=tuple(CudaGenerator("cuda") for _ in range(backend.devices)),
         is_current_stream_capturing=lambda: False,
         device=_Guard,
-        device_of=_Guard,
+        device_of=lambda obj: _Guard(obj.device),
         StreamContext=StreamContext,
         current_blas_handle=lambda: 0,
-        set_sync_debug_mode=lambda *_: None,
+        set_sync_debug_mode=lambda *_, **__: None,
         get_sync_debug_mode=lambda: 0,
     )
     for module in (cuda, cuda.memory, cuda.random, cuda.streams):
@@ -178,7 +178,7 @@ def _answer_for_runtime(replacements: Replacements) -> None:
         "get_per_process_memory_fraction": lambda *_, **__: 1.0,
         "memory_stats_as_nested_dict": lambda *_, **__: _nested(statistics()),
         "host_memory_stats": lambda: OrderedDict(),
-        "host_memory_stats_as_nested_dict": dict,
+        "host_memory_stats_as_nested_dict": lambda *_, **__: {},
         "device_memory_used": lambda *_, **__: statistics()["reserved_bytes.all.current"],
         "list_gpu_processes": lambda *_, **__: "GPU:0\nno processes are running",
         "MemPool": _MemoryPool,
@@ -389,7 +389,7 @@ def _apply_keeping_parameters(
     Torch would replace them, since a tensor without data cannot take the place of one with data.
     """
     if recurse:
-        for child in module.children():
+        for child in nn.Module.children(module):
             child._apply(move)
     for parameter in module._parameters.values():
         if parameter is None:

@@ -32,7 +32,17 @@ _NCCL_VERSION = (2, 27, 5)
 _NCCL_TIMEOUT = timedelta(minutes=10)
 """`kProcessGroupNCCLDefaultTimeout` (ProcessGroupNCCL.hpp), which a build without NCCL does not know."""
 
+_COALESCED = (
+    "allreduce_coalesced_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_tensor_coalesced_",
+)
+"""Collectives of several tensors at once, as of Megatron's gradient buckets. Of these alone torch does not say
+what they return where tensors have no data (torch/distributed/_meta_registrations.py)."""
+
 c10d: Any = dist.distributed_c10d
+_libraries: list[torch.library.Library] = []
 _torch_distributed: Any = dist
 
 
@@ -78,6 +88,10 @@ def _answer_once() -> None:
     for name, follow in OF_TENSORS.items():
         replace_everywhere(c10d, name, among_equals(original(c10d, name), follow))
     replace_everywhere(c10d, "monitored_barrier", lambda *_, **__: None)
+    coalesced = torch.library.Library("c10d", "IMPL")
+    for name in _COALESCED:
+        coalesced.impl(name, lambda *_: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
+    _libraries.append(coalesced)  # which takes its kernels back as it goes
     replicate_alone()
     after_import("torch.distributed.fsdp._optim_utils", know_other_shards)
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)

@@ -192,7 +192,7 @@ class Backend:
         functions.update(dict.fromkeys(("device", "device_of"), lambda *_: nullcontext()))
         functions.update(
             get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
-            get_rng_state=lambda *_: torch.zeros(16, dtype=torch.uint8),
+            get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
             get_rng_state_all=lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(self.devices)],
             get_device_name=lambda *_, **__: self._gpu.gpu.title,
             get_device_capability=lambda *_, **__: self._gpu.gpu.compute_capability,

@@ -28,6 +28,7 @@ from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.walking import parameters_in
 
 Key = tuple[Any, ...]
 _MOST_UNSETTLED = 4
@@ -212,7 +213,7 @@ class Repeats:
         stream = self._gpu.streams.current
         parts: list[Any] = [held_bytes, id(module), module.training, trains, stream, *autocast.state()]
         if trains:
-            parameters = [p for p in module.parameters() if p.requires_grad]
+            parameters = [p for p in parameters_in(module) if p.requires_grad]
             if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
                 return None
             parts += (len(parameters), sum(p.grad is None for p in parameters), len(self._waiting))
@@ -276,7 +277,7 @@ class Repeats:
             self._remember(call.key, found[0])
 
     def _gradients_of(self, module: nn.Module | None) -> set[int | None]:
-        gradients = [p.grad for p in module.parameters() if p.grad is not None] if module is not None else []
+        gradients = [p.grad for p in parameters_in(module) if p.grad is not None] if module is not None else []
         return set(map(self._gpu.memory.allocation_of, gradients))
 
     def _settle(self, calls: int) -> None:
@@ -369,7 +370,7 @@ class Repeats:
         if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
             self._waiting.add(repetition)
             repetition.on_backward = partial(self._reached, key)
-            made: Any = RepeatedCall.apply(self._anchor, repetition, list(module.parameters()))  # type: ignore[no-untyped-call]
+            made: Any = RepeatedCall.apply(self._anchor, repetition, parameters_in(module))  # type: ignore[no-untyped-call]
         else:
             made = tuple(repetition.forward())
         tensors = iter(made)

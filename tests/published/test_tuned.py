@@ -1,0 +1,21 @@
+"""Tuning of language models that others measured, beside its traces: `tests.published tuned` prints all rows."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.published.compiled import error_percent, traced
+from tests.published.tuned import ROWS
+from tests.sharing import WarmPython
+
+pytestmark = [
+    pytest.mark.scripts,
+    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="adapters beside packed weights need bitsandbytes"),
+]
+
+
+def test_adapters_beside_packed_weights_take_what_was_measured() -> None:
+    row = next(row for row in ROWS if row.id == "fms-mistral-7b-qlora-4")
+    assert abs(error_percent(row, traced(row, WarmPython.path()))) < 0.001
