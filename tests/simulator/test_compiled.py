@@ -394,6 +394,47 @@ def test_a_buffer_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
     assert "activations       train.py:13, fused with 12 " in lines
 
 
+_NESTED = """
+import sys
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(256), nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+model = nn.Sequential(*[Block() for _ in range(2)], nn.Linear(256, 512)).cuda()
+called = torch.compile(model)
+if sys.argv[1] == "block":
+    called = model
+    model[0].compile()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    called(torch.ones(4096, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("compiled", ["whole", "block"])
+def test_a_buffer_has_the_module_of_its_operator(compiled: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_NESTED)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--", sys.executable]
+    done = subprocess.run([*command, str(script), compiled], capture_output=True, text=True, check=True)
+    held = [
+        one for one in json.loads(done.stdout)["traced"]["composition"] if one["bucket"] in ("activations", "temporary")
+    ]
+    modules = {one["module"] for one in held if one["bytes"] >= 4096 * 256 * 4}
+    assert {"0.mlp.0", "1.mlp.0"} <= modules
+    assert not [name for name in modules if "OptimizedModule" in name or name[:1] not in ("", "0", "1", "2")]
+
+
 _UPDATE = """
 import torch
 
