@@ -13,7 +13,7 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any, ClassVar
 
-from gpumem_tui.simulator.torch_internals import replace
+from gpumem_tui.simulator.torch_internals import ANSWERS, replace, without_replacements
 
 _COMPILER = "torch._dynamo"
 _CONFIG = f"{_COMPILER}.config"
@@ -124,7 +124,8 @@ class _Unloaded(_Later):
         if isinstance(sizes, _Later):
             sizes.load()
         config = sys.modules.pop(_CONFIG, None) if self.stands else None
-        compiler = super().load()
+        with without_replacements(("*",), kept=ANSWERS):  # it knows functions of torch's by what they are
+            compiler = super().load()
         plain = compiler.config.get_config_copy()
         for name, value in config.get_config_copy().items() if config is not None else ():
             if plain[name] != value:  # set by the program, before it was loaded
