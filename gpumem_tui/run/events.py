@@ -79,6 +79,7 @@ class Ready:
 
     Attributes:
         context_range: None where `context_bytes` is exact.
+        nccl: what both have of NCCL's buffers; None for none.
     """
 
     torch_version: str
@@ -86,12 +87,23 @@ class Ready:
     context_bytes: int
     context_source: str
     context_range: Range | None = None
+    nccl: Context | None = None
     event: Literal["ready"] = "ready"
 
     @classmethod
     def of(cls, torch_version: str, profile: Profile) -> Ready:
         """Return the event of a torch of this version, with what the simulator assumes of it."""
-        return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
+        known = profile.context_bytes, profile.context_source, profile.context_range, profile.nccl
+        return cls(torch_version, profile.name, *known)
+
+    def beside(self, runtime: str) -> list[tuple[str, Range, str]]:
+        """Return what of the context is not exact, as name, range and source: the runtime's and NCCL's share."""
+        if self.context_range is None or self.context_range.is_exact:
+            return []
+        nccl = self.nccl or Context(0, 0, 0, "")
+        low, high = self.context_range.low_bytes - nccl.low_bytes, self.context_range.high_bytes - nccl.high_bytes
+        parts = [(f"{runtime} context", Range(low, high), self.context_source)]
+        return [*parts, ("NCCL", Range(nccl.low_bytes, nccl.high_bytes), nccl.source)] if self.nccl else parts
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,8 @@ class Traced:
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
         found = []
-        if not self._context.is_exact:
-            found.append(KnownUnknown(f"{self.gpu.runtime} context", self._context, self.ready.context_source))
+        for name, part, source in self.ready.beside(self.gpu.runtime):
+            found.append(KnownUnknown(name, part, source))
         if not self._total.is_exact:
             found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
         if self.done.unsure_bytes:
