@@ -263,6 +263,81 @@ def test_nothing_is_kept_of_what_a_graph_break_forbids(found: dict[str, Any]) ->
     assert any("traced as eager" in note and "Unsupported" in note for note in found["estimates"])
 
 
+_KERNELS = """
+import json
+import torch
+from torch import nn
+from torch._inductor.codegen.simd import SIMDScheduling
+from torch.nn import functional as F
+from gpumem_tui.simulator.compiled.following import follow_compiler, forget
+from gpumem_tui.simulator.cuda.presented import presented_as_cuda
+from gpumem_tui.simulator.device.gpu import simulate
+from tests.simulator.simulated_steps import simulated_gpu
+
+by_their_code = SIMDScheduling.codegen_node_schedule
+follow_compiler({})
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.names, self.norm = nn.Embedding(500, 128), nn.LayerNorm(128)
+        self.up, self.out = nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, rows):
+        x = self.names(rows)
+        scores = F.dropout((x @ x.transpose(1, 2)).softmax(-1), 0.1)
+        x = x + F.dropout(self.out(F.gelu(self.up(self.norm(scores @ x)))), 0.1)
+        x = x + x.cumsum(1) + x.sort(1).values + x.roll(1, 1)
+        return F.cross_entropy(x.view(-1, 128) @ self.names.weight.t(), rows.view(-1))
+
+
+def windows(x):
+    return sum(x[..., place : place + x.shape[-1] - 8] for place in range(8)).softmax(-1)
+
+
+def looped(length):
+    forget()
+    torch.cuda.reset_peak_memory_stats()
+    x = torch.ones(64, length, device="cuda")
+    return torch.compile(windows)(x).nbytes, torch.cuda.max_memory_allocated() - x.nbytes
+
+
+def took(network, length):
+    forget()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    called, found = torch.compile(network), []
+    for _ in range(2):
+        loss = called(torch.ones(4, length, dtype=torch.long, device="cuda"))
+        found += [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+        loss.backward()
+        del loss
+        found += [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+    network.zero_grad()
+    return found
+
+
+gpu = simulated_gpu()
+with simulate(gpu), presented_as_cuda(gpu):
+    network = Network().cuda()
+    took(network, 16)  # cuBLAS takes its workspace
+    found = []
+    for codegen in (SIMDScheduling.codegen_node_schedule, by_their_code):
+        SIMDScheduling.codegen_node_schedule = codegen
+        found.append([*(took(network, length) for length in (256, 2048)), *map(looped, (256, 4096))])
+    print(json.dumps(found))
+"""
+
+
+def test_kernels_found_by_their_accesses_take_what_their_code_takes() -> None:
+    """Short rows are reduced at once, long ones by loops, which keep what the second reads of the first's."""
+    done = subprocess.run([sys.executable, "-c", _KERNELS], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    by_accesses, by_their_code = json.loads(done.stdout.splitlines()[-1])
+    assert by_accesses == by_their_code
+
+
 _FUSED = """
 import torch
 from torch.nn import functional as F

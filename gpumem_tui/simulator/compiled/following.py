@@ -51,7 +51,11 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
     """
     followed = Followed(notes, begins)
     compile_ = original(torch, "compile")
-    prepared = functools.cache(lambda: _prepare(followed))
+
+    @functools.cache
+    def prepared() -> None:
+        with _no_collection():
+            _prepare(followed)
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:

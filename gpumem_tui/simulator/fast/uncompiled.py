@@ -82,15 +82,28 @@ class _Later(ModuleType):
         return sys.modules.get(self.__name__) is self
 
     def load(self) -> ModuleType:
-        """Return the module itself, loaded now if it was not."""
-        if self.stands:
-            del sys.modules[self.__name__]
-        return import_module(self.__name__)
+        """Return the module itself; the first time it is loaded, and put where others have what stood for it."""
+        if not self.stands:
+            return sys.modules[self.__name__]
+        del sys.modules[self.__name__]
+        loaded = import_module(self.__name__)
+        stood = {id(self): loaded}
+        stood.update((id(value), getattr(loaded, name)) for name, value in vars(self).items() if _answers(value))
+        for module in [*sys.modules.values()]:
+            names = getattr(module, "__dict__", {})
+            for name in [name for name, value in names.items() if id(value) in stood]:
+                setattr(module, name, stood[id(names[name])])
+        return loaded
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return getattr(self.load(), name)
+
+
+def _answers(value: Any) -> bool:
+    """Return whether a value answers here in the place of a module's function."""
+    return callable(value) and getattr(value, "__module__", "") == __name__
 
 
 class _Unloaded(_Later):
