@@ -65,6 +65,7 @@ def test_a_model_may_name_its_attributes_as_torch_names_its_methods(project: Pro
     assert buckets["optimizer"] == 2 * PARAMETERS
 
 
+@pytest.mark.scripts
 def test_a_backward_that_starts_at_autograd_s_engine(project: Project) -> None:
     """As Megatron-LM's of a pipeline, whose outputs have given their memory back."""
     begun_at_engine = """torch.autograd.Variable._execution_engine.run_backward(

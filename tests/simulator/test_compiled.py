@@ -69,6 +69,10 @@ def asks_for_cuda(x):
     return (x.sin() + torch.ones(SIDE, device="cuda")).exp()
 
 
+def asks_for_autocast(x):
+    return chain(x) if not torch.is_autocast_enabled() else x
+
+
 class Ran(nn.Module):
     def forward(self, x):
         return checkpoint(chain, x, use_reentrant=False).cos().sin()
@@ -103,11 +107,15 @@ def broken(x):
 
 gpu = simulated_gpu()
 with simulate(gpu), presented_as_cuda(gpu):
+    import torch._dynamo.eval_frame  # as libraries do, before anything is compiled
     kept("chain", chain, matrix())
     kept("cross-entropy", lambda x, t: F.cross_entropy(x * 2, t), matrix(), torch.zeros(SIDE, device="cuda", dtype=int))
     kept("norm", lambda x, w: F.rms_norm(x, (SIDE,), w) * 2, matrix(), torch.ones(SIDE, device="cuda"))
     kept("by another backend", chain, matrix(), backend="aot_eager")
     kept("asks for cuda", asks_for_cuda, matrix())
+    kept("asks for autocast", asks_for_autocast, matrix())
+    linear = nn.Linear(SIDE, SIDE).cuda()
+    found["is a view"] = torch.compile(lambda x: x + linear(x))(matrix()[None])._is_view()
     ran = Ran()
     kept("checkpoint", ran, matrix())
     kept("attention again", Attends(), torch.randn(1, 16, 1024, 64, device="cuda", requires_grad=True))
@@ -189,11 +197,21 @@ def test_the_device_is_called_cuda_in_compiled_code(found: dict[str, Any]) -> No
     assert found["asks for cuda"]["compiled"] <= 2 * MATRIX
 
 
+def test_the_state_of_autocast_breaks_no_graph(found: dict[str, Any]) -> None:
+    """What is asked is replaced around compiled code, which is not guarded by that."""
+    assert found["asks for autocast"]["compiled"] == MATRIX
+
+
+def test_what_a_kernel_writes_in_place_is_no_view(found: dict[str, Any]) -> None:
+    """Else the next compiled layer is guarded by it, and compiled once more."""
+    assert not found["is a view"]
+
+
 def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = found["of one graph each"]
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 8 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 10 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
 
 
 def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:
