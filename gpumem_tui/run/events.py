@@ -96,15 +96,6 @@ class Ready:
         known = profile.context_bytes, profile.context_source, profile.context_range, profile.nccl
         return cls(torch_version, profile.name, *known)
 
-    def beside(self, runtime: str) -> list[tuple[str, Range, str]]:
-        """Return what of the context is not exact, as name, range and source: the runtime's and NCCL's share."""
-        if self.context_range is None or self.context_range.is_exact:
-            return []
-        nccl = self.nccl or Context(0, 0, 0, "")
-        low, high = self.context_range.low_bytes - nccl.low_bytes, self.context_range.high_bytes - nccl.high_bytes
-        parts = [(f"{runtime} context", Range(low, high), self.context_source)]
-        return [*parts, ("NCCL", Range(nccl.low_bytes, nccl.high_bytes), nccl.source)] if self.nccl else parts
-
 
 @dataclass(frozen=True)
 class Joined:

@@ -97,7 +97,7 @@ class Profile:
         if nccl is None:
             return self
         expected_bytes, both = self.context_bytes + nccl.expected_bytes, f"{self.context_source}; {nccl.source}"
-        most = self.context_range + Range(nccl.low_bytes, nccl.high_bytes)
+        most = self.context_range + nccl.between
         return replace(self, context_bytes=expected_bytes, context_source=both, context_range=most, nccl=nccl)
 
 
@@ -227,7 +227,7 @@ def _context(gpu: Gpu) -> tuple[int, str]:
 def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     """Return what the context was found between on this architecture, or on any other where it was not looked at."""
     if gpu.context is not None:
-        return Range(gpu.context.low_bytes, gpu.context.high_bytes)
+        return gpu.context.between
     if gpu.arch:
         found_mib = [found["mib"] for found in _CONTEXTS["rocm"]["loaded"]]
         more_bytes = 2 * _hipblas_workspace_bytes(gpu)  # as much again for hipBLASLt, of both threads
@@ -238,16 +238,15 @@ def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
         found_mib.append(elsewhere[-1]["mib"])
     if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         found_mib.append(_CONTEXTS["all_kernels_mib"])
-    low, high = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
-    return Range.of((low, expected_bytes, high))
+    around = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
+    return Range.of((*around, expected_bytes))
 
 
 def _nccl_buffers(ranks: int, gpu: Gpu) -> Context | None:
     """Return what a group of ranks takes on each device, from rings alone to rings and trees; None for none."""
     if ranks < 2 or gpu.arch:
         return None
-    known = _CONTEXTS["nccl"]
-    has_nvlink = gpu.speed is not None and bool(gpu.speed.nvlink)
+    known, has_nvlink = _CONTEXTS["nccl"], gpu.speed is not None and bool(gpu.speed.nvlink)
     said = {name: int(set_) for name in known["set"] if (set_ := os.environ.get(f"NCCL_{name}", "")).isdecimal()}
     channels = known["channels"]["nvlink" if has_nvlink else "pcie"]
     limits = said.get("MIN_NCHANNELS", 0), said.get("MAX_NCHANNELS", channels[1])
