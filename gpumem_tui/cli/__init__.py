@@ -25,6 +25,10 @@ def main() -> None:
 
 
 def _run_command() -> int:
+    if "--" in sys.argv:
+        from gpumem_tui.run.interpreters import begin_early
+
+        begin_early(sys.argv[1:])
     from gpumem_tui.cli.commands import run
 
     return run()

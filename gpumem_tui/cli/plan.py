@@ -143,7 +143,6 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
         return show_limit(wanted, found, as_json=asked.as_json, markdown=asked.markdown)
     solver.ends = time.monotonic() + asked.limit_s
     traced = Unknown("not asked for (--no-trace)") if asked.no_trace else _traced(wanted, config, asked.limit_s, solver)
-    solver.ends = max(time.monotonic(), solver.ends)
     return show_plan(wanted, traced, solver, config.device, as_json=asked.as_json)
 
 
@@ -202,11 +201,10 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) 
     from gpumem_tui.plan.tracing import trace_key
     from gpumem_tui.run.control import Cancelled
 
-    key = trace_key(wanted)
-    if isinstance(key, Unknown):
+    if isinstance(key := trace_key(wanted), Unknown):
         return key
     try:
-        line = f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most …"
+        line = f"tracing {wanted.shape.name} without a GPU: {limit_s:g} s at most …"
         with Progress().during(line), solver.beside(wanted):
             return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
     except Cancelled:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.prediction import Prediction
 
-_SNAPSHOT = "--snapshot"
-
 
 @click.command(cls=TakesCommand, short_help="Find the largest batch: ramp a real step until out of memory.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS, from_table(SEARCH))
@@ -123,7 +121,7 @@ def predict(
     terms = GateTerms(*(values.pop(name) for name in ("budget", "baseline", "tolerance")))
     if as_json and markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
-    for option, target in ((_SNAPSHOT, snapshot), ("--baseline", terms.baseline)):
+    for option, target in (("--snapshot", snapshot), ("--baseline", terms.baseline)):
         if target is not None:
             _check_target(option, target)
     _, config = configured(values, share=True)
@@ -222,12 +220,12 @@ def _write_prediction(prediction: Prediction, batch_size: int, path: Path) -> in
 
     traced = prediction.traced
     if isinstance(traced, Unknown):
-        return complain(f"{_SNAPSHOT}: there is no trace to write: {traced.reason}", EXIT_FAILED)
+        return complain(f"--snapshot: there is no trace to write: {traced.reason}", EXIT_FAILED)
     recording = traced.recorded(batch_size)
     try:
         write_snapshot(recording, path)
     except OSError as error:
-        return complain(f"{_SNAPSHOT} {path}: cannot be written: {error.strerror}", EXIT_FAILED)
+        return complain(f"--snapshot {path}: cannot be written: {error.strerror}", EXIT_FAILED)
     last = recording.events[-1] if recording.events else None
     end = "" if recording.fits or last is None else f", up to where {format_bytes(last.size_bytes)} no longer fit"
     return complain(f"{path}: {len(recording.events):,} events of the simulated run{end}; `gpumem-tui look {path}`", 0)

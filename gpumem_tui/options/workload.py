@@ -84,6 +84,7 @@ class WorkloadOptions(Recipe):
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
     longest: int | None = None
+    rank: int = 0
     through: Literal["steps", "eval"] = "steps"
     torch_version: str | None = None
 
@@ -129,8 +130,10 @@ class WorkloadOptions(Recipe):
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
-            rows, longest, through = self.assumed_rows, self.longest, self.through
-            return replace(self._command_spec(), assumed_rows=rows, longest=longest, through=through)
+            told = {name: getattr(self, name) for name in ("assumed_rows", "longest", "rank", "through")}
+            return replace(self._command_spec(), **told)
+        if self.rank:
+            raise OptionError(f"--rank {self.rank}: is for a command of several ranks")
         if self.through != "steps":
             raise OptionError(f"--through {self.through}: is for a command; a model of the catalog is trained alone")
         if self.longest is not None:

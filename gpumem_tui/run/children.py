@@ -6,26 +6,19 @@ under a supervisor, and those of its processes that import torch report by thems
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
-import pty
 import re
 import selectors
 import shutil
 import signal
 import socket
-import struct
-import subprocess
-import sys
 import tempfile
-import termios
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 from gpumem_tui.launchers import bypass
@@ -47,9 +40,9 @@ from gpumem_tui.run.events import (
 )
 from gpumem_tui.run.session import CONCLUDE_SIGNAL, REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
 from gpumem_tui.run.stand_ins import environment, keep_followed
+from gpumem_tui.run.supervised import SupervisedCommand, open_input, open_pipe
 from gpumem_tui.text import OutputLines, shortened
 
-_HERE = Path(__file__).parent
 _POLL_S = 0.1
 _LONGEST_LAST_LINE = 200
 _EXIT_S = 5.0
@@ -85,14 +78,6 @@ def _cannot_start(error: OSError, python: str = "") -> CannotStart:
         )
     where = "" if error.filename is None else f" ({error.filename})"
     return CannotStart(f"no process can be started: {error.strerror}{where}")
-
-
-def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe whose ends are closed with whom they belong to. Returns what is read from and what is written to."""
-    read_fd, write_fd = os.pipe()
-    reader.callback(os.close, read_fd)
-    writer.callback(os.close, write_fd)
-    return read_fd, write_fd
 
 
 class _Lines:
@@ -223,9 +208,9 @@ class ForkedChild(Child):
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
         with ExitStack() as ours, ExitStack() as theirs:  # of a child that cannot be started, nothing stays open
             try:
-                commands_fd, self._commands_fd = _open_pipe(theirs, ours)
-                self._events_fd, events_fd = _open_pipe(ours, theirs)
-                lifeline_fd, _ = _open_pipe(theirs, ours)
+                commands_fd, self._commands_fd = open_pipe(theirs, ours)
+                self._events_fd, events_fd = open_pipe(ours, theirs)
+                lifeline_fd, _ = open_pipe(theirs, ours)
                 self._server = interpreters.fork(
                     python, (commands_fd, events_fd, lifeline_fd), environment, simulated=simulated
                 )
@@ -324,38 +309,26 @@ class CommandChild(Child):
         if bypassed:
             raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
         self._simulated = not isinstance(request, TrialRequest) or request.simulated
-        with ExitStack() as ours, ExitStack() as theirs:  # of a command that cannot be started, nothing stays open
+        with ExitStack() as ours:  # of a command that cannot be started, nothing stays open
             try:
                 self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
                 ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
-                stdin_fd = _open_input(words, ours)
+                stdin_fd = open_input(words, ours)
                 (self._directory / REQUEST_FILE).write_bytes(encode(request))
                 self._listener = ours.enter_context(socket.socket(socket.AF_UNIX))
                 self._listener.bind(str(self._directory / SOCKET_FILE))
                 self._listener.listen(128)
                 self._listener.setblocking(False)
-                lifeline = ours.enter_context(ExitStack())
-                lifeline_fd, _ = _open_pipe(theirs, lifeline)
-                self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-I",
-                        "-S",
-                        str(_HERE / "supervise.py"),
-                        str(lifeline_fd),
-                        *map(keep_followed, words),
-                    ],
-                    stdin=stdin_fd,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(lifeline_fd,),
-                    env=environment(self._directory, gpu_uuids, simulated=self._simulated),
-                    cwd=command.cwd,
-                    start_new_session=True,
+                self._supervised = SupervisedCommand(
+                    list(map(keep_followed, words)),
+                    command.cwd,
+                    environment(self._directory, gpu_uuids, simulated=self._simulated),
+                    stdin_fd,
+                    may_fork=self._simulated,
                 )
             except OSError as error:
                 raise _cannot_start(error) from error
-            ours.callback(self._reap, lifeline)
+            ours.callback(self._reap)
             self._held = ours.pop_all()
         self._name = Path(words[0]).name
         self._cwd = command.cwd
@@ -369,14 +342,19 @@ class CommandChild(Child):
     @property
     def pid(self) -> int:
         """Return the supervisor's process id."""
-        return self._process.pid
+        return self._supervised.pid
 
     # What it says
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        assert self._process.stdout is not None
-        selector.register(self._process.stdout.fileno(), selectors.EVENT_READ, self._read_output)
+        selector.register(self._supervised.stdout_fd, selectors.EVENT_READ, self._read_output)
+        selector.register(self._supervised.status_fd, selectors.EVENT_READ, self._read_status)
+
+    def _read_status(self, selector: selectors.BaseSelector, status_fd: int) -> Iterator[ChildEvent]:
+        if self._supervised.code() is not None:
+            selector.unregister(status_fd)
+        yield from ()
 
     def _read_output(self, selector: selectors.BaseSelector, stdout_fd: int) -> Iterator[ChildEvent]:
         chunk = os.read(stdout_fd, 1 << 16)
@@ -436,7 +414,7 @@ class CommandChild(Child):
         return max((member.steps for member in self._members.values()), default=-1)
 
     def _exit_code(self) -> int | None:
-        return self._process.poll()
+        return self._supervised.code()
 
     def _give_up(self, timeout_s: float) -> None:
         """Say that no step was made in time, and at which source line it is, as far as it answers.
@@ -517,18 +495,11 @@ class CommandChild(Child):
         for connection in list(self._members):
             _send(connection, line)
 
-    def _reap(self, lifeline: ExitStack) -> None:
+    def _reap(self) -> None:
         """Have the supervisor end all that the command started, and wait for it."""
-        lifeline.close()
-        try:
-            self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._supervised.end()
         for connection in self._members:
             connection.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 def _send(connection: socket.socket, line: bytes) -> None:
@@ -540,47 +511,3 @@ def _how_full(outcome: TrialDone | TraceDone) -> tuple[bool, int]:
     if isinstance(outcome, TrialDone):
         return outcome.outcome == "oom", outcome.device_used_bytes
     return False, 0
-
-
-# A command's standard input
-
-_READS_A_PROGRAM = ("-", "/dev/stdin")
-"""Words by which an interpreter or a shell takes its program from standard input, as ``python - <<EOF`` does."""
-
-_ENDS_OF_INPUT = b"\x04" * 256
-"""What a terminal reads as the end of its input, once for each (termios(3), VEOF)."""
-
-
-def _open_input(words: Sequence[str], held: ExitStack) -> int:
-    """Open the standard input of one run of a command, to be closed with `held`.
-
-    Scripts ask it for the terminal's size (``stty size``), so it is one; a question that they ask there finds the end
-    of the input. A program that was piped in is given to every run anew.
-    """
-    piped = _piped() if set(words) & set(_READS_A_PROGRAM) else None
-    if piped is not None:
-        program = os.memfd_create("stdin")
-        held.callback(os.close, program)
-        os.write(program, piped)
-        os.lseek(program, 0, os.SEEK_SET)
-        return program
-    try:
-        keyboard, terminal = pty.openpty()
-    except OSError:  # there are none left, or none at all, as in some containers
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        held.callback(os.close, nothing)
-        return nothing
-    held.callback(os.close, terminal)
-    held.callback(os.close, keyboard)
-    columns, lines = shutil.get_terminal_size()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    os.write(keyboard, _ENDS_OF_INPUT)
-    return terminal
-
-
-@cache
-def _piped() -> bytes | None:
-    """Read all that was piped into this program; None if a terminal or nothing is there."""
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        return None
-    return sys.stdin.buffer.read()

@@ -175,7 +175,7 @@ class _Trial:
 
 
 class _Simulated(_Trial):
-    """On a GPU that is not there, as rank 0 of however many there are."""
+    """On a GPU that is not there, as one rank, the first if no other is asked for, of however many there are."""
 
     def start(self) -> None:
         from gpumem_tui.run.libraries import answer_nvml, follow_libraries
@@ -195,17 +195,17 @@ class _Simulated(_Trial):
             on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
             assumed_rows=self.rows,
         )  # fmt: skip
-        gpus = self.request.workload.recipe.gpus
+        gpus, rank = self.request.workload.recipe.gpus, self.request.workload.rank
         stack = ExitStack()
         stack.enter_context(simulate(self.gpu))
-        stack.enter_context(presented_as_cuda(self.gpu, _local_gpus(gpus)))
+        stack.enter_context(presented_as_cuda(self.gpu, _local_gpus(gpus), rank))
         atexit.register(_quietly(stack.close))
         ranks = _ranks(gpus)
-        _follow_launchers(ranks)
+        _follow_launchers(ranks, rank)
         self.follow(self.gpu, torch.cuda)
         self.gpu.mode.arriving = self.program.lengths.arriving
         if ranks > gpus:
-            self.program.note(f"rank 0 of {ranks}: a launcher within the command starts the others")
+            self.program.note(f"rank {rank} of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
         self.compiler = follow_compiler(self.gpu.notes, self._tell)
@@ -298,7 +298,7 @@ class _Real(_Trial):
         self.reporter.conclude(self.trial_done("oom", self._recorded(failed=True), said))
 
 
-# Several ranks on a simulated GPU: this process is rank 0, and the others are never started
+# Several ranks on a simulated GPU: this process is the one that is followed, and the others are never started
 
 _MOST_LOCAL = 8
 """GPUs of one machine, where more are asked for than a launcher's line says."""
@@ -319,10 +319,10 @@ def _local_gpus(gpus: int) -> int:
     return counted or min(_ranks(gpus), _MOST_LOCAL)
 
 
-def _follow_launchers(world: int) -> None:
-    """Keep launchers from starting ranks beside the first, and end those that are started all the same.
+def _follow_launchers(world: int, rank: int) -> None:
+    """Keep launchers from starting any rank but the one that is followed, and end those that are started all the same.
 
-    This process is rank 0. A launcher (`torchrun`, `accelerate launch`) becomes the one program that it would have
+    This process is that rank. A launcher (`torchrun`, `accelerate launch`) becomes the one program that it would have
     started many times.
     """
     from gpumem_tui.simulator.cuda.world import answer_alone
@@ -330,14 +330,15 @@ def _follow_launchers(world: int) -> None:
     from gpumem_tui.simulator.torch_internals import replace as replace_in_torch
 
     place = ranks_here(os.environ)
-    if place.rank or (place.rank is None and place.local_rank):
+    here = place.rank if place.rank is not None else place.local_rank
+    if here is not None and here != rank:
         os._exit(0)
     if world > 1:
-        _be_rank_0(world, min(world, _local_gpus(world)))
+        _be_rank(rank, world, min(world, _local_gpus(world)))
 
     def become(config: Any, entrypoint: Any, arguments: list[Any], **_: Any) -> Any:
         size = world if world > 1 else config.min_nodes * config.nproc_per_node
-        _be_rank_0(size, min(size, config.nproc_per_node))
+        _be_rank(rank, size, min(size, config.nproc_per_node))
         if isinstance(entrypoint, str):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -353,7 +354,7 @@ def _follow_launchers(world: int) -> None:
         def start_one(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
             if nprocs > 1:
                 os.environ.setdefault(_LOCAL_GPUS, str(nprocs))
-            return start(fn, args, min(nprocs, 1), *others, **more)
+            return start(_AsRank(fn, rank) if rank else fn, args, min(nprocs, 1), *others, **more)
 
         replace_in_torch(module, "start_processes", start_one)
 
@@ -366,12 +367,30 @@ def _follow_launchers(world: int) -> None:
     for package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
         after_import(f"{package}.strategies.launchers.subprocess_script", start_no_child)
     if torch.distributed.is_available():
-        answer_alone()
+        answer_alone(rank)
 
 
-def _be_rank_0(world: int, local: int) -> None:
+class _AsRank:
+    """The function of a spawned process, called as that of another rank."""
+
+    def __init__(self, function: Callable[..., Any], rank: int) -> None:
+        self._function, self._rank = function, rank
+
+    def __call__(self, _: int, *args: Any) -> Any:
+        return self._function(self._rank, *args)
+
+
+def _be_rank(rank: int, world: int, local: int) -> None:
+    """Be this rank by torchrun's variables, and its machine's first: its GPU is the one that is simulated.
+
+    Raises:
+        SystemExit: there is no such rank, in a line that ends the command.
+    """
+    if rank >= world:
+        raise SystemExit(f"--rank {rank}: the command has {world} ranks, 0 to {world - 1}")
     os.environ.update(
-        RANK="0", LOCAL_RANK="0", GROUP_RANK="0", ROLE_RANK="0", WORLD_SIZE=str(world), ROLE_WORLD_SIZE=str(world),
+        RANK=str(rank), LOCAL_RANK="0", GROUP_RANK=str(rank // local), ROLE_RANK=str(rank), WORLD_SIZE=str(world),
+        ROLE_WORLD_SIZE=str(world),
         LOCAL_WORLD_SIZE=str(local), GROUP_WORLD_SIZE=str(max(1, world // local)), TORCHELASTIC_RUN_ID="none",
         TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
     )  # fmt: skip

@@ -143,4 +143,9 @@ if __name__ == "__main__":
         sys.exit(f"Python {sys.version.split()[0]} is too old to train under: 3.10 or newer is needed")
     sys.path[0] = os.getcwd()
     _import_package()
-    serve(int(sys.argv[1]), simulated=sys.argv[2] == "simulated")
+    if sys.argv[2] == "commands":
+        from gpumem_tui.run.command_server import serve_commands
+
+        serve_commands(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        serve(int(sys.argv[1]), simulated=sys.argv[2] == "simulated")

@@ -356,9 +356,8 @@ class Evaluations:
             trained: the ids of what optimizers were seen to train; empty before the first step.
             steps: made so far. `is_new`: the model was not called before.
         """
-        learns = [parameter for parameter in parameters_in(module) if parameter.requires_grad]
         if torch.is_grad_enabled():
-            if not learns:
+            if not any(parameter.requires_grad for parameter in parameters_in(module)):
                 return None
             if module.training or not self._known.get(module, False):
                 self._known[module] = module.training
@@ -366,8 +365,8 @@ class Evaluations:
         elif self.after is not None and is_new and parameters_in(module):
             self._known[module] = False
         elif module not in self._known:
-            learns = [parameter for parameter in learns if not trained or id(parameter) in trained]
-            if not learns:
+            learns = (parameter for parameter in parameters_in(module) if parameter.requires_grad)
+            if not any(not trained or id(parameter) in trained for parameter in learns):
                 return None
         if module.training:
             self._in_training_mode.add(steps)

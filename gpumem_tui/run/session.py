@@ -31,19 +31,24 @@ CONCLUDE_SIGNAL = signal.SIGRTMAX - 2
 """Asks a process that trains to report the steps that it has made, and to end."""
 
 
-def begin(directory: str, take_part: Callable[[Reporter], None]) -> None:
+def begin(
+    directory: str,
+    take_part: Callable[[Reporter], None],
+    at_exit: Callable[[Callable[[], None]], object] = atexit.register,
+) -> None:
     """Follow this process: once it imports torch it is part of the trial, and an error that ends it is reported.
 
     Args:
         directory: where the request and the socket of who asked for it are.
         take_part: called once torch is imported.
+        at_exit: registers what is called last as the interpreter exits.
     """
     _write_stack_at_signal(directory)
     session = _Session(directory)
     after_import("torch._compile", session.compiler_imported)
     after_import("torch", lambda _: take_part(session.reporter()), _WithoutCollector())
     sys.excepthook = session.excepthook
-    atexit.register(session.ended)
+    at_exit(session.ended)
     os.register_at_fork(after_in_child=session.leave)
 
 

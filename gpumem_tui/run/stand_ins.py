@@ -62,20 +62,24 @@ small operation on the host where other programs want the cores too."""
 
 
 def environment(directory: Path, gpu_uuids: Sequence[str], *, simulated: bool) -> dict[str, str]:
-    """Return the environment of a command.
+    """Return the environment of a command's run.
 
     Args:
         directory: of the request and the socket; programs in PATH are put into it.
         gpu_uuids: the only GPUs it may see.
     """
+    path = put_in_path(directory / "bin", simulated=simulated)
+    return {**of_every_run(gpu_uuids, simulated=simulated), _TRIAL: str(directory), "PATH": path}
+
+
+def of_every_run(gpu_uuids: Sequence[str] = (), *, simulated: bool = True) -> dict[str, str]:
+    """Return what is the same in the environment of every run, but for PATH."""
     path = [str(SITE), os.environ.get("PYTHONPATH", "")]
     defaults = {**_IN_ORDER, **(_IDLE_THREADS if simulated else {})}
     return {
-        **{name: value for name, value in os.environ.items() if SWITCHED_OFF.get(name) != ""},
+        **{name: value for name, value in os.environ.items() if name != _TRIAL and SWITCHED_OFF.get(name) != ""},
         **{name: value for name, value in SWITCHED_OFF.items() if value},
-        _TRIAL: str(directory),
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
-        "PATH": put_in_path(directory / "bin", simulated=simulated),
         "PYTHONUNBUFFERED": "1",
         **{name: os.environ.get(name, value) for name, value in defaults.items()},
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),

@@ -71,7 +71,7 @@ def workload_line(workload: WorkloadSpec, parameters: int = 0) -> str:
         size = f"sequence length {model.seq_len:,}" if model.seq_len else ""
         return " · ".join(filter(None, (model.name, model.kind, counted, size, *how)))
     if workload.command is not None:
-        ranks = f" · rank 0 of {recipe.gpus}" if recipe.gpus > 1 else ""
+        ranks = f" · rank {workload.rank} of {recipe.gpus}" if recipe.gpus > 1 else ""
         return f"{workload.name}{ranks}"
     if shape is None:
         return f"workload file {workload.name}"

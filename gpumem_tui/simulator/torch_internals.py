@@ -49,6 +49,11 @@ def _fixed(value: Any) -> Any:
 
 
 REGISTER = _register()
+ANSWERS = (
+    "torch.cuda.*", "torch.accelerator.*", "torch.version.*", "torch.backends.*", "torch._C._cuda_*",
+    "torch._C._get_accelerator",
+)  # fmt: skip
+"""What stays replaced while torch's compiler works: answers about the GPU, which it asks for as well."""
 
 
 class MissingInTorch(RuntimeError):
@@ -123,6 +128,11 @@ def replace(owner: Any, name: str, value: Any) -> None:
     """Replace an attribute, or add one that is missing, for as long as the process lives."""
     _entry_of(owner, name)
     setattr(owner, name, value)
+
+
+def is_replaced(value: Any) -> bool:
+    """Return whether something of torch's is what `Replacements` has put another in the place of."""
+    return any(value is before for _, _, before in _replaced)
 
 
 def extend(owner: Any, name: str, value: Any) -> None:

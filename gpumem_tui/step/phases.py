@@ -6,6 +6,7 @@ process speaks it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -37,22 +38,52 @@ def mark_backward(
         hidden: marks the function that is put in the place of `torch.autograd.backward`.
     """
     autograd: Any = torch.autograd
-    backward = autograd.backward
+    backward, engine = autograd.backward, autograd.Variable._execution_engine
 
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        if in_backward():
-            return backward(*args, **kwargs)
-        begins()
-        result = backward(*args, **kwargs)
-        ended()
-        return result
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if in_backward():
+                return function(*args, **kwargs)
+            begins()
+            result = function(*args, **kwargs)
+            ended()
+            return result
 
-    def undo() -> None:
-        if autograd.backward is marked:  # else something was put over it, and goes on calling it
+        return marked
+
+    marked, marked_engine = hidden(mark(backward)), _MarkedEngine(engine, mark)
+
+    def undo() -> None:  # unless something was put over it, which goes on calling it
+        if autograd.backward is marked:
             autograd.backward = backward
+        if autograd.Variable._execution_engine is marked_engine:
+            autograd.Variable._execution_engine = engine
 
-    autograd.backward = hidden(marked)
+    autograd.backward, autograd.Variable._execution_engine = marked, marked_engine
     return undo
+
+
+class _MarkedEngine:
+    """Autograd's engine, for programs that start a backward there and not by `torch.autograd`, as Megatron-LM does."""
+
+    def __init__(self, engine: Any, mark: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._engine = engine
+        inner = engine.from_program if isinstance(engine, _MarkedEngine) else self._through_torch
+        self.from_program: Callable[..., Any] = mark(inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward, and mark it where the program has called this."""
+        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        by_program = not (caller.startswith("torch.autograd") or caller == __name__)
+        return (self.from_program if by_program else self._engine.run_backward)(*args, **kwargs)
+
+    def _through_torch(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Go the way of `torch.autograd.backward`, which others may follow; torch before 2.3 has none."""
+        run = getattr(torch.autograd, "_engine_run_backward", self._engine.run_backward)
+        return run(tensors, *args, **kwargs)
 
 
 class PhaseHooks(ExitStack):

@@ -60,6 +60,7 @@ class WorkloadSpec:
         hugging_face: beside a command that this program has written: what it trains, by the recipe.
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
+        rank: of a command on a simulated GPU, the one that is followed; the others are never started.
         through: the part of a command that its run goes on through once its steps are made: ``eval``, or ``steps``.
         as_torch: the version of torch to trace as, such as ``2.0``; empty for the one that traces.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
@@ -75,6 +76,7 @@ class WorkloadSpec:
     model_file: ModelFile | None = None
     why_plain: str = ""
     longest: int | None = None
+    rank: int = 0
     through: Literal["steps", "eval"] = "steps"
     as_torch: str = ""
 
@@ -135,6 +137,7 @@ class WorkloadSpec:
             model_file=None if file is None else ModelFile(**{**file, "shape": shape_from_wire(file["shape"])}),
             why_plain=values["why_plain"],
             longest=values["longest"],
+            rank=values["rank"],
             through=values["through"],
             as_torch=values["as_torch"],
         )

@@ -149,6 +149,43 @@ def test_collectives_answer_as_among_equals(project: Project) -> None:
     assert buckets(project, START, COLLECTIVES, TRAIN)["parameters"] == MODEL
 
 
+PIPELINE = f"""
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+rank, wide = dist.get_rank(), 50_000
+device = torch.device("cuda", rank % torch.cuda.device_count())
+torch.cuda.set_device(device)
+model = nn.Linear({WIDTH}, wide if rank == {RANKS - 1} else {WIDTH}, bias=False, device=device)
+given = torch.empty(512, {WIDTH}, device=device, requires_grad=rank > 0)
+stage = PipelineStage(model, rank, {RANKS}, device, input_args=given, output_args=model(given))
+schedule = Schedule1F1B(stage, {2 * RANKS}, loss_fn=nn.functional.cross_entropy)
+optimizer = torch.optim.AdamW(model.parameters())
+batch = (torch.randn({2 * RANKS} * 512, {WIDTH}, device=device),) if rank == 0 else ()
+target = torch.randint(wide, ({2 * RANKS} * 512,), device=device) if rank == {RANKS - 1} else None
+for _ in range(3):
+    schedule.step(*batch, target=target)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("rank", "width"), [(0, WIDTH), (RANKS - 1, 50_000)])
+def test_any_rank_of_a_pipeline_is_followed(project: Project, rank: int, width: int) -> None:
+    project.write("train.py", START.replace("torch.cuda.set_device(rank)", "") + PIPELINE)
+    done = project.predict(*TORCHRUN, "train.py", options=("--rank", str(rank)))
+    held = done.json["traced"]["buckets"]
+    assert held["parameters"] == 4 * WIDTH * width
+    assert held["optimizer"] == 2 * held["parameters"]
+    assert any(note.startswith(f"rank {rank} alone is traced") for note in done.json["traced"]["notes"])
+
+
+def test_a_rank_that_is_not_there(project: Project) -> None:
+    project.write("train.py", START + TRAIN)
+    done = project.predict(*TORCHRUN, "train.py", options=("--rank", "4", "--quiet"))
+    assert done.code != 0
+    assert done.stderr.splitlines()[-1].endswith("--rank 4: the command has 4 ranks, 0 to 3")
+
+
 def test_a_script_for_ranks_that_no_launcher_started(project: Project) -> None:
     project.write("train.py", START + TRAIN)
     done = project.predict("python", "train.py", options=("--quiet",))

@@ -65,6 +65,22 @@ def test_a_model_may_name_its_attributes_as_torch_names_its_methods(project: Pro
     assert buckets["optimizer"] == 2 * PARAMETERS
 
 
+@pytest.mark.scripts
+def test_a_backward_that_starts_at_autograd_s_engine(project: Project) -> None:
+    """As Megatron-LM's of a pipeline, whose outputs have given their memory back."""
+    begun_at_engine = """torch.autograd.Variable._execution_engine.run_backward(
+            tensors=(loss,), grad_tensors=(torch.ones_like(loss),), keep_graph=False, create_graph=False, inputs=(),
+            allow_unreachable=True, accumulate_grad=True)"""
+    found = {}
+    for name, backward in (("plain", "loss.backward()"), ("engine", begun_at_engine)):
+        project.write("train.py", SCRIPT.replace("loss.backward()", backward))
+        found[name] = project.predict("python", "train.py", "--batch-size", "16384").json["traced"]
+    assert found["engine"]["highest"]["temporary"]["phase"] == found["plain"]["highest"]["temporary"]["phase"]
+    activations = {name: traced["buckets"]["activations"] for name, traced in found.items()}
+    assert 0 <= activations["engine"] - activations["plain"] <= 512  # the gradient of the loss, made in forward
+    assert activations["plain"] > 100 << 20
+
+
 @pytest.mark.slow
 def test_one_sample_that_takes_another_way_is_told_by_its_own_trace(project: Project) -> None:
     other_way = "spare = torch.empty(1 << 20, device=device) if arguments.batch_size == 1 else None; loss.backward()"

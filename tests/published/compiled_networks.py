@@ -1,7 +1,8 @@
 """Compiled training of networks of the catalog, as the programs do that others have measured.
 
 `python tests/published/compiled_networks.py vit-h-14` is torchao's benchmarks/benchmark_low_bit_adam.py, with
-`--optimizer AdamW8bit` and others of torchao's, which compile their update, and with bitsandbytes' (`bnb`);
+`--optimizer AdamW8bit` and others of torchao's, which compile their update, and with bitsandbytes' (`bnb`); `vit-g` is
+that with DINOv2's largest network in bfloat16, each block a checkpoint;
 `llama-3.2-3b`, with and without `--chunked`, torchtune's full_finetune_single_device.py: each layer compiled. Of a loss
 over eight pieces of the sequence the pieces' is compiled, too; a whole one is not (`compile_loss` in
 torchtune/training/_compile.py returns it compiled, and the recipe drops what it returns).
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.formula.recipe import Recipe
@@ -42,6 +45,63 @@ def vision() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
         images, labels = torch.randn(8, 3, 224, 224, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             return F.cross_entropy(compiled(images), labels)
+
+    return model, loss
+
+
+class Block(nn.Module):
+    """One of DINOv2's blocks: attention and a gated network, both scaled."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * inner), nn.Linear(inner, width)
+        self.scale1, self.scale2 = (nn.Parameter(torch.ones(width)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run both."""
+        rows, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width)
+        x = x + self.proj(mixed) * self.scale1
+        gate, value = self.up(self.norm2(x)).chunk(2, -1)
+        found: torch.Tensor = x + self.down(F.silu(gate) * value) * self.scale2
+        return found
+
+
+class Giant(nn.Module):
+    """timm's vit_giant_patch14_dinov2 for images of 224 pixels and 45 classes."""
+
+    def __init__(self, width: int = 1536, layers: int = 40) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 14, 14)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, 257, width))
+        self.blocks = nn.ModuleList(Block(width, 24, 4096) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 45)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return scores of classes."""
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(self.norm(x)[:, 0])  # type: ignore[no-any-return]
+
+
+def giant() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """Classify images in bfloat16; the loss is not compiled."""
+    with torch.device("meta"):
+        model: nn.Module = Giant().bfloat16()
+    assert sum(part.numel() for part in model.parameters()) == 1_134_838_829
+    model = model.to_empty(device="cuda")
+    model.compile(fullgraph=True)
+
+    def loss() -> torch.Tensor:
+        images = torch.randn(32, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+        return F.cross_entropy(model(images), torch.zeros(32, dtype=torch.long, device="cuda"))
 
     return model, loss
 
@@ -85,11 +145,13 @@ def language(*, chunked: bool) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=("vit-h-14", "llama-3.2-3b"))
+    parser.add_argument("model", choices=("vit-h-14", "vit-g", "llama-3.2-3b"))
     parser.add_argument("--chunked", action="store_true")
     parser.add_argument("--optimizer", default="")
     asked = parser.parse_args()
-    network, step = vision() if asked.model == "vit-h-14" else language(chunked=asked.chunked)
+    llama = partial(language, chunked=asked.chunked)
+    makes: dict[str, Callable[[], Any]] = {"vit-h-14": vision, "vit-g": giant, "llama-3.2-3b": llama}
+    network, step = makes[asked.model]()
     optimizer = optimizer_of(asked.optimizer, network)
     for _ in range(10):
         step().backward()

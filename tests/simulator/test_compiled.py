@@ -69,6 +69,10 @@ def asks_for_cuda(x):
     return (x.sin() + torch.ones(SIDE, device="cuda")).exp()
 
 
+def asks_for_autocast(x):
+    return chain(x) if not torch.is_autocast_enabled() else x
+
+
 class Ran(nn.Module):
     def forward(self, x):
         return checkpoint(chain, x, use_reentrant=False).cos().sin()
@@ -103,11 +107,15 @@ def broken(x):
 
 gpu = simulated_gpu()
 with simulate(gpu), presented_as_cuda(gpu):
+    import torch._dynamo.eval_frame  # as libraries do, before anything is compiled
     kept("chain", chain, matrix())
     kept("cross-entropy", lambda x, t: F.cross_entropy(x * 2, t), matrix(), torch.zeros(SIDE, device="cuda", dtype=int))
     kept("norm", lambda x, w: F.rms_norm(x, (SIDE,), w) * 2, matrix(), torch.ones(SIDE, device="cuda"))
     kept("by another backend", chain, matrix(), backend="aot_eager")
     kept("asks for cuda", asks_for_cuda, matrix())
+    kept("asks for autocast", asks_for_autocast, matrix())
+    linear = nn.Linear(SIDE, SIDE).cuda()
+    found["is a view"] = torch.compile(lambda x: x + linear(x))(matrix()[None])._is_view()
     ran = Ran()
     kept("checkpoint", ran, matrix())
     kept("attention again", Attends(), torch.randn(1, 16, 1024, 64, device="cuda", requires_grad=True))
@@ -189,11 +197,21 @@ def test_the_device_is_called_cuda_in_compiled_code(found: dict[str, Any]) -> No
     assert found["asks for cuda"]["compiled"] <= 2 * MATRIX
 
 
+def test_the_state_of_autocast_breaks_no_graph(found: dict[str, Any]) -> None:
+    """What is asked is replaced around compiled code, which is not guarded by that."""
+    assert found["asks for autocast"]["compiled"] == MATRIX
+
+
+def test_what_a_kernel_writes_in_place_is_no_view(found: dict[str, Any]) -> None:
+    """Else the next compiled layer is guarded by it, and compiled once more."""
+    assert not found["is a view"]
+
+
 def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = found["of one graph each"]
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 8 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 10 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
 
 
 def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:
@@ -261,6 +279,81 @@ def test_nothing_is_kept_of_what_a_graph_break_forbids(found: dict[str, Any]) ->
     """The compiler's error refers to the frames that it left, and these to their tensors."""
     assert found["left by errors"] == 0
     assert any("traced as eager" in note and "Unsupported" in note for note in found["estimates"])
+
+
+_KERNELS = """
+import json
+import torch
+from torch import nn
+from torch._inductor.codegen.simd import SIMDScheduling
+from torch.nn import functional as F
+from gpumem_tui.simulator.compiled.following import follow_compiler, forget
+from gpumem_tui.simulator.cuda.presented import presented_as_cuda
+from gpumem_tui.simulator.device.gpu import simulate
+from tests.simulator.simulated_steps import simulated_gpu
+
+by_their_code = SIMDScheduling.codegen_node_schedule
+follow_compiler({})
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.names, self.norm = nn.Embedding(500, 128), nn.LayerNorm(128)
+        self.up, self.out = nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, rows):
+        x = self.names(rows)
+        scores = F.dropout((x @ x.transpose(1, 2)).softmax(-1), 0.1)
+        x = x + F.dropout(self.out(F.gelu(self.up(self.norm(scores @ x)))), 0.1)
+        x = x + x.cumsum(1) + x.sort(1).values + x.roll(1, 1)
+        return F.cross_entropy(x.view(-1, 128) @ self.names.weight.t(), rows.view(-1))
+
+
+def windows(x):
+    return sum(x[..., place : place + x.shape[-1] - 8] for place in range(8)).softmax(-1)
+
+
+def looped(length):
+    forget()
+    torch.cuda.reset_peak_memory_stats()
+    x = torch.ones(64, length, device="cuda")
+    return torch.compile(windows)(x).nbytes, torch.cuda.max_memory_allocated() - x.nbytes
+
+
+def took(network, length):
+    forget()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    called, found = torch.compile(network), []
+    for _ in range(2):
+        loss = called(torch.ones(4, length, dtype=torch.long, device="cuda"))
+        found += [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+        loss.backward()
+        del loss
+        found += [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+    network.zero_grad()
+    return found
+
+
+gpu = simulated_gpu()
+with simulate(gpu), presented_as_cuda(gpu):
+    network = Network().cuda()
+    took(network, 16)  # cuBLAS takes its workspace
+    found = []
+    for codegen in (SIMDScheduling.codegen_node_schedule, by_their_code):
+        SIMDScheduling.codegen_node_schedule = codegen
+        found.append([*(took(network, length) for length in (256, 2048)), *map(looped, (256, 4096))])
+    print(json.dumps(found))
+"""
+
+
+def test_kernels_found_by_their_accesses_take_what_their_code_takes() -> None:
+    """Short rows are reduced at once, long ones by loops, which keep what the second reads of the first's."""
+    done = subprocess.run([sys.executable, "-c", _KERNELS], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    by_accesses, by_their_code = json.loads(done.stdout.splitlines()[-1])
+    assert by_accesses == by_their_code
 
 
 _FUSED = """

@@ -22,6 +22,7 @@ with simulate(SimulatedGpu(gpu, profile_for(torch.__version__, gpu), None, unlim
     (made.view(6) + normed.reshape(6)).sum()
 import torch.fx.experimental.symbolic_shapes as sizes
 
+stood = [sizes]
 truths = [(truth,) for truth in (True, False)]
 pairs = [(one, other) for (one,) in truths for (other,) in truths]
 calls = [
@@ -48,7 +49,8 @@ assert "sympy.core" not in sys.modules, "sympy was loaded"
 assert sizes.compute_unbacked_bindings(None, made) is None  # which is torch's own
 assert "sympy.core" in sys.modules, "torch's own was not loaded"
 true_one = sys.modules[sizes.__name__]
-assert true_one is not sizes and sizes.ShapeEnv is true_one.ShapeEnv
+assert true_one is not stood[0] and stood[0].ShapeEnv is true_one.ShapeEnv
+assert true_one is sizes, "a name goes on asking what stood for the module"
 import sympy.core.numbers
 
 assert isinstance(sympy.Integer(1), expressions) and algebra.Basic is sympy.Basic is not expressions

@@ -26,7 +26,7 @@ from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.cuda.names import CUDA, simulated
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.kinds import is_without_data
-from gpumem_tui.simulator.torch_internals import entry_of, original, replace, without_replacements
+from gpumem_tui.simulator.torch_internals import entry_of, is_replaced, original, replace, without_replacements
 
 _BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]
@@ -51,7 +51,11 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
     """
     followed = Followed(notes, begins)
     compile_ = original(torch, "compile")
-    prepared = functools.cache(lambda: _prepare(followed))
+
+    @functools.cache
+    def prepared() -> None:
+        with _no_collection():
+            _prepare(followed)
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:
@@ -153,6 +157,8 @@ def _prepare(followed: Followed) -> None:
     left_out = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls
     counters, outputs = import_module("torch._dynamo.utils").counters, import_module("torch._dynamo.output_graph")
     given = original(outputs.OutputGraph, "example_inputs")
+    guards = import_module("torch._dynamo.guards").GuardBuilder
+    match = original(guards, "id_match_unchecked")
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -180,6 +186,11 @@ def _prepare(followed: Followed) -> None:
             return kinds.ConvertFrameReturn(frame_exec_strategy=left_out)
         return meet(self, frame, *args, **kwargs)
 
+    def matched(self: Any, guard: Any, *args: Any) -> None:
+        """Guard code by an object, but for a function that is replaced again where that code is called."""
+        if not is_replaced(self.get(guard)):
+            match(self, guard, *args)
+
     def backward(*_: Any, **__: Any) -> Any:
         followed.left_out("compiled autograd is not followed: backward is traced as each forward graph has it")
         return nullcontext()
@@ -194,6 +205,7 @@ def _prepare(followed: Followed) -> None:
     replace(frames.CatchErrorsWrapper, "__call__", met)
     replace(frames.ConvertFrameAssert, "__call__", converted)
     replace(contexts, "__call__", entered)
+    replace(guards, "id_match_unchecked", matched)
     replace(import_module("torch._dynamo.compiled_autograd"), "_enable", backward)
     _exchange_names()
     after_import("torch.distributed.device_mesh", name_meshes)

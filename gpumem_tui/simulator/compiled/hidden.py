@@ -24,7 +24,7 @@ from gpumem_tui.simulator.cuda.names import CudaNames
 from gpumem_tui.simulator.cuda.presented import fake_tensors_shown
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.kinds import all_as_fakes
-from gpumem_tui.simulator.torch_internals import replace, without_replacements
+from gpumem_tui.simulator.torch_internals import ANSWERS, replace, without_replacements
 
 _HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 _OURS = "gpumem_tui."
@@ -33,12 +33,6 @@ CALL = (
     "torch.nn.functional.cross_entropy",
 )  # fmt: skip
 """What is replaced around a program's code, and would be compiled into it."""
-_ANSWERS = (
-    "torch.cuda.*", "torch.accelerator.*", "torch.version.*", "torch.backends.*", "torch._C._cuda_*",
-    "torch._C._get_accelerator",
-)  # fmt: skip
-"""What stays replaced while a frame is compiled: answers about the GPU, which the compiler asks for as well."""
-
 _inside = threading.local()
 
 
@@ -69,7 +63,7 @@ def while_compiled() -> Iterator[None]:
         return
     _inside.compiled = True
     try:
-        with without_replacements(("*",), kept=_ANSWERS), _without_names():
+        with without_replacements(("*",), kept=ANSWERS), _without_names():
             yield
     finally:
         _inside.compiled = False

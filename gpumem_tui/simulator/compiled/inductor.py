@@ -19,6 +19,7 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.compiled.hidden import while_compiled
+from gpumem_tui.simulator.compiled.shortcuts import shorten
 from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.compiled.wrapper import loaded
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
@@ -79,6 +80,7 @@ def prepare(told: Followed) -> None:
     with without_replacements(("*",)):
         _module("_dynamo.variables.torch").TorchInGraphFunctionVariable._get_handlers()
     with while_compiled():
+        shorten()
         _register()
         _replace(told)
 

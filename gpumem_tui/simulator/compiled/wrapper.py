@@ -43,7 +43,8 @@ class _Kernels:
 
 
 def _reinterpreted(tensor: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # no view, which compiled code that gets it would be guarded by
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
 def _as_it_is(*tensors: torch.Tensor) -> Any:

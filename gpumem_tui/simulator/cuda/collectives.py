@@ -46,11 +46,20 @@ def _scatter_object_list(
         scatter_object_output_list[0] = scatter_object_input_list[0]
 
 
+def _recv_object_list(*_: object, **__: object) -> None:
+    raise RuntimeError(
+        "this rank receives an object that only another one has, which is not run: of torch.distributed.pipelining, "
+        "give PipelineStage its input_args and output_args"
+    )
+
+
 OF_OBJECTS: dict[str, Callable[..., Any]] = {
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
     "scatter_object_list": _scatter_object_list,
     "broadcast_object_list": lambda *_, **__: None,
+    "send_object_list": lambda *_, **__: None,
+    "recv_object_list": _recv_object_list,
 }
 """By the name of the function of `torch.distributed`."""
 

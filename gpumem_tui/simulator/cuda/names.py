@@ -50,10 +50,10 @@ def simulated(device: Any) -> Any:
     if index >= backend.devices:
         count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"
         raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
-    if index:
+    if index not in (0, backend.rank % backend.devices):
         raise RuntimeError(
-            f"{device}: this process is rank 0, whose GPU is cuda:0, and several GPUs in one process are not "
-            "simulated; start a process a GPU, as torchrun does"
+            f"{device}: this process is rank {backend.rank}, whose GPU is cuda:0, and several GPUs in one process are "
+            "not simulated; start a process a GPU, as torchrun does"
         )
     return torch.device(DEVICE_TYPE, 0)
 

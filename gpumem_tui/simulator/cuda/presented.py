@@ -61,14 +61,15 @@ def device_for(gpu: SimulatedGpu, *, user_code: bool) -> Iterator[torch.device]:
 
 
 @contextmanager
-def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
+def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Iterator[None]:
     """Have the simulated device answer to CUDA's name within the context, which lies within `simulate(gpu)`.
 
     Args:
         gpu: the simulated GPU.
         devices: how many GPUs the program may count on its machine; it may only use the first.
+        rank: which of the ranks it is; it may use the GPU of that number as well, which is the first by another name.
     """
-    before, backend.devices = backend.devices, devices
+    before, backend.devices, backend.rank = backend.devices, devices, rank
     try:
         with Replacements() as replacements, CudaNames() as names:
             _answer_for_cuda(replacements)
@@ -85,7 +86,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
             _follow_threads(replacements, gpu, names)
             yield
     finally:
-        backend.devices = before
+        backend.devices, backend.rank = before, 0
 
 
 # What `torch.cuda` and the libraries beside it answer
@@ -94,7 +95,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1) -> Iterator[None]:
 def _answer_for_cuda(replacements: Replacements) -> None:
     cuda: Any = torch.cuda
     answers = {name: getattr(backend, name) for name in dir(backend) if not name.startswith("__")}
-    for name in ("current", "devices", "_gpu", "_statistic"):
+    for name in ("current", "devices", "rank", "_gpu", "_statistic"):
         del answers[name]
     answers.update(
         _lazy_init=lambda: None,

@@ -1,7 +1,7 @@
-"""A world of several ranks of which only rank 0 exists: collectives do nothing, memory is real.
+"""A world of several ranks of which only one exists: collectives do nothing, memory is real.
 
-PyTorch's own `fake` process group answers every collective at once, as if all ranks held what rank 0 holds. What reads
-results back from a collective, and so would wait or see other values, is answered here.
+PyTorch's own `fake` process group answers every collective at once, as if all ranks held what this one holds. What
+reads results back from a collective, and so would wait or see other values, is answered here.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def world_of(recipe: Recipe) -> AbstractContextManager[None]:
     return nullcontext() if recipe.sharding == "none" else rank_zero_of(recipe.gpus)
 
 
-def answer_alone() -> None:
-    """Have every process group that the program makes from now on be one of which only rank 0, this one, exists."""
+def answer_alone(rank: int) -> None:
+    """Have every process group that the program makes from now on be one of which only this rank exists."""
     _answer_once()
-    replace(c10d, "rendezvous", _rendezvous)
+    replace(c10d, "rendezvous", functools.partial(_rendezvous, rank))
     replace_everywhere(c10d, "is_nccl_available", lambda: True)
     replace(c10d, "default_pg_nccl_timeout", c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT)
     if not hasattr(c10d, "ProcessGroupNCCL"):
@@ -87,6 +87,8 @@ def _answer_once() -> None:
         replace_everywhere(c10d, name, answer)
     for name, follow in OF_TENSORS.items():
         replace_everywhere(c10d, name, among_equals(original(c10d, name), follow))
+    for name in ("send", "recv", "isend", "irecv"):
+        replace_everywhere(c10d, name, _between_two(original(c10d, name)))
     replace_everywhere(c10d, "monitored_barrier", lambda *_, **__: None)
     coalesced = torch.library.Library("c10d", "IMPL")
     for name in _COALESCED:
@@ -95,6 +97,35 @@ def _answer_once() -> None:
     replicate_alone()
     after_import("torch.distributed.fsdp._optim_utils", know_other_shards)
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)
+    after_import("torch.distributed.pipelining.stage", _vote_alone)
+
+
+def _between_two(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that sends to one other rank, or receives from it, and has the result say that ranks differ."""
+
+    @functools.wraps(exchange)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if backend.current is not None:
+            line = "alone is traced: it exchanges tensors with single ranks, as a pipeline, where others may hold more"
+            backend.current.notes[f"rank {backend.rank} {line}; --rank N follows another"] = None
+        return exchange(*args, **kwargs)
+
+    return noted
+
+
+def _vote_alone(module: Any) -> None:
+    """Have a stage of a pipeline decide by itself whether the shapes that stages exchange are given (since torch 2.13).
+
+    Args:
+        module: `torch.distributed.pipelining.stage`.
+    """
+
+    def vote(self: Any, has_backward: bool, **_: Any) -> torch.Tensor:
+        return torch.tensor([not module.InferenceMode.needs_dynamic(self._user_meta, has_backward)])
+
+    if hasattr(module.PipelineStage, "_warmup_forward_vote"):
+        replace(module.PipelineStage, "_warmup_forward_vote", vote)
+        replace(module.PipelineStage, "_warmup_backward_result", lambda _, received_result: received_result)
 
 
 def _fake_group(
@@ -109,8 +140,10 @@ def _fake_group(
     return made
 
 
-def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
-    """Return the rendezvous of ranks, of which this one is alone.
+def _rendezvous(
+    followed: int, url: str, rank: int = -1, world_size: int = -1, **_: object
+) -> Iterator[tuple[Any, int, int]]:
+    """Return the rendezvous of ranks, of which the `followed` one is alone.
 
     Raises:
         ValueError: neither the call nor the environment says how many ranks there are.
@@ -127,8 +160,8 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> 
         return int(value)
 
     place, size = found(rank, "RANK"), found(world_size, "WORLD_SIZE")
-    if place > 0:
-        os._exit(0)  # rank 0 is the one that is followed
+    if place != followed:
+        os._exit(0)
     yield _torch_distributed.HashStore(), place, size
 
 

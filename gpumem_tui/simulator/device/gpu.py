@@ -165,6 +165,7 @@ class Backend:
     Attributes:
         current: the GPU that is being simulated.
         devices: how many GPUs of its kind this process may count on its machine; only the first one exists.
+        rank: this process's number among those of the program.
     """
 
     OutOfMemoryError = torch.OutOfMemoryError
@@ -182,6 +183,7 @@ class Backend:
     def __init__(self) -> None:
         self.current: SimulatedGpu | None = None
         self.devices = 1
+        self.rank = 0
         functions: dict[str, Any] = vars(self)
         for name, answer in _ALWAYS.items():
             functions[name] = functools.partial(lambda answer, *_, **__: answer, answer)

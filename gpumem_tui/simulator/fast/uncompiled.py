@@ -13,13 +13,14 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any, ClassVar
 
-from gpumem_tui.simulator.torch_internals import replace
+from gpumem_tui.simulator.torch_internals import ANSWERS, replace, without_replacements
 
 _COMPILER = "torch._dynamo"
 _CONFIG = f"{_COMPILER}.config"
 _SIZES = "torch.fx.experimental.symbolic_shapes"
 _FUNCTIONS = "torch.utils._sympy.functions"
 _ALGEBRA = "sympy"
+_DISTRIBUTED = "torch.distributed.tensor"
 _PLAIN_TYPES = frozenset((bool, int, float, type(None)))
 
 
@@ -27,7 +28,8 @@ def leave_compiler_unloaded(torch: ModuleType) -> None:
     """Have ``import torch._dynamo`` load no more than its configuration until a program uses it.
 
     Fake tensors read that. What optimizers ask of it at each step is answered by doing nothing. What shape functions
-    ask of symbolic sizes (whether one is known) is answered without them, and without sympy, where sizes are numbers.
+    ask of symbolic sizes (whether one is known) is answered without them, and without sympy, where sizes are numbers;
+    whether a fake tensor is distributed, without the package of those.
     """
     if _COMPILER in sys.modules:
         return
@@ -44,6 +46,37 @@ def leave_compiler_unloaded(torch: ModuleType) -> None:
         algebra = _Algebra(_ALGEBRA, spec.submodule_search_locations)
         algebra.__spec__, algebra.__file__ = spec, spec.origin
         algebra.find_parts()
+    if _DISTRIBUTED not in sys.modules:
+        _leave_distributed_tensors_unloaded(torch)
+
+
+def _leave_distributed_tensors_unloaded(torch: ModuleType) -> None:
+    """Have torch's dispatcher ask `_DistributedTensors` of whatever tensor has a class of its own whether it is one.
+
+    It takes that from the package at its first such question and keeps it, so it is asked one here.
+    """
+
+    def answer(*_: object) -> None:
+        """Give nothing, whatever operator is asked of the tensor."""
+
+    own = type("Own", (torch.Tensor,), {"__torch_dispatch__": classmethod(answer)})
+    sys.modules[_DISTRIBUTED] = package = ModuleType(_DISTRIBUTED)
+    vars(package)["DTensor"] = _DistributedTensors()
+    try:
+        torch.neg(torch.Tensor._make_subclass(own, torch.empty(0)))
+    finally:
+        del sys.modules[_DISTRIBUTED]
+
+
+class _DistributedTensors:
+    """Stands for the class of all distributed tensors, where there may be none yet."""
+
+    def __instancecheck__(self, instance: object) -> bool:
+        found = vars(sys.modules.get(_DISTRIBUTED, ModuleType("none"))).get("DTensor")
+        return isinstance(found, type) and isinstance(instance, found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(_DISTRIBUTED).DTensor, name)
 
 
 def exclude_nothing(module: ModuleType) -> None:
@@ -82,15 +115,28 @@ class _Later(ModuleType):
         return sys.modules.get(self.__name__) is self
 
     def load(self) -> ModuleType:
-        """Return the module itself, loaded now if it was not."""
-        if self.stands:
-            del sys.modules[self.__name__]
-        return import_module(self.__name__)
+        """Return the module itself; the first time it is loaded, and put where others have what stood for it."""
+        if not self.stands:
+            return sys.modules[self.__name__]
+        del sys.modules[self.__name__]
+        loaded = import_module(self.__name__)
+        stood = {id(self): loaded}
+        stood.update((id(value), getattr(loaded, name)) for name, value in vars(self).items() if _answers(value))
+        for module in [*sys.modules.values()]:
+            names = getattr(module, "__dict__", {})
+            for name in [name for name, value in names.items() if id(value) in stood]:
+                setattr(module, name, stood[id(names[name])])
+        return loaded
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return getattr(self.load(), name)
+
+
+def _answers(value: Any) -> bool:
+    """Return whether a value answers here in the place of a module's function."""
+    return callable(value) and getattr(value, "__module__", "") == __name__
 
 
 class _Unloaded(_Later):
@@ -124,7 +170,8 @@ class _Unloaded(_Later):
         if isinstance(sizes, _Later):
             sizes.load()
         config = sys.modules.pop(_CONFIG, None) if self.stands else None
-        compiler = super().load()
+        with without_replacements(("*",), kept=ANSWERS):  # it knows functions of torch's by what they are
+            compiler = super().load()
         plain = compiler.config.get_config_copy()
         for name, value in config.get_config_copy().items() if config is not None else ():
             if plain[name] != value:  # set by the program, before it was loaded

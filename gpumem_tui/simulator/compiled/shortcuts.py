@@ -1,0 +1,189 @@
+"""Leaves out of Inductor's work what only the sources of kernels need, and what is found out again and again.
+
+Each shortcut comes to the result that Inductor comes to; where a torch lacks what it stands on, or a kernel is of
+another kind, Inductor goes its own way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import fx
+
+from gpumem_tui.simulator.torch_internals import original, replace
+
+_BY_THEIR_CODE = ("scan", "sort", "bucketize", "partial_accumulate")
+"""Operators whose kernels take workspaces, or other buffers than a body's list of accesses has."""
+
+
+def shorten() -> None:
+    """Shorten the work of torch's Inductor, for as long as the process lives."""
+    for shortcut in (_templates_when_used, _no_bodies, _no_symbols, _what_is_there, _not_printed):
+        try:
+            shortcut()
+        except (AttributeError, ImportError, LookupError):  # another torch, which goes the long way
+            continue
+
+
+def _module(name: str) -> Any:
+    return import_module(f"torch._inductor.{name}")
+
+
+# Kernels
+
+
+def _no_bodies() -> None:
+    """Have the buffers that a kernel takes and makes found by its accesses, without the source of its body."""
+    scheduling, common = _module("codegen.simd").SIMDScheduling, _module("codegen.common")
+    loops, settings, virtualized = _module("loop_body"), _module("config").triton, _module("virtualized").V
+    kinds = loops.MemoryUsageType
+    usual = original(scheduling, "codegen_node_schedule")
+
+    def is_plain(features: Any) -> bool:
+        """Say whether a kernel is one loop at most: what it writes and reads again within is not written then."""
+        if _has_symbols(virtualized.graph) or settings.multi_kernel:
+            return False
+        if any(features.contains_op(name) for name in _BY_THEIR_CODE):
+            return False
+        if not features.is_reduction():
+            return True
+        shares = settings.cooperative_reductions or settings.force_cooperative_reductions
+        return not shares and virtualized.choices.should_use_persistent_reduction(features, False)
+
+    def generated(self: Any, features: Any) -> None:
+        if not is_plain(features):
+            usual(self, features)
+            return
+        graph, kernel = virtualized.graph, common.Kernel()
+        nodes = tuple(features.scheduler_nodes())
+        with virtualized.set_kernel_handler(kernel):
+            for node in nodes:
+                node.decide_inplace_update()
+            stored: set[str] = set()
+            for node in nodes:
+                _follow_accesses(kernel, node, kinds, graph, stored)
+            kernel.remove_kernel_local_buffers()
+            for node in nodes:
+                node.mark_run()
+        graph.removed_buffers |= kernel.removed_buffers
+        graph.inplaced_to_remove |= kernel.inplaced_to_remove
+        self.free_buffers_in_scheduler()
+
+    replace(scheduling, "codegen_node_schedule", generated)
+
+
+def _follow_accesses(kernel: Any, node: Any, kinds: Any, graph: Any, stored: set[str]) -> None:
+    """Have a kernel take the buffers that a node reads and writes, as `CSEProxy` in codegen/common.py does.
+
+    Args:
+        kinds: of accesses, by name.
+        stored: what was written by the kernel up to here, whose values are not read again; gets what the node writes.
+    """
+    body = node._body
+    for entry in body.memory_usage[kinds.LOAD_SEED]:
+        kernel.args.input(entry.buffer_name)
+    for entry in body.memory_usage[kinds.LOAD]:
+        by_a_value = any(one.name.startswith("indirect") for one in body.indexing_exprs[entry.index_name].free_symbols)
+        if by_a_value or entry.buffer_name not in stored:
+            kernel.args.input(entry.buffer_name)
+    for entry in (*body.memory_usage[kinds.STORE], *body.memory_usage[kinds.STORE_REDUCTION]):
+        name = entry.buffer_name
+        kernel.store_buffer_names.add(name)
+        if entry.mode != "atomic_add":
+            stored.add(name)
+            if name in graph.name_to_buffer:
+                stored.update(node.get_output(name).get_mutations())
+        if name not in graph.removed_buffers:
+            kernel.args.output(name)
+
+
+# Templates
+
+
+class _Template:
+    """Stands for a template of a kernel's source, which takes as long to read as a graph to lower, until one is used.
+
+    Args:
+        read: reads it.
+    """
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = functools.cache(read)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._read(), name)
+
+
+def _templates_when_used() -> None:
+    """Have templates read once one is used: hardly a graph uses any where nothing is tuned."""
+    templates = _module("codegen.common").KernelTemplate
+    read = original(templates, "_template_from_string")
+    later = staticmethod(lambda source: _Template(functools.partial(read, source)))
+    replace(templates, "_template_from_string", later)
+
+
+# What is asked of sizes that are numbers
+
+
+def _no_symbols() -> None:
+    """Have a graph of fixed sizes searched for no symbols."""
+    scheduler, virtualized = _module("scheduler"), _module("virtualized").V
+    usual = original(scheduler.Scheduler, "get_graph_partition_symbol_inputs")
+
+    def symbols(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return usual(self, *args, **kwargs) if _has_symbols(virtualized.graph) else scheduler.OrderedSet()
+
+    replace(scheduler.Scheduler, "get_graph_partition_symbol_inputs", symbols)
+
+
+def _has_symbols(graph: Any) -> bool:
+    return bool(graph.sizevars.shape_env.var_to_range)
+
+
+# Patterns
+
+
+def _what_is_there() -> None:
+    """Have a pattern compared with a node only where all of its operators are in the graph."""
+    patterns = _module("pattern_matcher")
+    fx.Graph()._find_nodes_lookup_table.table  # noqa: B018 - or an AttributeError
+
+    @functools.cache
+    def needed(pattern: Any) -> tuple[Any, ...]:
+        """Return the operators of a pattern, each as the keys of which a graph must have one."""
+        if isinstance(pattern, patterns.MultiOutputPattern):
+            return tuple(key for part in pattern.outputs if part is not None for key in needed(part))
+        if not isinstance(pattern, patterns.CallFunction):
+            return ()
+        parts = [part for part in pattern.flat_args_kwargs[0] if isinstance(part, patterns.PatternExpr)]
+        own = tuple(("call_function", function) for function in pattern.fns)
+        return (own, *(key for part in parts for key in needed(part)))
+
+    for kind in (patterns.PatternExpr, patterns.MultiOutputPattern):
+        usual = original(kind, "match")
+
+        def match(self: Any, node: Any, usual: Any = usual) -> Any:
+            table = node.graph._find_nodes_lookup_table.table
+            for keys in needed(self):
+                if not any(table.get(key) for key in keys):
+                    return patterns.FailedMatch("an operator is not in the graph")
+            return usual(self, node)
+
+        replace(kind, "match", match)
+
+
+# What is written for who debugs
+
+
+def _not_printed() -> None:
+    """Have graphs not written out for a cache that is switched off."""
+    usual = original(fx.GraphModule, "print_readable")
+
+    def printed(self: Any, *args: Any, **options: Any) -> str:
+        is_key = options.get("fast_sympy_print") and options.get("print_output") is False
+        return "" if is_key else usual(self, *args, **options)
+
+    replace(fx.GraphModule, "print_readable", printed)
