@@ -210,16 +210,14 @@ class Traced:
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
         found = []
-        context = self._context
+        context, total = self._context, self.gpu.cuda_total_range
         if nccl := self.ready.nccl:
             found.append(KnownUnknown("NCCL", nccl.between, nccl.source))
             context = context.without(nccl.between)
         if not context.is_exact:
             found.append(KnownUnknown(f"{self.gpu.runtime} context", context, self.ready.context_source))
-        if not self.gpu.cuda_total_range.is_exact:
-            found.append(
-                KnownUnknown("CUDA's total", self.gpu.cuda_total_range, "less what the driver keeps, by driver")
-            )
+        if not total.is_exact:
+            found.append(KnownUnknown("CUDA's total", total, "less what the driver keeps, by driver"))
         if self.done.unsure_bytes:
             padding = Range(0, self.done.unsure_bytes)
             found.append(KnownUnknown("padded products", padding, "a GPU decides by a benchmark whether they are"))
