@@ -367,6 +367,7 @@ async def test_the_form_has_every_option_of_the_command_line() -> None:
     options -= {"--remote-command"}
     options -= {"--" + name.replace("_", "-") for name in CUTS}  # only the formula answers those
     assert {option.flag for option in FIELDS} == options | {"", "-- COMMAND"}
+    assert all(option.label for option in FIELDS)
 
 
 async def test_whatever_is_typed_into_the_form_is_searched() -> None:
