@@ -13,6 +13,8 @@ _ESTIMATE = (
     "times and more where a checkpoint runs inside)"
 )
 
+_COMPILING = "torch.compile: what a GPU takes while it compiles (benchmarks, autotuning) is not traced"
+
 
 class Followed:
     """What a program compiles, and the lines that say so.
@@ -51,6 +53,7 @@ class Followed:
     def graph_begins(self) -> None:
         """Say that a graph is about to be compiled."""
         self._begun += 1
+        self._notes.setdefault(_COMPILING)
         self._begins(self._begun)
 
     def ran_eager(self, reason: str) -> None:
