@@ -22,6 +22,7 @@ from gpumem_tui.report.output import Progress, is_terminal, note
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.goals import Goals
+    from gpumem_tui.plan.headless import Solver
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.search.config import SearchConfig
     from gpumem_tui.search.prediction import Traced
@@ -140,9 +141,8 @@ def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     if asked.solve is not None:
         found = solver.solve(asked.solve, wanted, asked.accumulation)
         return show_limit(wanted, found, as_json=asked.as_json, markdown=asked.markdown)
-    began = time.monotonic()
-    traced = Unknown("not asked for (--no-trace)") if asked.no_trace else _traced(wanted, config, asked.limit_s)
-    solver.ends = max(time.monotonic(), began + asked.limit_s)
+    solver.ends = time.monotonic() + asked.limit_s
+    traced = Unknown("not asked for (--no-trace)") if asked.no_trace else _traced(wanted, config, asked.limit_s, solver)
     return show_plan(wanted, traced, solver, config.device, as_json=asked.as_json)
 
 
@@ -195,17 +195,17 @@ def _fewest(values: dict[str, Any]) -> int:
     return copies * prod(cuts)
 
 
-def _traced(wanted: Plan, config: SearchConfig, limit_s: float) -> Traced | Unknown:
-    """Return the trace of a plan, or why there is none."""
+def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) -> Traced | Unknown:
+    """Return the trace of a plan, or why there is none; the solver traces beside it what every GPU asks for."""
     from gpumem_tui.plan.headless import too_long
     from gpumem_tui.plan.tracing import trace_key
     from gpumem_tui.run.control import Cancelled
 
-    key = trace_key(wanted)
-    if isinstance(key, Unknown):
+    if isinstance(key := trace_key(wanted), Unknown):
         return key
     try:
-        with Progress().during(f"tracing one step of {wanted.shape.name} without a GPU: {limit_s:g} s at most …"):
+        line = f"tracing {wanted.shape.name} without a GPU: {limit_s:g} s at most …"
+        with Progress().during(line), solver.beside(wanted):
             return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
     except Cancelled:
         return too_long(limit_s)

@@ -30,7 +30,7 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, device_option, draft_of
-from gpumem_tui.plan.recommended import Known, command_answer, plan_answer, recommended, trace_by, untraced
+from gpumem_tui.plan.recommended import Known, command_answer, judged_at_once, plan_answer, trace_by, untraced
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
 from gpumem_tui.plan.techniques import Combination, techniques
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -106,12 +106,11 @@ def plan_json(
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
     largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
     judged = techniques(plan, largest)
-    best = recommended(plan, by_trace, known)
+    best, on_gpus = judged_at_once(plan, traced, by_trace, known)
     beside_bytes = beside_allocator_bytes(plan.gpu)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
     body["workload"]["extras"] = sorted(plan.extras)
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
     command = command_line(plan)
     return {
         **body,

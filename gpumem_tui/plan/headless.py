@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import TracedAnswer, traced_answer
+from gpumem_tui.plan.answers import TracedAnswer, kernel_plans, traced_answer
 from gpumem_tui.plan.combining import Planning, planned
 from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
@@ -44,10 +45,10 @@ def show_plan(plan: Plan, traced: Traced | Unknown, solver: Solver, device: Devi
         device: where it would run.
     """
     network = workload_of(plan, solver.options.python).network
-    Printer(as_json=as_json).show(
-        body=lambda: plan_json(plan, traced, device, solver.answer, network),
-        lines=lambda: plan_markdown(plan, traced, solver.answer, network).splitlines(),
-    )
+    with solver.progress.during("working out the largest batch on every GPU …"):
+        shown = plan_json(plan, traced, device, solver.answer, network) if as_json else None
+        lines = [] if as_json else plan_markdown(plan, traced, solver.answer, network).splitlines()
+    Printer(as_json=as_json).show(body=lambda: shown, lines=lambda: lines)
     return 0
 
 
@@ -83,6 +84,23 @@ class Solver:
     ends: float | None = None
     _found: dict[tuple[TraceKey, int], Traced | Unknown] = field(default_factory=dict)
     _took_s: float = 0.0
+    _control: Control = field(default_factory=Control)
+
+    @contextmanager
+    def beside(self, plan: Plan) -> Iterator[None]:
+        """Trace a plan for GPUs of other kernels while it is traced itself."""
+        plans = tuple(one for one in kernel_plans(plan) if isinstance(trace_key(one), TraceKey))
+        shown, self.progress = self.progress, Progress(quiet=True)
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(self._trace, plans, every_batch=True) if plans else None
+            try:
+                yield
+            except BaseException:
+                self._control.cancel()
+                raise
+            if made is not None:
+                made.result()
+        self.progress = shown
 
     def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:
         """Solve a plan for a number, as far as traces tell within the time limit.
@@ -135,7 +153,7 @@ class Solver:
         left_s = self.ends - time.monotonic()
         if left_s <= 0:
             return too_long(self.limit_s)
-        control = Control()
+        control = self._control
         config = self.options.config(plan)
         try:
             with control.within(left_s):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf
+from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
 from gpumem_tui.plan.command import CommandAnswer
 from gpumem_tui.plan.judgement import learning_rate, span
 from gpumem_tui.plan.plan import Plan
@@ -64,6 +65,20 @@ def trace_by(known: Known) -> TraceOf:
         return found if isinstance(found, Unknown) else found.traced
 
     return trace_of
+
+
+def judged_at_once(
+    plan: Plan, traced: Traced | Unknown, now: TracedAnswer | Unknown, known: Known
+) -> tuple[Recommended, tuple[LargestOnGpu, ...]]:
+    """Return what is recommended and the largest batch on every GPU, worked out while traces of the first are made.
+
+    Args:
+        traced, now: of the plan as it is; or why there is none. `known`: as `recommended` asks it.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        best = pool.submit(recommended, plan, now, known)
+        on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
+        return best.result(), on_gpus
 
 
 def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced) -> Recommended:

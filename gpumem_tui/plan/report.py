@@ -17,7 +17,6 @@ from gpumem_tui.plan.answers import (
     cache_words,
     differing_phase,
     lacking,
-    largest_by_gpu,
     traced_answer,
 )
 from gpumem_tui.plan.combining import command_of
@@ -40,9 +39,8 @@ from gpumem_tui.plan.recommended import (
     Known,
     Recommended,
     command_answer,
+    judged_at_once,
     plan_answer,
-    recommended,
-    trace_by,
     untraced,
     verdict_line,
 )
@@ -162,8 +160,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
     """
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
-    best = recommended(plan, by_trace, known)
-    on_gpus = largest_by_gpu(plan, traced if isinstance(traced, Traced) else None, trace_by(known))
+    best, on_gpus = judged_at_once(plan, traced, by_trace, known)
     largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
     layers = report.layers_line(traced) if isinstance(traced, Traced) else ""
     command = command_line(plan)

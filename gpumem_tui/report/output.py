@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, *, quiet: bool = False) -> None:
         self._is_shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
         self._last = ""
+        self._under_way: list[str] = []
 
     def say(self, line: str) -> None:
         """Show what is under way; an empty line clears it."""
@@ -41,12 +42,17 @@ class Progress:
 
     @contextmanager
     def during(self, line: str, expected_s: float = 0.0) -> Iterator[None]:
-        """Show what is under way, with the seconds so far, and about how many are left of `expected_s` (0: unknown)."""
+        """Show what is under way, with the seconds so far, and about how many are left of `expected_s` (0: unknown).
+
+        Of what goes on at once, that which began last.
+        """
         done, began_s = threading.Event(), time.monotonic()
+        self._under_way.append(line)
 
         def tick() -> None:
             while not done.is_set():
-                self.say(f"{line} {so_far(time.monotonic() - began_s, expected_s)}")
+                if self._under_way[-1] is line:
+                    self.say(f"{line} {so_far(time.monotonic() - began_s, expected_s)}")
                 done.wait(_TICK_S)
 
         clock = threading.Thread(target=tick, daemon=True) if self._is_shown else None
@@ -58,6 +64,7 @@ class Progress:
             done.set()
             if clock is not None:
                 clock.join()
+            self._under_way.remove(line)
             self.clear()
 
 
