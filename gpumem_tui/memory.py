@@ -132,6 +132,10 @@ class Range:
         """Return the least and the most that is left when something of unknown size is taken from this."""
         return Range(self.low_bytes - other.high_bytes, self.high_bytes - other.low_bytes)
 
+    def without(self, part: Range) -> Range:
+        """Return the rest of this, of which a part is known apart."""
+        return Range(self.low_bytes - part.low_bytes, self.high_bytes - part.high_bytes)
+
     @property
     def is_exact(self) -> bool:
         """Whether nothing is unknown."""

@@ -111,6 +111,11 @@ class Context:
     high_bytes: int
     source: str
 
+    @property
+    def between(self) -> Range:
+        """From the least to the most."""
+        return Range(self.low_bytes, self.high_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -386,11 +386,11 @@ class CommandChild(Child):
                 yield event
 
     def _is_for_the_viewer(self, event: ChildEvent) -> bool:
-        """Take in how a rank fares. True for what is passed on: the first to be ready, and progress."""
+        """Take in how a rank fares. True for what is passed on: that it is ready, and progress."""
         match event:
-            case Ready():
+            case Ready():  # torchrun itself is ready before its ranks are
                 was_ready, self._is_ready = self._is_ready, True
-                return not was_ready
+                return not was_ready or event.nccl is not None
             case TrialDone() | TraceDone():
                 self._outcomes.append(event)
             case Failed():

@@ -63,7 +63,7 @@ def take_part(reporter: Reporter) -> None:
         reporter.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     version = request.workload.as_torch or torch.__version__
-    profile = profile_for(version, request.gpu)
+    profile = profile_for(version, request.gpu).among(ranks_here(os.environ).world_size or 1, request.gpu)
     reporter.report(Ready.of(version, profile))
     if request.simulated:
         _Simulated(reporter, request, profile).start()

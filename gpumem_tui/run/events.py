@@ -79,6 +79,7 @@ class Ready:
 
     Attributes:
         context_range: None where `context_bytes` is exact.
+        nccl: what both have of NCCL's buffers; None for none.
     """
 
     torch_version: str
@@ -86,12 +87,14 @@ class Ready:
     context_bytes: int
     context_source: str
     context_range: Range | None = None
+    nccl: Context | None = None
     event: Literal["ready"] = "ready"
 
     @classmethod
     def of(cls, torch_version: str, profile: Profile) -> Ready:
         """Return the event of a torch of this version, with what the simulator assumes of it."""
-        return cls(torch_version, profile.name, profile.context_bytes, profile.context_source, profile.context_range)
+        known = profile.context_bytes, profile.context_source, profile.context_range, profile.nccl
+        return cls(torch_version, profile.name, *known)
 
 
 @dataclass(frozen=True)

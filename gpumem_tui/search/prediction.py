@@ -160,11 +160,7 @@ class Traced:
     @property
     def capacity_range(self) -> Range:
         """Return what the allocator can take at least and at most."""
-        return self._total - self._context
-
-    @property
-    def _total(self) -> Range:
-        return self.gpu.cuda_total_range
+        return self.gpu.cuda_total_range - self._context
 
     @property
     def _context(self) -> Range:
@@ -209,20 +205,24 @@ class Traced:
 
     def free_range(self, batch_size: int) -> Range:
         """Return what the device has left at the peak, with every unknown at its most and at its least."""
-        return self._total - self.device_used_range(batch_size)
+        return self.gpu.cuda_total_range - self.device_used_range(batch_size)
 
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
         found = []
-        if not self._context.is_exact:
-            found.append(KnownUnknown(f"{self.gpu.runtime} context", self._context, self.ready.context_source))
-        if not self._total.is_exact:
-            found.append(KnownUnknown("CUDA's total", self._total, "less what the driver keeps, by driver"))
+        context, total = self._context, self.gpu.cuda_total_range
+        if nccl := self.ready.nccl:
+            found.append(KnownUnknown("NCCL", nccl.between, nccl.source))
+            context = context.without(nccl.between)
+        if not context.is_exact:
+            found.append(KnownUnknown(f"{self.gpu.runtime} context", context, self.ready.context_source))
+        if not total.is_exact:
+            found.append(KnownUnknown("CUDA's total", total, "less what the driver keeps, by driver"))
         if self.done.unsure_bytes:
             padding = Range(0, self.done.unsure_bytes)
             found.append(KnownUnknown("padded products", padding, "a GPU decides by a benchmark whether they are"))
-        without_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
-        reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, without_limit)
+        no_limit = Range(UNLIMITED_BYTES, UNLIMITED_BYTES)
+        reserved = self._finder.reserved_range(batch_size, UNLIMITED_BYTES, no_limit)
         if not reserved.is_exact:
             library = "MIOpen" if self.gpu.arch else "cuDNN"
             more = Range(0, reserved.high_bytes - reserved.low_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Gpu
+from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Context, Gpu
 from gpumem_tui.memory import KIB, MIB, Range
 
 OLDEST_TORCH = (2, 10)
@@ -67,6 +68,7 @@ class Profile:
         context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
         context_range: between what figures it was found to be, once a program's kernels and libraries are loaded.
+        nccl: what the context has of NCCL's buffers for several ranks.
         compute_capability: of the architecture.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
@@ -82,11 +84,21 @@ class Profile:
     threads_per_multiprocessor: int
     context_range: Range
     compute_capability: tuple[int, int]
+    nccl: Context | None = None
 
     def with_context(self, context_bytes: int, source: str) -> Profile:
         """Return the same profile with a context that was measured."""
         exactly = Range(context_bytes, context_bytes)
-        return replace(self, context_bytes=context_bytes, context_source=source, context_range=exactly)
+        return replace(self, context_bytes=context_bytes, context_source=source, context_range=exactly, nccl=None)
+
+    def among(self, ranks: int, gpu: Gpu) -> Profile:
+        """Return the same profile with NCCL's buffers for so many ranks; an exact context, as typed, has them."""
+        nccl = None if self.context_range.is_exact else _nccl_buffers(ranks, gpu)
+        if nccl is None:
+            return self
+        expected_bytes, both = self.context_bytes + nccl.expected_bytes, f"{self.context_source}; {nccl.source}"
+        most = self.context_range + nccl.between
+        return replace(self, context_bytes=expected_bytes, context_source=both, context_range=most, nccl=nccl)
 
 
 CUBLAS_WORKSPACE = "cuBLAS workspace"
@@ -127,30 +139,17 @@ _FEW = 3
 _CONTEXT_ROUNDING_BYTES = 15 * MIB
 """Three figures of two decimals of GiB make each of them."""
 
-_ELSEWHERE = "254 to 656 MiB elsewhere"
-
 WARP_SIZE = 32
 THREADS_PER_BLOCK = 1024
-"""Of every CUDA device so far (CUDA C++ Programming Guide, the same table)."""
-
-_THREADS_PER_MULTIPROCESSOR = {
-    (7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536,
-}  # fmt: skip
-"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; 2,048 on all others."""
-
+"""Of every CUDA device so far (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
 
 _REGISTERS_PER_MULTIPROCESSOR = 65536
 _SHARED_BYTES_PER_BLOCK = 48 << 10
-_SHARED_KIB_PER_MULTIPROCESSOR = {
-    (7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 7): 164, (8, 9): 100, (9, 0): 228, (10, 0): 228,
-    (10, 3): 228, (12, 0): 100,
-}  # fmt: skip
-"""The same table."""
 
 
 def per_multiprocessor(capability: tuple[int, int]) -> dict[str, int]:
     """Return registers and shared memory (bytes), as `torch.cuda.get_device_properties` names them."""
-    shared = _SHARED_KIB_PER_MULTIPROCESSOR.get(capability, 100) << 10
+    shared = _CONTEXTS["shared_kib"].get(_text(capability), 100) << 10
     kept = 1 << 10 if capability >= (8, 0) else 0
     return {
         "regs_per_multiprocessor": _REGISTERS_PER_MULTIPROCESSOR,
@@ -173,7 +172,7 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
         context_bytes=context_bytes,
         context_source=context_source,
         multiprocessors=gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS,
-        threads_per_multiprocessor=_THREADS_PER_MULTIPROCESSOR.get(gpu.compute_capability, 2048),
+        threads_per_multiprocessor=_CONTEXTS["threads"].get(_text(gpu.compute_capability), 2048),
         context_range=_context_range(gpu, context_bytes),
         compute_capability=gpu.compute_capability,
     )
@@ -213,7 +212,7 @@ def _context(gpu: Gpu) -> tuple[int, str]:
     if gpu.arch:
         found = _CONTEXTS["rocm"]["expected"]
         return found["mib"] * MIB, f"assumed for {gpu.sm}: {found['source']}; nothing was measured on it"
-    capability = _capability(gpu)
+    capability = _text(gpu.compute_capability)
     if capability in _CONTEXTS["expected"]:
         found = _CONTEXTS["expected"][capability]
         return found["mib"] * MIB, found["source"]
@@ -222,29 +221,44 @@ def _context(gpu: Gpu) -> tuple[int, str]:
         found = every[(len(every) - 1) // 2]
         return found["mib"] * MIB, f"measured on {found['source']}, as it ran out of memory"
     assumed = _CONTEXTS["expected"][_CONTEXTS["assumed"]]
-    return assumed["mib"] * MIB, f"assumed for {gpu.sm}: {assumed['source']}; {_ELSEWHERE}"
+    return assumed["mib"] * MIB, f"assumed for {gpu.sm}: {assumed['source']}; 254 to 656 MiB elsewhere"
 
 
 def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     """Return what the context was found between on this architecture, or on any other where it was not looked at."""
     if gpu.context is not None:
-        return Range(gpu.context.low_bytes, gpu.context.high_bytes)
+        return gpu.context.between
     if gpu.arch:
         found_mib = [found["mib"] for found in _CONTEXTS["rocm"]["loaded"]]
         more_bytes = 2 * _hipblas_workspace_bytes(gpu)  # as much again for hipBLASLt, of both threads
         return Range(min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + more_bytes)
     elsewhere = _CONTEXTS["elsewhere"]
-    found_mib = [found["mib"] for found in _CONTEXTS["loaded"].get(_capability(gpu), elsewhere)]
+    found_mib = [found["mib"] for found in _CONTEXTS["loaded"].get(_text(gpu.compute_capability), elsewhere)]
     if len(found_mib) < _FEW:
         found_mib.append(elsewhere[-1]["mib"])
     if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
         found_mib.append(_CONTEXTS["all_kernels_mib"])
-    low, high = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
-    return Range.of((low, expected_bytes, high))
+    around = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
+    return Range.of((*around, expected_bytes))
 
 
-def _capability(gpu: Gpu) -> str:
-    return ".".join(map(str, gpu.compute_capability))
+def _nccl_buffers(ranks: int, gpu: Gpu) -> Context | None:
+    """Return what a group of ranks takes on each device, from rings alone to rings and trees; None for none."""
+    if ranks < 2 or gpu.arch:
+        return None
+    known, has_nvlink = _CONTEXTS["nccl"], gpu.speed is not None and bool(gpu.speed.nvlink)
+    said = {name: int(set_) for name in known["set"] if (set_ := os.environ.get(f"NCCL_{name}", "")).isdecimal()}
+    channels = known["channels"]["nvlink" if has_nvlink else "pcie"]
+    limits = said.get("MIN_NCHANNELS", 0), said.get("MAX_NCHANNELS", channels[1])
+    fewest, most = (max(limits[0], min(limits[1], number)) for number in channels)
+    received_bytes = said.get("BUFFSIZE", known["simple_mib"] * MIB) + known["others_mib"] * MIB
+    one_bytes = math.ceil(received_bytes / (2 * MIB)) * 2 * MIB + known["sent_mib"] * MIB
+    all_bytes = one_bytes * (2 if ranks == 2 else 3)
+    return Context(fewest * one_bytes if has_nvlink else 0, fewest * all_bytes, most * all_bytes, known["source"])
+
+
+def _text(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:

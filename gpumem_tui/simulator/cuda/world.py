@@ -26,9 +26,6 @@ from gpumem_tui.simulator.cuda.collectives import OF_OBJECTS, OF_TENSORS, among_
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.torch_internals import original, replace, replace_everywhere
 
-_NCCL_VERSION = (2, 27, 5)
-"""What the CUDA wheels of torch 2.9 and 2.10 come with (`nvidia-nccl-cu12` in their metadata)."""
-
 _NCCL_TIMEOUT = timedelta(minutes=10)
 """`kProcessGroupNCCLDefaultTimeout` (ProcessGroupNCCL.hpp), which a build without NCCL does not know."""
 
@@ -73,7 +70,6 @@ def answer_alone(rank: int) -> None:
     if not hasattr(c10d, "ProcessGroupNCCL"):
         replace(c10d, "ProcessGroupNCCL", _NcclGroup)
         replace(dist, "ProcessGroupNCCL", _NcclGroup)
-    replace(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)
 
 
 @functools.cache
