@@ -348,19 +348,25 @@ class TimelineRecorder:
         released_in = self._marks_at_release(events)
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
         buckets = []
-        by_rule: dict[tuple[int, int, bool, bool], int] = {}
+        by_rule: dict[tuple[int, int, bool, bool], Bucket] = {}
         for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
             released = released_in[number]
+            case = born_in, released, recomputed, number in self._from_host
             if number in self._tags:
-                buckets.append(_INDEX[self._tags[number]])
-                continue
-            if only_built and released == _NEVER and not recomputed:
-                buckets.append(_INDEX[Bucket.PARAMETERS])
-                continue
-            case = born_in, released, recomputed, number in self._from_host and not only_built
-            if case not in by_rule:
-                by_rule[case] = _INDEX[self._by_rule(*case)]
-            buckets.append(by_rule[case])
+                bucket = self._tags[number]
+            elif only_built and released == _NEVER and not recomputed:
+                bucket = Bucket.PARAMETERS
+            elif case in by_rule:
+                bucket = by_rule[case]
+            else:
+                bucket = by_rule[case] = untagged_bucket(
+                    self._marks[born_in].phase if born_in >= 0 else None,
+                    outlives_phase=released != born_in,
+                    stays=released == _NEVER,
+                    recomputed=recomputed,
+                    is_data=number in self._from_host and not only_built,
+                )
+            buckets.append(_INDEX[bucket])
         return Timeline(
             events=events,
             sizes=tuple(self._sizes),
@@ -372,15 +378,6 @@ class TimelineRecorder:
             emptied=tuple(self._emptied),
             streams=tuple(self.stream_of(number) for number in range(1, len(self._sizes) + 1)) if self._streams else (),
             completions=(*self._completions, *((len(self._events), number) for number in sorted(self._pending))),
-        )
-
-    def _by_rule(self, born_in: int, released_in: int, recomputed: bool, is_data: bool) -> Bucket:
-        return untagged_bucket(
-            self._marks[born_in].phase if born_in >= 0 else None,
-            outlives_phase=released_in != born_in,
-            stays=released_in == _NEVER,
-            recomputed=recomputed,
-            is_data=is_data,
         )
 
     def _sites_with_parts(self) -> tuple[int, ...]:
