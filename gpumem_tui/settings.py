@@ -68,7 +68,8 @@ class Settings:
         (), 'Lists of hosts by name, for --host NAME. As a table: [hosts], then cluster = ["node[01-16]", "me@b:2222"].'
     )
     prices: tuple[tuple[str, float], ...] = _key(
-        (), "What an hour of one GPU costs you. As a table: [prices], then h100-80gb = 2.10, by names of the catalog."
+        (),
+        "What an hour of one GPU costs you, in US dollars. As a table: [prices], then h100-80gb = 2.10, and so on.",
     )
     notify: Notify = Notify()
 
@@ -120,7 +121,7 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
     faults = [
         (_line_of(key, text), fault)
         for whole, value in values.items()
-        for key, fault in (_faults_of_notify(value) if whole == "notify" else [(whole, _fault(whole, value))])
+        for key, fault in (_FAULTS_OF[whole](value) if whole in _FAULTS_OF else [(whole, _fault(whole, value))])
         if fault
     ]
     if faults:
@@ -198,8 +199,6 @@ def _fault(key: str, value: object, table: type = Settings) -> str:
         return f"unknown key {key!r}; {remedy}"
     if spec.name == "hosts":
         return _fault_of_hosts(value)
-    if spec.name == "prices":
-        return _fault_of_prices(value)
     wanted, low, high = type(spec.default), spec.metadata["low"], spec.metadata["high"]
     if not (type(value) is wanted or (wanted is float and type(value) is int)):
         words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
@@ -218,13 +217,18 @@ def _fault_of_hosts(value: object) -> str:
     return ""
 
 
-def _fault_of_prices(value: object) -> str:
+def _faults_of_prices(value: object) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong in ``[prices]``, each with the GPU that it is about."""
     if not isinstance(value, dict):
-        return f"prices must be a table, not {_toml(value)}"
+        yield "prices", f"prices must be a table, not {_toml(value)}"
+        return
     for name, price in value.items():
         if type(price) not in (int, float) or not 0 <= price < 1e6:
-            return f"prices.{name} must be the price of one GPU for an hour, not {_toml(price)}"
-    return ""
+            what = "the price of one GPU for an hour in US dollars, as list prices are"
+            yield name, f"prices.{name} must be {what}, not {_toml(price)}"
+
+
+_FAULTS_OF = {"notify": _faults_of_notify, "prices": _faults_of_prices}
 
 
 def _line_of(key: str, text: str) -> int:

@@ -64,9 +64,11 @@ def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
 
 def test_prices_are_a_table_of_numbers() -> None:
     assert parse("[prices]\nh100-80gb = 2\nt4-16gb = 0.35").prices == (("h100-80gb", 2.0), ("t4-16gb", 0.35))
-    for wrong in ("prices = 3", "[prices]\nt4-16gb = -1", '[prices]\nt4-16gb = "cheap"', "[prices]\nt4-16gb = nan"):
-        with pytest.raises(SettingsError, match=r"settings.toml:1: prices"):
-            parse(wrong)
+    with pytest.raises(SettingsError, match=r"settings.toml:1: prices must be a table"):
+        parse("prices = 3")
+    for wrong in ("t4-16gb = -1", 't4-16gb = "cheap"', "t4-16gb = nan", 'currency = "EUR"'):
+        with pytest.raises(SettingsError, match=r"settings.toml:2: prices.*in US dollars"):
+            parse(f"[prices]\n{wrong}")
 
 
 def test_who_is_told_is_a_table() -> None:

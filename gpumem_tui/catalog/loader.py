@@ -58,7 +58,7 @@ class GpuPrice:
 
     Attributes:
         source: who says so, and when.
-        currency: empty for a user's own price, whose currency is not known.
+        currency: empty for --price, whose currency is not known.
     """
 
     an_hour: float

@@ -29,7 +29,6 @@ _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
 """What does not grow with the batch."""
 _OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
 """Changes that make that smaller: of them one at a time."""
-_HELD_LESS = {*_OF_THE_HELD, SHARDED}
 
 
 def likely(plan: CommandPlan) -> list[Together]:
@@ -53,12 +52,8 @@ def likely(plan: CommandPlan) -> list[Together]:
                 one = replace(one, passes=-(-whole // (batch_size * gpus)))
                 if one.price == Price() or sum(change.key in _OF_THE_HELD for change in one.changes) > 1:
                     continue
-                saved = sum(
-                    size // (one.gpus if change.key in _OF_THE_HELD else 1)
-                    if change.key in _HELD_LESS
-                    else int(size * share)
-                    for change, size in chosen
-                )
+                parts = {SHARDED: 1.0, **dict.fromkeys(_OF_THE_HELD, 1 / one.gpus)}
+                saved = sum(int(size * parts.get(change.key, share)) for change, size in chosen)
                 used = used_bytes - int(growing * (1 - share)) - saved
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
                 if used <= plan.gpu.cuda_total_bytes and same:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScale, NoiseScaleError, noise_scale
 
@@ -23,7 +25,7 @@ class Goals:
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
         price: of the plan's GPU for an hour, in any currency; None for not said.
-        prices: by a GPU's name, as the user's settings have them.
+        prices: in US dollars by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
         reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
@@ -71,7 +73,9 @@ class Goals:
         if self.reference_rate is not None and self.reference_batch is None:
             raise OptionError("--reference-rate: belongs to a batch; add --reference-batch")
         try:
-            _ = self.noise
+            _ = self.noise, [find_gpu(name) for name, _ in self.prices]
+        except CatalogError as error:
+            raise OptionError(f"[prices] in the settings: {error}") from error
         except NoiseScaleError as error:
             raise OptionError(f"--gradient-norm: {error}") from error
 

@@ -89,17 +89,16 @@ class Solver:
     @contextmanager
     def beside(self, plan: Plan) -> Iterator[None]:
         """Trace a plan for GPUs of other kernels while it is traced itself."""
-        plans = tuple(one for one in kernel_plans(plan) if isinstance(trace_key(one), TraceKey))
         shown, self.progress = self.progress, Progress(quiet=True)
         with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(self._trace, plans, every_batch=True) if plans else None
+            for one in kernel_plans(plan):
+                if isinstance(trace_key(one), TraceKey):
+                    pool.submit(self._trace, (one,), every_batch=True)
             try:
                 yield
             except BaseException:
                 self._control.cancel()
                 raise
-            if made is not None:
-                made.result()
         self.progress = shown
 
     def solve(self, quantity: Quantity, plan: Plan, passes: int | None = None) -> Limit:

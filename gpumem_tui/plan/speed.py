@@ -234,7 +234,7 @@ def price_of(plan: Plan, gpu: Gpu | None = None) -> GpuPrice | None:
     if gpu == plan.gpu and plan.goals.price is not None:
         return GpuPrice(plan.goals.price, "your price", currency="")
     paid = dict(plan.goals.prices).get(gpu.name)
-    return list_prices().get(gpu.name) if paid is None else GpuPrice(paid, "your price", currency="")
+    return list_prices().get(gpu.name) if paid is None else GpuPrice(paid, "your price")
 
 
 def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:

@@ -31,6 +31,9 @@ _NO_LIMIT = 1 << 24
 _CHANNELS = 4
 """The most numbers that a pixel has."""
 
+_OF_IMAGES = 4
+"""Dimensions of a batch of images."""
+
 _TOKENS, _SEQUENCE, _IMAGE = "sequence length", "length", "image size"
 
 
@@ -45,6 +48,7 @@ class _Input:
     def among(cls, values: Any) -> _Input | None:
         """Return the input among a call's arguments that tells its length: tokens, else images or sequences.
 
+        Images may be held by an object, as those of DETR by a `NestedTensor`, beside their mask.
         Jagged tensors do not: a length of theirs is a symbol, which has no order.
         """
         tensors = [tensor for tensor in tensors_in(values) if all(type(length) is int for length in tensor.shape)]
@@ -52,6 +56,7 @@ class _Input:
             if tensor.dim() == 2 and tensor.shape[1] > 1 and tensor.dtype in (torch.int64, torch.int32):
                 return cls(tuple(tensor.shape), _TOKENS)
         found = [tensor for tensor in tensors if tensor.dim() > 2 and tensor.is_floating_point()]
+        found = found or [tensor for tensor in _held_by_objects(values) if tensor.dim() == _OF_IMAGES]
         if not found:
             return None
         in_list = found[0].dim() == 3 and sum(tensor.dim() == 3 for tensor in found) > 1
@@ -74,6 +79,15 @@ class _Input:
     def words(self) -> str:
         """Return its lengths as they are said."""
         return " × ".join(f"{length:,}" for length in self.lengths)
+
+
+def _held_by_objects(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors of numbers that arguments of a class of the program's own have as attributes."""
+    positional, *named = values
+    given = (*positional, *(one for keywords in named for one in keywords.values()))
+    known = (torch.Tensor, nn.Module)
+    held = [list(vars(one).values()) for one in given if hasattr(one, "__dict__") and not isinstance(one, known)]
+    return [tensor for tensor in tensors_in(held) if tensor.is_floating_point()]
 
 
 class InputLengths:
@@ -109,7 +123,7 @@ class InputLengths:
     def trained_on(self, module: nn.Module, values: Any, step: int) -> None:
         """Note what a model was called with, to be trained in this step."""
         found = _Input.among(values)
-        is_on_gpu = any(tensor.is_cuda for tensor in tensors_in(values))
+        is_on_gpu = any(tensor.is_cuda for tensor in (*tensors_in(values), *_held_by_objects(values)))
         if found is None or (self._is_on_gpu and not is_on_gpu):
             return
         if is_on_gpu and not self._is_on_gpu:

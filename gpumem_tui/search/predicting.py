@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
@@ -23,6 +24,9 @@ from gpumem_tui.workload.command import BATCH, Command
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """What programs raise about a number that they cannot work with."""
 _MOST_MULTIPLE = _NEAR_MULTIPLE = 8
+_COMPILED_SIZES = (16, 24)
+"""Sizes at which a compiled program is traced: at few rows the compiler cuts its sums otherwise than at many."""
+_COMPILES, _DOES_NOT = re.compile(r"torch[._]compile\b"), re.compile(r"no.?compile|compile\W+(false|0|no)\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Predicted:
 
     Attributes:
         guess: a largest batch size to try first, where traces are no affine form; None for none.
+        is_near: whether that comes of traces which are affine but for some bytes.
         multiple: the batch sizes that are worth a trial are multiples of it.
     """
 
@@ -38,6 +43,7 @@ class Predicted:
     ready: Ready
     guess: int | None = None
     multiple: int = 1
+    is_near: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,7 @@ class _CommandTraces:
     not_affine: str = ""
     runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    takes_many: bool = True
 
     def _request(self, size: int) -> TraceRequest:
         config = self.config
@@ -189,12 +196,17 @@ class _CommandTraces:
         while True:
             sizes = self.sizes
             first, second = TRACED_BATCH_SIZES if sizes.multiple == 1 else (sizes.multiple, 2 * sizes.multiple)
+            if sizes == Sizes() and self._seems_compiled:
+                first, second = _COMPILED_SIZES
             try:
                 for size, following in ((first, second), (second, then)):
                     if size not in self.runs:
                         yield from self.run(size, following)
                 return first, second
             except Unusable as error:
+                if self.takes_many and (first, second) == _COMPILED_SIZES:  # perhaps more samples than there are
+                    self.takes_many = False
+                    continue
                 first_error = first_error or error
                 self.refused[size] = str(error)
                 may_divide = error.kind == "workload" and _OF_A_VALUE.search(str(error))
@@ -254,25 +266,41 @@ class _CommandTraces:
     def between(self, small: int, large: int) -> Generator[WhileTracing, None, int | None]:
         """Run two sizes, and return the largest batch that fits by their affine form, or by what is nearly that.
 
-        Where their runs differ in a few allocations, those of the larger that have no equal in size in the smaller one
-        are taken to grow with the batch.
-
         Raises:
             Unusable: it cannot be traced there.
         """
         yield from self.run(small, large)
         yield from self.run(large)
+        return self.nearly(small, large)
+
+    def nearly(self, small: int, large: int, *, must_be_alike: bool = False) -> int | None:
+        """Return the largest batch that fits by two runs; None where none does, or they are not `must_be_alike`.
+
+        Where their runs differ in a few allocations, those of the larger that have no equal in size in the smaller one
+        are taken to grow with the batch.
+        """
         ready, done = self.runs[large]
         below, above = self.at(small), self.at(large)
         try:
-            trace = AffineTrace.fit((small, below), (large, above))
+            trace = AffineTrace.fit((small, below), (large, above), nearly=True)
         except NotAffine:
+            if must_be_alike:
+                return None
             alike = set(below.sizes)
             slopes = tuple(0 if size in alike else size // large for size in above.sizes)
             rest = tuple(size - slope * large for size, slope in zip(above.sizes, slopes, strict=True))
             trace = replace(AffineTrace.constant(above), constants=rest, slopes=slopes)
         found = self.config.traced(ready, replace(done, trace=trace, only_at=0)).expected_batch_size
         return None if isinstance(found, Unknown) else found
+
+    @property
+    def _seems_compiled(self) -> bool:
+        """Whether a script of the command names `torch.compile`, and no word switches that off."""
+        command = self.config.workload.command
+        if command is None or not self.takes_many or any(map(_DOES_NOT.search, command.words)):
+            return False
+        scripts = (Path(command.cwd, word) for word in command.words if word.endswith(".py"))
+        return any(_COMPILES.search(path.read_text(errors="replace")) for path in scripts if path.is_file())
 
     @property
     def refusal(self) -> str:
@@ -295,7 +323,7 @@ def _tracing_with(
     traces: _CommandTraces, command: Command, batch_size: int | None, not_affine: str
 ) -> Iterator[Predicted | WhileTracing]:
     found: Traced | Unknown
-    guess = None
+    guess, is_near = None, False
     if not command.takes_batch or not_affine:
         size = batch_size or 1
         yield from traces.run(size)
@@ -313,8 +341,10 @@ def _tracing_with(
                     if size not in traces.runs:
                         yield from traces.run(size)
                 found, guess = Unknown("; ".join(filter(None, [str(error), traces.refusal]))), traces.guess(sizes)
+                if sizes == _COMPILED_SIZES and (near := traces.nearly(*sizes, must_be_alike=True)):
+                    guess, is_near = near, True
     ready = next(iter(traces.runs.values()))[0]
-    yield Predicted(Prediction(traces.config.formula, found), ready, guess, traces.sizes.multiple)
+    yield Predicted(Prediction(traces.config.formula, found), ready, guess, traces.sizes.multiple, is_near)
 
 
 def near_guess(
@@ -327,6 +357,8 @@ def near_guess(
     traced, guess = predicted.prediction.traced, predicted.guess or 0
     step = math.lcm(_NEAR_MULTIPLE, predicted.multiple)
     small, large = 3 * guess // 4 // step * step, guess // step * step
+    if predicted.is_near:
+        return predicted.guess
     if 0 < small < large and isinstance(traced, Unknown) and config.device.simulated:
         with suppress(Unusable, ChildDied):
             return (yield from _CommandTraces(config, runner, traced.reason).between(small, large))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,15 @@ def test_images_keep_their_proportions(shape: tuple[int, ...]) -> None:
         images = lengths.arriving(torch.zeros(shape))
         lengths.trained_on(MODEL, ((images,), {}), step)
     assert lengths.line(2) == "inputs: image size 100 × 200 in 1 step; then image size 200 × 400 (--longest)"
+
+
+def test_images_may_be_held_by_an_object_of_the_program_s() -> None:
+    """As DETR's; what its loss is called with are no images."""
+    lengths = InputLengths()
+    samples = SimpleNamespace(tensors=torch.zeros(2, 3, 100, 200), mask=torch.zeros(2, 100, 200, dtype=torch.bool))
+    lengths.trained_on(MODEL, ((samples,), {}), 1)
+    lengths.trained_on(nn.Identity(), (({"logits": torch.zeros(2, 30, 9), "boxes": torch.zeros(2, 30, 4)},), {}), 1)
+    assert lengths.line(1).startswith("inputs: image size 100 × 200 in 1 step")
 
 
 def test_a_length_that_never_came_is_said() -> None:

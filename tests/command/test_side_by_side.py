@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import closing
 
 import psutil
@@ -90,3 +91,23 @@ def test_a_run_that_began_ahead_ends_with_who_listens_to_it(project: Project) ->
         assert began
         listening.close()  # type: ignore[attr-defined]
         wait_until_gone([process.pid for process in began])
+
+
+_MENTIONED = "# torch.compile would add rows up by eights\n" + _TRAINING.replace(
+    "for _ in", "sums = torch.empty(batch_size * 4 // 8, dtype=torch.uint8, device='cuda')\nfor _ in"
+)
+
+
+@pytest.mark.parametrize("most", [1000, 10])
+def test_a_script_that_compiles_is_traced_at_sizes_that_are_alike(project: Project, most: int) -> None:
+    """Their line leads to the largest batch though some grow by half bytes; a program may have fewer samples."""
+    limit = f"assert batch_size <= {most}\n"
+    project.write("train.py", _MENTIONED.replace("model =", f"{limit}model =", 1))
+    found = project.search("python", "train.py", "{batch}", gpu="t4-16gb", options=("--timeout", "60"))
+    traced = re.findall(r"^tracing batch (\d+)$", found.stderr, re.M)
+    if most < 24:
+        assert traced[:2] == ["16", "2"]
+        return
+    assert found.lines[-1]["max_batch_size"] == _LARGEST
+    trials = [one["batch_size"] for one in found.lines if one["event"] == "trial"]
+    assert (traced, trials) == (["16", "24"], [_LARGEST, _LARGEST + 1])

@@ -113,6 +113,7 @@ class TestLearningRate:
         (Goals(reference_batch=0), True, "--reference-batch: must be"),
         (Goals(reference_rate=1e-3), True, "--reference-rate: belongs to a batch"),
         (Goals(reference_batch=8, reference_rate=0), True, "--reference-rate: must be above 0"),
+        (Goals(prices=(("a100_40gb", 1.0),)), True, "prices. in the settings: unknown GPU .* did you mean a100-40gb"),
         (Goals(norms=NORMS[:1]), True, "--gradient-norm: norms at 1 batch sizes"),
     ],
 )

@@ -226,7 +226,7 @@ class TestPrices:
         assert listed is not None
         assert "list price of 20" in listed.source
         assert listed.currency == "USD"
-        assert price_of(paid) == GpuPrice(1.0, "your price", "")
+        assert price_of(paid) == GpuPrice(1.0, "your price", "USD")
         both = replace(paid, goals=replace(paid.goals, price=0.5))
         assert price_of(both) == GpuPrice(0.5, "your price", "")
         assert price_of(both, T4) == list_prices()[T4.name]

@@ -139,8 +139,11 @@ class AffineTrace:
     folds: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineTrace:
+    def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline], *, nearly: bool = False) -> AffineTrace:
         """Work out the affine form through two (batch size, timeline) pairs of different batch sizes.
+
+        Args:
+            nearly: whether growing by less than a whole byte a sample is left out.
 
         Raises:
             NotAffine: the two runs made different allocations, or a size shrinks, or grows by no whole bytes a sample.
@@ -157,7 +160,7 @@ class AffineTrace:
             if index in by_rule:
                 size1 = size2 = 0
             slope, rest = divmod(size2 - size1, b2 - b1)
-            if rest:
+            if rest and not nearly:
                 raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}")
             if slope < 0:
                 raise NotAffine(f"an allocation shrinks as the batch grows: {size1:,} bytes at {b1}, {size2:,} at {b2}")

@@ -44,7 +44,7 @@ def _no_bodies() -> None:
 
     def is_plain(features: Any) -> bool:
         """Say whether a kernel is one loop at most: what it writes and reads again within is not written then."""
-        if _has_symbols(virtualized.graph) or settings.multi_kernel:
+        if virtualized.graph.sizevars.shape_env.var_to_range or settings.multi_kernel:
             return False
         if any(features.contains_op(name) for name in _BY_THEIR_CODE):
             return False
@@ -134,13 +134,10 @@ def _no_symbols() -> None:
     usual = original(scheduler.Scheduler, "get_graph_partition_symbol_inputs")
 
     def symbols(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return usual(self, *args, **kwargs) if _has_symbols(virtualized.graph) else scheduler.OrderedSet()
+        has_any = virtualized.graph.sizevars.shape_env.var_to_range
+        return usual(self, *args, **kwargs) if has_any else scheduler.OrderedSet()
 
     replace(scheduler.Scheduler, "get_graph_partition_symbol_inputs", symbols)
-
-
-def _has_symbols(graph: Any) -> bool:
-    return bool(graph.sizevars.shape_env.var_to_range)
 
 
 # Patterns
