@@ -306,6 +306,4 @@ def _is_padded(
 def _balance(gpu: Gpu, kind: torch.dtype) -> float:
     """Return half of the operations that a GPU makes per value that it moves (`is_mm_compute_bound` there)."""
     rate = getattr(gpu.speed, _ITEM.get(kind, ""), None) if gpu.speed else None
-    if not rate or gpu.speed is None:
-        return _BYTES_NOT_KNOWN
-    return float(0.5 * 1000 * rate / gpu.speed.memory)
+    return float(0.5 * 1000 * rate / gpu.speed.memory) if rate and gpu.speed else _BYTES_NOT_KNOWN

@@ -29,9 +29,8 @@ class Followed:
     """
 
     def __init__(self, notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> None:
-        self._begins, self._begun = begins, 0
+        self._notes, self._begins, self._begun = notes, begins, 0
         self.is_estimate = False
-        self._notes = notes
         self._graphs = self._breaks = 0
         self._eager: Counter[str] = Counter()
         self._line = self._padded_line = ""

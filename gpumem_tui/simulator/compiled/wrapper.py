@@ -48,10 +48,6 @@ def _reinterpreted(tensor: torch.Tensor, size: Any, stride: Any, offset: int) ->
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
-def _as_it_is(*tensors: torch.Tensor) -> Any:
-    return tensors[0] if len(tensors) == 1 else tensors
-
-
 def loaded(lowering: Any, number: int) -> dict[str, Any]:
     """Execute the wrapper of a graph, and return its names: `call` among them.
 
@@ -64,7 +60,8 @@ def loaded(lowering: Any, number: int) -> dict[str, Any]:
     name = f"<compiled graph {number}>"
     names: dict[str, Any] = {"__name__": name}
     exec(compile(head, name, "exec"), names)  # noqa: S102 - Inductor's own code
-    names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted, copy_if_misaligned=_as_it_is)
+    names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted)
+    names["copy_if_misaligned"] = lambda *tensors: tensors[0] if len(tensors) == 1 else tensors
     exec(compile("\n" * head.count("\n") + rest, name, "exec"), names)  # noqa: S102
     GENERATED[name] = _places(code.value.splitlines(), code.line_map, _written(lowering.scheduler.nodes))
     if "call" not in names:
