@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -87,16 +88,8 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline |
         return complain(str(error), error.code)
     if lifeline is not None:
         lifeline.hold()
-    from gpumem_tui.doctor.beside import BesideWatch  # only here: the command does not wait for it
-
-    said: list[str] = []
-    beside = BesideWatch(Watcher([default_directory()]), lambda: started.pids, said.append)
-    beside.start()
-    ended = started.wait()
-    beside.stop()
-    _report_ends(started.pids)
-    for line in said:
-        complain(line, 0)
+    with _told_afterwards(lambda: started.pids):
+        ended = started.wait()
     if lifeline is None:
         return leave_as(ended)
     lifeline.end_all()
@@ -302,23 +295,30 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
 
     settings = load()
     started = start_in_terminal(command)
-    code, lines = open_run(started, shlex.join(command), settings)
-    for line in lines[-LAST_LINES:]:
-        click.echo(line)
-    _report_ends(started.pids)
+    with _told_afterwards(lambda: started.pids):
+        code, lines = open_run(started, shlex.join(command), settings)
+        for line in lines[-LAST_LINES:]:
+            click.echo(line)
     return code
 
 
-def _report_ends(pids: Collection[int]) -> None:
-    """Print a line for each process that could not say itself how it ended: killed, crashed, or out of memory."""
+@contextmanager
+def _told_afterwards(pids: Callable[[], Collection[int]]) -> Iterator[None]:
+    """Say afterwards what a command's processes held beside PyTorch, and how they ended that could not say it."""
+    from gpumem_tui.doctor.beside import BesideWatch  # only here: the command does not wait for it
+    from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import FOR_MEMORY, UNEXPLAINED
 
+    offers: list[str] = []
+    with BesideWatch(Watcher([default_directory()]), pids, offers.append):
+        yield
     for process in Watcher().processes():
-        if process.pid is None and process.files.pid in pids and process.state in UNEXPLAINED:
+        if process.pid is None and process.files.pid in pids() and process.state in UNEXPLAINED:
             again = f"; `gpumem-tui watch {process.files.pid} --post-mortem` shows what it held"
-            held = again if process.state in FOR_MEMORY else ""
-            complain(f"{process.title}: {process.state_words}{held}", 0)
+            complain(f"{process.title}: {process.state_words}{again if process.state in FOR_MEMORY else ''}", 0)
+    for line in offers:
+        complain(line, 0)
 
 
 def _post_mortem(watcher: Watcher, process: ProbedProcess | None, *, as_json: bool) -> int:

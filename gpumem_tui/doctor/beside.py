@@ -136,8 +136,10 @@ class BesideWatch:
         """Begin, in a thread that ends with the program; returns at once."""
         threading.Thread(target=self._run, name="beside-allocators", daemon=True).start()
 
-    def stop(self) -> None:
-        """End; returns at once."""
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
 
     def _run(self) -> None:

@@ -28,6 +28,7 @@ from tests.monitor.snapshots import gpu as gpu_reading
 from tests.monitor.snapshots import machine, process
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, FakeProcess, Scenario
+from tests.terminal.terminal import terminal
 from tests.watch.rings import RECORD, RingFile, this_process
 
 RESERVED = 20 * MIB
@@ -313,20 +314,32 @@ while readings < 2 or steps < 60:
 """Trains on the CPU, where torch says that its allocator holds 300 MiB of a GPU; until the driver was read twice."""
 
 
-@pytest.mark.slow
-def test_run_offers_at_its_end_what_the_training_held(fake_nvml: FakeMachine, tmp_path: Path) -> None:
+def _environment(fake_nvml: FakeMachine, tmp_path: Path) -> dict[str, str]:
+    """Write the script that trains, and return where it does, on a machine whose driver lists it."""
     uuid = "01234567-89ab-cdef-0123-456789abcdef"
     listed = FakeGpu(uuid=f"GPU-{uuid}", used_bytes=780 * MIB, processes=[FakeProcess(4711, 780 * MIB)])
     fake_nvml.show(Scenario(gpus=[listed]))
-    script = tmp_path / "train.py"
-    script.write_text(_TRAIN.replace("UUID", uuid))
-    environment = {
+    (tmp_path / "train.py").write_text(_TRAIN.replace("UUID", uuid))
+    return {
         **os.environ, **fake_nvml.environment, "PATH": os.environ["PATH"],
         "GPUMEM_TUI_DIR": str(tmp_path / "probes"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }  # fmt: skip
-    words = [sys.executable, "-m", "gpumem_tui", "run", "--", sys.executable, str(script)]
+
+
+@pytest.mark.slow
+def test_run_offers_at_its_end_what_the_training_held(fake_nvml: FakeMachine, tmp_path: Path) -> None:
+    environment = _environment(fake_nvml, tmp_path)
+    words = [sys.executable, "-m", "gpumem_tui", "run", "--", sys.executable, str(tmp_path / "train.py")]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     [line] = done.stderr.splitlines()
     assert "held 0.47 GiB beside what PyTorch reserved" in line
     assert f"NVIDIA A100-SXM4-80GB,{80 * GIB},550.54.14,{version('torch')},{480 * MIB},{480 * MIB}" in line
+
+
+@pytest.mark.slow
+def test_run_on_a_screen_offers_it_too_once_the_screen_is_left(fake_nvml: FakeMachine, tmp_path: Path) -> None:
+    words = "run", "--tui", "--", sys.executable, str(tmp_path / "train.py")
+    with terminal(*words, columns=120, lines=40, env=_environment(fake_nvml, tmp_path)) as screen:
+        screen.wait_for("held 0.47 GiB beside what PyTorch reserved", deadline_s=60)
+        assert screen.exit_code(30) == 0

@@ -4,7 +4,8 @@
 L40S, torch 2.13, transformers 5.13.1 and PEFT 0.19.2.dev0 at d787f51. There batches of 4 are sorted, long ones first,
 in buckets of 20, and the cache is emptied every ten steps. The data set is not here: the longest batch is taken to have
 698 tokens, by which all rows hold alike, and the one before it, the last of a bucket, 80. Not among the rows: MiCA and
-SHiRA, whose set-up depends on computed values, AdaMSS, which needs scikit-learn, and those whose set-up takes minutes.
+SHiRA, whose set-up depends on computed values, AdaMSS, which needs scikit-learn, OSF (12 % above, not explained), and
+those whose set-up takes minutes (BOFT, 0.14 % below, is one).
 
 `gpumem-tui predict --gpu sim:l40s-48gb --steps 2 -- python tests/published/adapters.py lora-rank32` predicts a row.
 """
