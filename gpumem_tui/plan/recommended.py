@@ -257,6 +257,8 @@ def change_words(found: CommandAnswer) -> str:
         return f"To change: {best.words}{f' ({best.changes[0].how})' if alone else ''}, traced: it fits."
     if not found.plan.what_ifs:
         return ""
+    traces = [*(one.traced for one in found.plan.together), *(one.traced for one in found.plan.what_ifs)]
+    ran = any(isinstance(one, Traced) for one in traces)
     rows = sorted((row for row in found.techniques()[0] if row.fits), key=lambda row: row.change.price)
-    why = "None of the changes that were run makes it fit"
+    why = "None of the changes that were run makes it fit" if ran else "No change has been run"
     return f"{why}; by formula this does: {rows[0].change.name} ({rows[0].change.how})." if rows else f"{why}."

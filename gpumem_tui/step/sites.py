@@ -108,7 +108,7 @@ class SiteFinder:
         self._forward: dict[int, Site] = {}
         self._run_again: dict[int, Site] = {}
         self._running_again_in = _NO_BACKWARD
-        self._lines: dict[tuple[CodeType, int], Site | None] = {}
+        self._places: dict[tuple[int, int], tuple[Site | None, CodeType]] = {}  # by code, kept here, and instruction
 
     def name_modules(self, model: nn.Module) -> None:
         """Call the modules of `model`, too, by their qualified names from now on."""
@@ -170,12 +170,12 @@ class SiteFinder:
         """Return the place of `calling_line`; its operator only where a compiler wrote the code."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            key = (frame.f_code, frame.f_lineno)
-            if key not in self._lines:
-                self._lines[key] = _line(*key)
-            line = self._lines[key]
-            if line is not None:
-                return line
+            code = frame.f_code
+            known = self._places.get((id(code), frame.f_lasti))  # to hash code takes long, and so does to count lines
+            if known is None:
+                known = self._places[id(code), frame.f_lasti] = _line(code, frame.f_lineno), code
+            if known[0] is not None:
+                return known[0]
             frame = frame.f_back
         return _NOBODY
 

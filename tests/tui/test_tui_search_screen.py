@@ -96,10 +96,11 @@ async def test_p_holds_and_goes_on() -> None:
         assert (screen.state.paused, controls[0].paused) == (False, False)
 
 
-async def test_c_cancels_and_s_starts_over() -> None:
+@pytest.mark.parametrize("key", ["c", "escape"])
+async def test_a_key_cancels_and_s_starts_over(key: str) -> None:
     async with running_app().run_test(size=SIZE) as pilot:
         screen = await in_third_trial(pilot)
-        await pilot.press("c")
+        await pilot.press(key)
         await until(pilot, lambda: screen.state.stage is Stage.CANCELLED)
         assert len(screen.state.trials) == 2
         await pilot.press("s")

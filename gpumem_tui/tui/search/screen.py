@@ -113,7 +113,8 @@ class SearchScreen(MainScreen):
         Binding("o", "log(True)", "output", tooltip=_OUTPUT),
         Binding("o", "log(False)", "trials", tooltip=_OUTPUT),
         Binding("z", "enlarge(True)", "zoom", tooltip=_ENLARGE),
-        Binding("z,escape", "enlarge(False)", "back", key_display="z", tooltip=_ENLARGE),
+        Binding("z", "enlarge(False)", "back", key_display="z", tooltip=_ENLARGE),
+        Binding("escape", "leave", "cancel", show=False, tooltip="Back from the zoom, else cancel"),
         Binding("y", "copy", "copy", tooltip="Copy the command with the largest batch size found"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
@@ -293,6 +294,13 @@ class SearchScreen(MainScreen):
         """Let the held search go on."""
         self._control.resume()
         self._enter(states.held(self._state, paused=False))
+
+    def action_leave(self) -> None:
+        """Go back from the output's zoom, else cancel a search that runs."""
+        if self.has_class("-large"):
+            self.action_enlarge(large=False)
+        elif self._state.busy and not self._state.cancelling:
+            self.action_cancel()
 
     def action_cancel(self) -> None:
         """End the search; its verdict follows within a moment."""
