@@ -65,8 +65,11 @@ class Dialect:
 
     def words(self, values: str) -> tuple[str, ...]:
         """Return the words of the line for ``name=value …``."""
-        pairs = (pair.split("=", 1) for pair in values.split())
-        return tuple(word for name, value in pairs for word in self.form.format(name=name, value=value).split(" "))
+        said = ""
+        for name, _, value in _pairs(values):
+            one = self.form.format(name=name, dashed=name.replace("_", "-"), value=value)
+            said += f" {one if value else one.rstrip('=')}"
+        return tuple(said.split())
 
 
 @cache
