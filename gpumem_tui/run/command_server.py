@@ -67,7 +67,6 @@ def serve_commands(control: socket.socket) -> None:
     (printed,) = struct.unpack("i", fcntl.ioctl(1, termios.FIONREAD, bytes(4)))
     if printed:
         sys.exit(1)
-    gc.collect()
     gc.freeze()  # else each process's first collection copies every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
@@ -95,6 +94,9 @@ def _import_beforehand() -> dict[str, ModuleType]:
     importlib.import_module(_TORCH)
     for name in _USED_BY_EVERY_TRIAL:
         importlib.import_module(name)
+    from gpumem_tui.simulator.device.gpu import register
+
+    register()
     gc.enable()
     visible = sys.stdlib_module_names | {"gpumem_tui"}
     names = [name for name in sys.modules if name not in before and name.partition(".")[0] not in visible]

@@ -253,9 +253,9 @@ def _limits(things: list[Any], at_most: bool) -> Iterator[tuple[str, int]]:
     yield from _named(vars(sys.modules["__main__"]), "")
     kinds = {
         kind for kind in set(map(type, things))
-        if issubclass(kind, argparse.Namespace) or (
-            kind.__module__ not in ("builtins", "torch") and (is_dataclass(kind) or hasattr(kind, "from_pretrained"))
-        )
+        if issubclass(kind, argparse.Namespace)
+        or (str(kind.__module__).partition(".")[0] not in ("builtins", "sympy", "torch")  # the compiler's: thousands
+            and (is_dataclass(kind) or hasattr(kind, "from_pretrained")))
     }  # fmt: skip
     for thing in compress(things, map(kinds.__contains__, map(type, things))):
         kind = type(thing)

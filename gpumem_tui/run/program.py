@@ -27,6 +27,7 @@ from gpumem_tui.step.walking import (
     gradients_of,
     holding_memory,
     instances_of,
+    modules_in,
     outermost,
     parameters_in,
     parameters_of,
@@ -365,7 +366,8 @@ class Evaluations:
         elif self.after is not None and is_new and parameters_in(module):
             self._known[module] = False
         elif module not in self._known:
-            learns = (parameter for parameter in parameters_in(module) if parameter.requires_grad)
+            held = (parameter for part in modules_in(module) for parameter in part._parameters.values())
+            learns = (parameter for parameter in held if parameter is not None and parameter.requires_grad)
             if not any(not trained or id(parameter) in trained for parameter in learns):
                 return None
         if module.training:

@@ -54,8 +54,9 @@ class RunningModules:
         self._running: list[str] = []
 
     def name(self, model: nn.Module) -> None:
-        """Call the modules of `model`, too, by their qualified names from now on."""
-        self._names.update((id(module), name) for name, module in nn.Module.named_modules(model))
+        """Call the modules of `model`, too, by their qualified names from now on, without what torch.compile adds."""
+        named = nn.Module.named_modules(model)
+        self._names.update((id(module), f"{name}.".replace("_orig_mod.", "")[:-1]) for name, module in named)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -63,7 +64,8 @@ class RunningModules:
         changed = self._changed
 
         def enter(module: nn.Module, *_: Any) -> None:
-            self._running.append(self._names.get(id(module), type(module).__name__))
+            kind = "" if hasattr(module, "_orig_mod") else type(module).__name__  # torch.compile's is no place
+            self._running.append(self._names.get(id(module), kind))
             if changed is not None:
                 changed()
 
@@ -108,7 +110,7 @@ class SiteFinder:
         self._forward: dict[int, Site] = {}
         self._run_again: dict[int, Site] = {}
         self._running_again_in = _NO_BACKWARD
-        self._lines: dict[tuple[CodeType, int], Site | None] = {}
+        self._places: dict[tuple[int, int], tuple[Site | None, CodeType]] = {}  # by code, kept here, and instruction
 
     def name_modules(self, model: nn.Module) -> None:
         """Call the modules of `model`, too, by their qualified names from now on."""
@@ -127,17 +129,16 @@ class SiteFinder:
         """Return the place of the operator that is being run."""
         node = torch._C._current_autograd_node()
         if node is not None and not torch.is_grad_enabled():
-            made = self._of(node)
-            written = self._caller() if GENERATED else _NOBODY
-            return _at(written if written.operator else made, operator, made.module)
-        found = _at(self._caller(), operator, self._modules.innermost)
+            made, written = self._of(node), self._caller() if GENERATED else _NOBODY
+            return _at(written, operator, made.module) if written.operator else _at(made, operator, "")
+        caller, module = self._caller(), self._modules.innermost
+        found = _at(caller, operator, module)
         backward = torch._C._current_graph_task_id()
-        if backward == _NO_BACKWARD:
-            self._running_again_in = _NO_BACKWARD
-        elif self._running_again_in == _NO_BACKWARD:
+        if _NO_BACKWARD in (backward, self._running_again_in):
             self._running_again_in = backward
         by_number = self._forward if backward == _NO_BACKWARD else self._run_again
-        by_number.setdefault(torch._C._autograd._get_sequence_nr() - 1, found)
+        made = Site("", module, caller.source, caller.function) if caller.operator else found
+        by_number.setdefault(torch._C._autograd._get_sequence_nr() - 1, made)
         return found
 
     def _of(self, node: Any) -> Site:
@@ -170,12 +171,12 @@ class SiteFinder:
         """Return the place of `calling_line`; its operator only where a compiler wrote the code."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            key = (frame.f_code, frame.f_lineno)
-            if key not in self._lines:
-                self._lines[key] = _line(*key)
-            line = self._lines[key]
-            if line is not None:
-                return line
+            code = frame.f_code
+            known = self._places.get((id(code), frame.f_lasti))  # to hash code takes long, and so does to count lines
+            if known is None:
+                known = self._places[id(code), frame.f_lasti] = _line(code, frame.f_lineno), code
+            if known[0] is not None:
+                return known[0]
             frame = frame.f_back
         return _NOBODY
 
@@ -192,9 +193,8 @@ def is_installed(path: str) -> bool:
 
 def _at(place: Site, operator: str, module: str) -> Site:
     """Return a place with what runs there; a compiled buffer is not called by what makes it, but by what fills it."""
-    if operator == _BUFFER and place.operator:
-        operator = place.operator
-    return Site(operator, module, place.source, place.function, fused=place.fused)
+    named, within = (place.operator if operator == _BUFFER else "") or operator, f"{module}.{place.module}".strip(".")
+    return Site(named, within, place.source, place.function, fused=place.fused)
 
 
 def _line(code: CodeType, number: int) -> Site | None:

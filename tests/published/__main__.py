@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 _UNMEASURED = {
     "diffusion by Conv3d, UNet or VAE": "reports state no versions or no sizes; a diffusion transformer is among them",
-    "speech": "reports state no lengths", "detection": "tables are of torch before 1.2, with images of many sizes",
+    "speech": "reports state no lengths",
+    "detection": "torchvision's (5.2 GB, torch 1.1) states no sizes of images, mmdetection's network was not rebuilt",
     "recurrent networks": "pytorch/pytorch#599 and #2895 are of torch before 1.0",
-    "8-bit training": "bitsandbytes' own tables state no versions of torch",
+    "weights of 8 bits": "reports state no lengths; optimizers of 8 bits are among the rows (ao-vith-2 to 5)",
     "pipeline parallel": "torchtitan's (405B, 512 GPUs: 82.5 GiB) are compiled, in Float8",
     "tensor parallel": "torchtitan's (70B, 256 GPUs: 71.9 GiB) are compiled, in Float8",
 }  # fmt: skip

@@ -108,6 +108,10 @@ def broken(x):
 gpu = simulated_gpu()
 with simulate(gpu), presented_as_cuda(gpu):
     import torch._dynamo.eval_frame  # as libraries do, before anything is compiled
+    with torch._dynamo.compiled_autograd._enable(chain):
+        chain(matrix()).sum().backward()
+    found["said of backward"] = list(notes)
+    notes.clear()
     kept("chain", chain, matrix())
     kept("cross-entropy", lambda x, t: F.cross_entropy(x * 2, t), matrix(), torch.zeros(SIDE, device="cuda", dtype=int))
     kept("norm", lambda x, w: F.rms_norm(x, (SIDE,), w) * 2, matrix(), torch.ones(SIDE, device="cuda"))
@@ -209,7 +213,7 @@ def test_what_a_kernel_writes_in_place_is_no_view(found: dict[str, Any]) -> None
 
 def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
-    said, counted = found["of one graph each"]
+    said, counted = (note for note in found["of one graph each"] if "while it compiles" not in note)
     assert "1 checkpoint within a graph" in said
     assert counted == "torch.compile: 10 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
 
@@ -272,6 +276,7 @@ def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
 
 def test_compiled_autograd_is_an_estimate(found: dict[str, Any]) -> None:
     assert found["compiled autograd"] == {"eager": 3 * MATRIX, "compiled": MATRIX}
+    assert "compiled autograd is not followed" in found["said of backward"][0], "before anything is compiled, too"
     assert any("compiled autograd is not followed" in note and "an estimate" in note for note in found["estimates"])
 
 
@@ -392,6 +397,47 @@ def test_a_buffer_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
     assert (gradient["source"], gradient["bytes"]) == ("train.py:14", 4 * 512 * (4096 + 256)), "and out's weight's"
     lines = subprocess.run([*command, "--by", "source", *ends], capture_output=True, text=True, check=True).stdout
     assert "activations       train.py:13, fused with 12 " in lines
+
+
+_NESTED = """
+import sys
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(256), nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+model = nn.Sequential(*[Block() for _ in range(2)], nn.Linear(256, 512)).cuda()
+called = torch.compile(model)
+if sys.argv[1] == "block":
+    called = model
+    model[0].compile()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    called(torch.ones(4096, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("compiled", ["whole", "block"])
+def test_a_buffer_has_the_module_of_its_operator(compiled: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_NESTED)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--", sys.executable]
+    done = subprocess.run([*command, str(script), compiled], capture_output=True, text=True, check=True)
+    held = [
+        one for one in json.loads(done.stdout)["traced"]["composition"] if one["bucket"] in ("activations", "temporary")
+    ]
+    modules = {one["module"] for one in held if one["bytes"] >= 4096 * 256 * 4}
+    assert {"0.mlp.0", "1.mlp.0"} <= modules
+    assert not [name for name in modules if "OptimizedModule" in name or name[:1] not in ("", "0", "1", "2")]
 
 
 _UPDATE = """

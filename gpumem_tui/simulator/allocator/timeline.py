@@ -348,14 +348,18 @@ class TimelineRecorder:
         released_in = self._marks_at_release(events)
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
         buckets = []
+        by_rule: dict[tuple[int, int, bool, bool], Bucket] = {}
         for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
             released = released_in[number]
+            case = born_in, released, recomputed, number in self._from_host
             if number in self._tags:
                 bucket = self._tags[number]
             elif only_built and released == _NEVER and not recomputed:
                 bucket = Bucket.PARAMETERS
+            elif case in by_rule:
+                bucket = by_rule[case]
             else:
-                bucket = untagged_bucket(
+                bucket = by_rule[case] = untagged_bucket(
                     self._marks[born_in].phase if born_in >= 0 else None,
                     outlives_phase=released != born_in,
                     stays=released == _NEVER,

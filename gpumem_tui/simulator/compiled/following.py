@@ -73,6 +73,11 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
     def compile_module(module: nn.Module, **options: Any) -> None:
         module._compiled_call_impl = compiled(module._call_impl, **options)
 
+    def backward(*_: Any, **__: Any) -> Any:
+        followed.left_out("compiled autograd is not followed: backward is traced as each forward graph has it")
+        return nullcontext()
+
+    after_import("torch._dynamo.compiled_autograd", lambda module: replace(module, "_enable", backward))
     replace(torch, "compile", compiled)
     replace(nn.Module, "compile", compile_module)
     replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # needs a build with CUDA
@@ -191,10 +196,6 @@ def _prepare(followed: Followed) -> None:
         if not is_replaced(self.get(guard)):
             match(self, guard, *args)
 
-    def backward(*_: Any, **__: Any) -> Any:
-        followed.left_out("compiled autograd is not followed: backward is traced as each forward graph has it")
-        return nullcontext()
-
     def inputs(self: Any) -> list[Any]:
         """Return a graph's inputs as tensors of Dynamo's own mode, which torch 2.10 leaves to the caller."""
         mode = self.fake_mode
@@ -206,7 +207,6 @@ def _prepare(followed: Followed) -> None:
     replace(frames.ConvertFrameAssert, "__call__", converted)
     replace(contexts, "__call__", entered)
     replace(guards, "id_match_unchecked", matched)
-    replace(import_module("torch._dynamo.compiled_autograd"), "_enable", backward)
     _exchange_names()
     after_import("torch.distributed.device_mesh", name_meshes)
 

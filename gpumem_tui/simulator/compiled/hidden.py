@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -44,12 +44,8 @@ def while_called() -> Iterator[None]:
         return
     _inside.called = True
     try:
-        with ExitStack() as stack:
-            stack.enter_context(_without_names())
-            stack.enter_context(_without_hooks(*(getattr(modules, name) for name in _HOOKS)))
-            stack.enter_context(without_replacements(CALL))
-            stack.enter_context(all_as_fakes())
-            stack.enter_context(fake_tensors_shown())
+        hooks = [getattr(modules, name) for name in _HOOKS]
+        with _without_names(), _without_hooks(*hooks), without_replacements(CALL), all_as_fakes(), fake_tensors_shown():
             yield
     finally:
         _inside.called = False

@@ -114,27 +114,23 @@ def _interface(base: Any) -> type:
     def properties(_device: Any = None) -> SimpleNamespace:
         return SimpleNamespace(type=DEVICE_TYPE, **vars(backend.get_device_properties()))
 
+    plain: dict[Any, str] = {
+        0: "current_device exchange_device get_raw_stream maybe_exchange_device memory_allocated",
+        True: "device_count is_available is_triton_capable",
+        None: "current_stream raise_if_triton_unavailable set_device set_stream stream synchronize",
+    }
     answers: dict[str, Callable[..., Any]] = {
         "get_device_properties": properties,
         "get_compute_capability": capability,
         "is_bf16_supported": backend.is_bf16_supported,
-        "memory_allocated": lambda _device=None: 0,
-        **{name: (lambda *_, **__: 0) for name in ("current_device", "exchange_device", "maybe_exchange_device")},
-        **{name: (lambda *_, **__: 0) for name in ("get_raw_stream",)},
-        **{name: (lambda *_, **__: True) for name in ("is_available", "is_triton_capable")},
-        **{name: (lambda *_, **__: None) for name in ("set_device", "synchronize", "raise_if_triton_unavailable")},
-        **{name: (lambda *_, **__: None) for name in ("stream", "current_stream", "set_stream")},
-        "device_count": lambda: 1,
+        **{name: (lambda *_, said=said, **__: said) for said, names in plain.items() for name in names.split()},
     }
     fixed = {name: staticmethod(answer) for name, answer in answers.items()}
     worker = type("Worker", (), {name: fixed[name] for name in ("set_device", "current_device")})
     worker.get_device_properties = staticmethod(properties)  # type: ignore[attr-defined]
     stream, event = type("Stream", (), {}), type("Event", (), {})
-    return type(
-        "SimulatedInterface",
-        (base,),
-        {**fixed, "Worker": worker, "Stream": stream, "Event": event, "device": torch.device},
-    )
+    parts = {"Worker": worker, "Stream": stream, "Event": event, "device": torch.device}
+    return type("SimulatedInterface", (base,), {**fixed, **parts})
 
 
 def _overrides(module: Any) -> Any:
@@ -310,6 +306,4 @@ def _is_padded(
 def _balance(gpu: Gpu, kind: torch.dtype) -> float:
     """Return half of the operations that a GPU makes per value that it moves (`is_mm_compute_bound` there)."""
     rate = getattr(gpu.speed, _ITEM.get(kind, ""), None) if gpu.speed else None
-    if not rate or gpu.speed is None:
-        return _BYTES_NOT_KNOWN
-    return float(0.5 * 1000 * rate / gpu.speed.memory)
+    return float(0.5 * 1000 * rate / gpu.speed.memory) if rate and gpu.speed else _BYTES_NOT_KNOWN

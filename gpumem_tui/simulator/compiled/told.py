@@ -13,6 +13,8 @@ _ESTIMATE = (
     "times and more where a checkpoint runs inside)"
 )
 
+_COMPILING = "torch.compile: what a GPU takes while it compiles (benchmarks, autotuning) is not traced"
+
 
 class Followed:
     """What a program compiles, and the lines that say so.
@@ -27,9 +29,8 @@ class Followed:
     """
 
     def __init__(self, notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> None:
-        self._begins, self._begun = begins, 0
+        self._notes, self._begins, self._begun = notes, begins, 0
         self.is_estimate = False
-        self._notes = notes
         self._graphs = self._breaks = 0
         self._eager: Counter[str] = Counter()
         self._line = self._padded_line = ""
@@ -51,6 +52,7 @@ class Followed:
     def graph_begins(self) -> None:
         """Say that a graph is about to be compiled."""
         self._begun += 1
+        self._notes.setdefault(_COMPILING)
         self._begins(self._begun)
 
     def ran_eager(self, reason: str) -> None:

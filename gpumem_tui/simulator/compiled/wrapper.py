@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -47,10 +48,6 @@ def _reinterpreted(tensor: torch.Tensor, size: Any, stride: Any, offset: int) ->
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
-def _as_it_is(*tensors: torch.Tensor) -> Any:
-    return tensors[0] if len(tensors) == 1 else tensors
-
-
 def loaded(lowering: Any, number: int) -> dict[str, Any]:
     """Execute the wrapper of a graph, and return its names: `call` among them.
 
@@ -63,7 +60,8 @@ def loaded(lowering: Any, number: int) -> dict[str, Any]:
     name = f"<compiled graph {number}>"
     names: dict[str, Any] = {"__name__": name}
     exec(compile(head, name, "exec"), names)  # noqa: S102 - Inductor's own code
-    names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted, copy_if_misaligned=_as_it_is)
+    names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted)
+    names["copy_if_misaligned"] = lambda *tensors: tensors[0] if len(tensors) == 1 else tensors
     exec(compile("\n" * head.count("\n") + rest, name, "exec"), names)  # noqa: S102
     GENERATED[name] = _places(code.value.splitlines(), code.line_map, _written(lowering.scheduler.nodes))
     if "call" not in names:
@@ -80,7 +78,7 @@ def _written(kernels: Iterable[Any]) -> dict[str, Site]:
         for part, places in made.items():
             if places:
                 rest = tuple(sorted(lines - {places[-1].source}))
-                site = Site(places[-1].operator, "", places[-1].source, places[-1].function, fused=rest)
+                site = replace(places[-1], fused=rest)
                 found.update((buffer.get_name(), site) for buffer in part.get_outputs())
     return found
 
@@ -118,5 +116,14 @@ def _own_line(node: Any) -> Site | None:
     for path, number, function in reversed(_FRAME.findall(getattr(node, "stack_trace", None) or "")):
         if is_own(path):
             target = str(node.meta.get("original_aten") or node.target).rpartition(".")[0]
-            return Site(target or "compiled", source=f"{path.rpartition('/')[2]}:{number}", function=function)
+            source = f"{path.rpartition('/')[2]}:{number}"
+            return Site(target or "compiled", _module(node.meta), source, function)
     return None
+
+
+def _module(meta: Mapping[str, Any]) -> str:
+    """Return the path of the module that a node runs in, from what is compiled: `L['self'].layers.0` is `layers.0`."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    words = re.findall(r"\w+", next(reversed(stack.values()))[0]) if stack else []
+    begins = len(words) - words[::-1].index("cell_contents") if "cell_contents" in words else 2
+    return ".".join(word for word in words[begins:] if word != "_modules")

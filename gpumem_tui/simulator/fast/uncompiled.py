@@ -55,11 +55,7 @@ def _leave_distributed_tensors_unloaded(torch: ModuleType) -> None:
 
     It takes that from the package at its first such question and keeps it, so it is asked one here.
     """
-
-    def answer(*_: object) -> None:
-        """Give nothing, whatever operator is asked of the tensor."""
-
-    own = type("Own", (torch.Tensor,), {"__torch_dispatch__": classmethod(answer)})
+    own = type("Own", (torch.Tensor,), {"__torch_dispatch__": classmethod(lambda *_: None)})
     sys.modules[_DISTRIBUTED] = package = ModuleType(_DISTRIBUTED)
     vars(package)["DTensor"] = _DistributedTensors()
     try:
