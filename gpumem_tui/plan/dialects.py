@@ -65,11 +65,9 @@ class Dialect:
 
     def words(self, values: str) -> tuple[str, ...]:
         """Return the words of the line for ``name=value …``."""
-        said = ""
-        for name, _, value in _pairs(values):
-            one = self.form.format(name=name, dashed=name.replace("_", "-"), value=value)
-            said += f" {one if value else one.rstrip('=')}"
-        return tuple(said.split())
+        pairs = ((name, name.replace("_", "-"), value) for name, _, value in _pairs(values))
+        said = (self.form.format(name=name, dashed=dashed, value=value) for name, dashed, value in pairs)
+        return tuple(word for one in said for word in one.rstrip("=").split(" "))
 
 
 @cache
