@@ -65,8 +65,9 @@ class Dialect:
 
     def words(self, values: str) -> tuple[str, ...]:
         """Return the words of the line for ``name=value …``."""
-        pairs = (pair.split("=", 1) for pair in values.split())
-        return tuple(word for name, value in pairs for word in self.form.format(name=name, value=value).split(" "))
+        pairs = ((name, name.replace("_", "-"), value) for name, _, value in _pairs(values))
+        said = (self.form.format(name=name, dashed=dashed, value=value) for name, dashed, value in pairs)
+        return tuple(word for one in said for word in one.rstrip("=").split(" "))
 
 
 @cache

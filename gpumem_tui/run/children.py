@@ -52,6 +52,9 @@ _CONCLUDE_S = 30.0
 """A command that is asked for the steps that it has made has so long to report them."""
 
 _ANSWER_S = 2.0
+_FOLDER = "gpumem-tui-trial-"
+"""How the names of runs' folders begin."""
+
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _INSTALLED = re.compile(r"^<|/lib/python[\d.]+/|-packages/|/gpumem_tui/")
@@ -311,7 +314,8 @@ class CommandChild(Child):
         self._simulated = not isinstance(request, TrialRequest) or request.simulated
         with ExitStack() as ours:  # of a command that cannot be started, nothing stays open
             try:
-                self._directory = Path(tempfile.mkdtemp(prefix="gpumem-tui-trial-"))
+                _remove_left_over()
+                self._directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
                 ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
                 stdin_fd = open_input(words, ours)
                 (self._directory / REQUEST_FILE).write_bytes(encode(request))
@@ -500,6 +504,19 @@ class CommandChild(Child):
         self._supervised.end()
         for connection in self._members:
             connection.close()
+
+
+def _remove_left_over() -> None:
+    """Remove the folders of runs whose viewer was killed together with the supervisor: nobody is at their socket.
+
+    One of another type that finds somebody there is refused by another error, and not heard of there.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            try:
+                asking.connect(str(folder / SOCKET_FILE))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _send(connection: socket.socket, line: bytes) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +45,43 @@ def _traced(model: str) -> tuple[TraceDone, float]:
     done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
     assert isinstance(done, TraceDone)
     return done, done.seconds
+
+
+_SCRIPT = """
+import sys
+import torch
+
+batch_size = int(sys.argv[1])
+layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True)
+model = torch.nn.TransformerEncoder(layer, 12).cuda()
+adam = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    for _ in range(8):
+        model(torch.randn(batch_size, 512, 768).cuda()).sum().backward()
+    adam.step()
+    adam.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("command", "size"), [("predict", "8"), ("search", "{batch}")])
+def test_command(command: str, size: str, tmp_path: Path) -> None:
+    """From the start of the program to its end, with all that it starts."""
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    words = [sys.executable, "-m", "gpumem_tui", command, "--json", "--gpu", "sim:a100-40gb"]
+
+    def run() -> None:
+        subprocess.run(
+            [*words, "--", sys.executable, "train.py", size],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            env=_ENVIRONMENT,
+        )
+
+    print(f"\n{command} of a command: {_median_s(run, runs=3):.2f} s")
+
+
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-3-8b"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -221,6 +222,19 @@ def test_a_variable_that_keeps_the_script_s_folder_away(tmp_path: Path, monkeypa
     (tmp_path / "train.py").touch()
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert interpreters.for_command((sys.executable, "train.py"), str(tmp_path)) is None
+
+
+def test_what_killed_processes_left_is_removed_by_the_next_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="t") as folders, socket.socket(socket.AF_UNIX) as living:
+        monkeypatch.setattr(tempfile, "tempdir", folders)
+        left, used, begun = (Path(folders, f"gpumem-tui-trial-{name}") for name in ("left", "used", "begun"))
+        for folder in (left, used, begun):
+            folder.mkdir()
+        living.bind(str(used / "events.sock"))
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(left / "events.sock"))
+        Folder(tmp_path).run("", python="no-such-python")
+        assert sorted(Path(folders).iterdir()) == [begun, used]
 
 
 @pytest.mark.parametrize("word", [sys.executable, "./python"], ids=["forked", "fresh"])

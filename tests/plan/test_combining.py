@@ -229,9 +229,9 @@ def test_what_fits_as_it_is_has_no_sets() -> None:
         (
             ("axolotl", "train", "x.yml", "--micro-batch-size=16", "--sequence-len=2048"),
             "",
-            "axolotl train x.yml --micro-batch-size=8 --sequence-len=1024 --gradient_checkpointing=true "
-            "--adapter=qlora --load_in_4bit=true --lora_r=16 --lora_alpha=16 --lora_target_linear=true "
-            "--gradient_accumulation_steps=2",
+            "axolotl train x.yml --micro-batch-size=8 --sequence-len=1024 --gradient-checkpointing=true "
+            "--adapter=qlora --load-in-4bit --lora-r=16 --lora-alpha=16 --lora-target-linear "
+            "--gradient-accumulation-steps=2",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import sys
@@ -18,8 +19,10 @@ gpu = find_gpu("a100-40gb")
 with simulate(SimulatedGpu(gpu, profile_for(torch.__version__, gpu), None, unlimited=True)) as device:
     made = torch.empty(2, 3, device=device)
     made.to(torch.float16)
+    (made + made.to(torch.float16)).sum()
     normed = torch.nn.functional.layer_norm(made, (3,))
     (made.view(6) + normed.reshape(6)).sum()
+assert "torch.distributed.tensor" not in sys.modules, "distributed tensors were loaded"
 import torch.fx.experimental.symbolic_shapes as sizes
 
 stood = [sizes]
@@ -62,4 +65,26 @@ assert torch.compile(lambda x: x.view(6) + 1, backend="eager", dynamic=True)(tor
 
 def test_symbolic_sizes_are_as_torch_has_them_and_loaded_by_their_first_use() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+DISTRIBUTED = """
+import sys
+import torch
+from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
+
+leave_compiler_unloaded(torch)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+weight = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+product = weight @ torch.distributed.tensor.ones(2, 3, device_mesh=weight.device_mesh)
+assert type(product) is DTensor and product.placements == (Shard(0),), product
+assert product.to_local().tolist() == [[2.0] * 3] * 4
+"""
+
+
+def test_distributed_tensors_are_known_as_such_once_they_are_loaded(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DISTRIBUTED, str(tmp_path / "store")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -50,15 +50,15 @@ def _no_bodies() -> None:
             return False
         if not features.is_reduction():
             return True
-        shares = settings.cooperative_reductions or settings.force_cooperative_reductions
-        return not shares and virtualized.choices.should_use_persistent_reduction(features, False)
+        otherwise = settings.cooperative_reductions or settings.force_cooperative_reductions
+        otherwise = otherwise or hasattr(features, "with_tiling_scores")  # which torch 2.14 goes by
+        return not otherwise and virtualized.choices.should_use_persistent_reduction(features, False)
 
     def generated(self: Any, features: Any) -> None:
         if not is_plain(features):
             usual(self, features)
             return
-        graph, kernel = virtualized.graph, common.Kernel()
-        nodes = tuple(features.scheduler_nodes())
+        graph, kernel, nodes = virtualized.graph, common.Kernel(), tuple(features.scheduler_nodes())
         with virtualized.set_kernel_handler(kernel):
             for node in nodes:
                 node.decide_inplace_update()
