@@ -51,7 +51,7 @@ def mark_backward(
 
         return marked
 
-    marked, marked_engine = hidden(mark(backward)), _MarkedEngine(engine, mark)
+    marked, marked_engine = hidden(mark(backward)), MarkedEngine(engine, mark)
 
     def undo() -> None:  # unless something was put over it, which goes on calling it
         if autograd.backward is marked:
@@ -63,13 +63,11 @@ def mark_backward(
     return undo
 
 
-class _MarkedEngine:
+class MarkedEngine:
     """Autograd's engine, for programs that start a backward there and not by `torch.autograd`, as Megatron-LM does."""
 
     def __init__(self, engine: Any, mark: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._engine = engine
-        inner = engine.from_program if isinstance(engine, _MarkedEngine) else self._through_torch
-        self.from_program: Callable[..., Any] = mark(inner)
+        self._engine, self._mark = engine, mark
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -79,6 +77,11 @@ class _MarkedEngine:
         caller: str = sys._getframe(1).f_globals.get("__name__", "")
         by_program = not (caller.startswith("torch.autograd") or caller == __name__)
         return (self.from_program if by_program else self._engine.run_backward)(*args, **kwargs)
+
+    def from_program(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward that is marked, by all that mark one."""
+        onward = self._engine.from_program if isinstance(self._engine, MarkedEngine) else self._through_torch
+        return self._mark(onward)(*args, **kwargs)
 
     def _through_torch(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Go the way of `torch.autograd.backward`, which others may follow; torch before 2.3 has none."""

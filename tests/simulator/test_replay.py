@@ -58,8 +58,11 @@ def test_the_most_of_each_bucket_is_the_highest_of_every_moment(shape: ModelShap
     replayed = replay(timeline)
     first = next(mark.event for mark in timeline.marks if mark.step)
     moments = timeline.breakdowns_after(dict.fromkeys(range(first, len(timeline.events)), 0)).values()
-    for bucket, peak in replayed.bucket_peaks.items():
-        assert peak.size_bytes == max(moment[bucket] for moment in moments)
+    peaks = replayed.bucket_peaks
+    for bucket, peak in peaks.items():
+        most = max(moment[bucket] for moment in moments)
+        assert peak.size_bytes == most or (bucket is Bucket.OTHER and peak.size_bytes > most)  # by the slack of blocks
+        assert peak.size_bytes >= replayed.breakdown[bucket]
         assert peak.mark.step
     assert replayed.bucket_peaks[Bucket.GRADIENTS].mark.phase is Phase.BACKWARD
     assert (

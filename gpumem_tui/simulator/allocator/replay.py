@@ -87,8 +87,16 @@ class Replay:
 
     @cached_property
     def bucket_peaks(self) -> Mapping[Bucket, BucketPeak]:
-        """The most that each bucket holds at any moment of the steps, see `Timeline.bucket_peaks`."""
-        return self.timeline.bucket_peaks()
+        """The most that each bucket holds at any moment of the steps, see `Timeline.bucket_peaks`.
+
+        `OTHER` has the slack of blocks, which is known at the peaks of phases: the most of it is that of one of them.
+        """
+        found = self.timeline.bucket_peaks()
+        at = self.timeline.breakdowns_after({event: peak for _, peak, event, _ in self._spans})
+        of_steps = [BucketPeak(at[event][Bucket.OTHER], mark) for mark, _, event, _ in self._spans if mark.step]
+        known = [found[Bucket.OTHER]] if Bucket.OTHER in found else []
+        most = max((*known, *of_steps), key=lambda one: one.size_bytes, default=None)
+        return {**found, Bucket.OTHER: most} if most is not None and most.size_bytes else found
 
     @cached_property
     def phases(self) -> tuple[PhasePeak, ...]:

@@ -15,6 +15,7 @@ from torch.autograd.graph import _engine_run_backward
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
+from gpumem_tui.step.phases import MarkedEngine
 
 _ONE_KERNEL = ("silu_backward", "mish_backward")
 """ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside
@@ -198,6 +199,9 @@ _INTO_OWN_RESULT: Mapping[str, Mapping[Any, Any]] = {
 """Formulas that go on in their first result, by the name of their node: `binary_cross_entropy_with_logits_backward`
 (FunctionsManual.cpp)."""
 
+_STARTS_BACKWARD = frozenset((_engine_run_backward.__code__, MarkedEngine.run_backward.__code__))
+"""The last Python code before the engine's own."""
+
 _IN_PLACE = frozenset((_ADD, *_INTO_ZEROS, *(func for table in _INTO_OWN_RESULT.values() for func in table)))
 
 
@@ -222,7 +226,7 @@ def in_place(
     """
     if func not in _IN_PLACE or torch.is_grad_enabled():
         return func
-    if caller is not None and caller.f_code is not _engine_run_backward.__code__:
+    if caller is not None and caller.f_code not in _STARTS_BACKWARD:
         return func
     now = evaluation()
     if now is None:
