@@ -204,7 +204,7 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) 
     if isinstance(key := trace_key(wanted), Unknown):
         return key
     try:
-        line = f"tracing {wanted.shape.name} without a GPU: {limit_s:g} s at most …"
+        line = f"tracing one step of {wanted.shape.name} without a GPU, for {limit_s:g} s at most …"
         with Progress().during(line), solver.beside(wanted):
             return predict_or_exit(config, wanted.batch_size, limit_s=limit_s)[0].traced
     except Cancelled:

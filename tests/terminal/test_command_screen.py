@@ -89,7 +89,7 @@ def test_leaving_in_the_middle_of_a_command_leaves_no_process(
     with terminal("search", *_DEVICE, "--", *_slow(script, "5", sys.executable)) as screen:
         screen.wait_for("made step 0")
         children = screen.children()
-        assert any(str(script) in process.cmdline() for process in children)
+        assert sum("commands" in process.cmdline() for process in children) > 1, "runs are forked of one that has torch"
         leave(screen)
         assert screen.exit_code() == code
         assert _alive(children) == []
