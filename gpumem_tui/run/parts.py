@@ -86,7 +86,7 @@ def copies(things: list[Any], called: Iterable[nn.Module], trained: set[int]) ->
     """
     models, modules = list(called), instances_of(nn.Module, things)
     shapes = {tuple(one.shape for one in parameters_in(model)) for model in models}
-    parts = modules_in(*models)
+    parts = list(modules_in(*models))
     learning = [one for one in parts if not trained.isdisjoint(map(id, one._parameters.values()))] or parts
     own = [one for part in learning for one in (*part._parameters.values(), *part._buffers.values())]
     theirs = {at for one in own if one is not None for at in _memory(one)}

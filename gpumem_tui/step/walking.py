@@ -6,7 +6,7 @@ process speaks it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import compress
 from typing import Any, TypeVar
@@ -157,20 +157,20 @@ def instances_of(kind: type[T], things: list[Any]) -> list[T]:
     return list(compress(things, map(wanted.__contains__, map(type, things)))) if wanted else []
 
 
-def modules_in(*roots: nn.Module) -> list[nn.Module]:
-    """Return these modules and all within them, each once, in torch's order.
+def modules_in(*roots: nn.Module) -> Iterator[nn.Module]:
+    """Yield these modules and all within them, each once, in torch's order.
 
     By what torch keeps, as a program may hide `modules`, `parameters` or `buffers` by attributes of its own: Megatron's
     DistributedDataParallel has a list of buckets called `buffers`.
     """
-    found: dict[int, nn.Module] = {}
+    known: set[int] = set()
     waiting = list(reversed(roots))
     while waiting:
         module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            waiting += [part for part in reversed(list(module._modules.values())) if part is not None]
-    return list(found.values())
+        if id(module) not in known:
+            known.add(id(module))
+            yield module
+            waiting += [part for part in reversed([*module._modules.values()]) if part is not None]
 
 
 def parameters_in(*roots: nn.Module) -> list[nn.Parameter]:

@@ -183,6 +183,7 @@ function how many of its arguments are to be looked at, None for all."""
 
 _OF_HOST = frozenset((torch.Tensor, int, float, bool))
 _WithoutDispatch: Any = torch._C._DisableTorchDispatch
+_from_numpy = torch.from_numpy
 _is_transforming: Any = torch._C._are_functorch_transforms_active
 """Whether tensors are wrapped, perhaps one of the device among them."""
 
@@ -196,6 +197,9 @@ class CudaNames(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        if func is _from_numpy:  # a loader's, by the thousand: an array lies on the host
+            with _WithoutDispatch():
+                return func(*args)
         if func in _TENSORS_OF and not kwargs:
             for value in args[: _TENSORS_OF[func]]:
                 if type(value) not in _OF_HOST:
