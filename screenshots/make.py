@@ -136,12 +136,6 @@ def _well_under_way(state: SearchState) -> bool:
     )
 
 
-def _first_trial(state: SearchState) -> bool:
-    """The first trial has made a step."""
-    running = state.running
-    return running is not None and running.sample is not None and running.sample.step > 1
-
-
 @contextmanager
 def _project() -> Iterator[None]:
     """In a folder with the script, where `python` is this interpreter."""
@@ -165,7 +159,7 @@ async def _picture(
     async with app.run_test(size=SIZE) as pilot:
         while not when(screen.state):
             await pilot.pause(0.1)
-        await pilot.pause(0.5)
+        await pilot.pause(1.5)
         _write(name, app.export_screenshot(title="gpumem-tui"))
         await screen.end()
 
@@ -331,8 +325,9 @@ async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int
         _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
-def _search(name: str, options: WorkloadOptions, gpu: str, when: Callable[[SearchState], bool]) -> Awaitable[None]:
-    return _picture(name, options, SearchConfig(options.spec(), simulated_device(gpu)), when)
+def _search(name: str, options: WorkloadOptions, gpu: str) -> Awaitable[None]:
+    """A search that has ended."""
+    return _picture(name, options, SearchConfig(options.spec(), simulated_device(gpu)), _ended)
 
 
 async def _search_running(name: str) -> None:
@@ -343,10 +338,10 @@ async def _search_running(name: str) -> None:
 
 
 async def _search_command(name: str) -> None:
-    """A user's own command, in its first trial."""
+    """A user's own command."""
     with _project():
         own = WorkloadOptions(command=("python", "train.py", "--batch-size", "{batch}"))
-        await _search(name, own, "h100-80gb", _first_trial)
+        await _search(name, own, "h100-80gb")
 
 
 def _on_24_gb() -> SearchConfig:
@@ -381,7 +376,7 @@ PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
     "hosts": _hosts_picture,
     "replay": _replay_picture,
     "search-running": _search_running,
-    "search-nothing-fits": lambda name: _search(name, WorkloadOptions(model="llama-3-8b"), "rtx-4090-24gb", _ended),
+    "search-nothing-fits": lambda name: _search(name, WorkloadOptions(model="llama-3-8b"), "rtx-4090-24gb"),
     "search-command": _search_command,
     "plan-command": _plan_command,
     "snapshot": _snapshot,
