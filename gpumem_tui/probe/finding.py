@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import CO_NEWLOCALS, CO_OPTIMIZED
+from itertools import chain
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -466,7 +467,7 @@ def describe_untrained(untrained: Iterable[nn.Module], trained: Iterable[nn.Modu
 
 
 def _storages(root: nn.Module) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    return (memory for tensor in (*parameters_in(root), *buffers_in(root)) for memory in memory_of(tensor))
+    return (memory for tensor in chain(parameters_in(root), buffers_in(root)) for memory in memory_of(tensor))
 
 
 def _name(thing: object) -> str:

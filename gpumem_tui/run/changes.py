@@ -137,7 +137,7 @@ class Changes:
             self._compiled.add(module)
             by_block = hasattr(module, "set_reshard_after_forward")
             for part in repeated_blocks(module) if by_block else (module,):
-                if parameters_in(part):
+                if next(parameters_in(part), None) is not None:
                     part.compile()
                     count()
         return call(module, *args, **kwargs)

@@ -390,9 +390,8 @@ def _be_rank(rank: int, world: int, local: int) -> None:
         raise SystemExit(f"--rank {rank}: the command has {world} ranks, 0 to {world - 1}")
     os.environ.update(
         RANK=str(rank), LOCAL_RANK="0", GROUP_RANK=str(rank // local), ROLE_RANK=str(rank), WORLD_SIZE=str(world),
-        ROLE_WORLD_SIZE=str(world),
-        LOCAL_WORLD_SIZE=str(local), GROUP_WORLD_SIZE=str(max(1, world // local)), TORCHELASTIC_RUN_ID="none",
-        TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
+        ROLE_WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(local), GROUP_WORLD_SIZE=str(max(1, world // local)),
+        TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
     )  # fmt: skip
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")

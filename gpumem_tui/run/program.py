@@ -27,7 +27,6 @@ from gpumem_tui.step.walking import (
     gradients_of,
     holding_memory,
     instances_of,
-    modules_in,
     outermost,
     parameters_in,
     parameters_of,
@@ -212,7 +211,7 @@ class Program:
         """
         if not self._is_followed:
             return
-        parameters = parameters_in(*self._roots)
+        parameters = list(parameters_in(*self._roots))
         if self._is_stepping:  # this was a closure's, and the update follows
             self._enter(Phase.OPTIMIZER)
         if self._first is not None:
@@ -300,7 +299,7 @@ class Program:
         return f"the command leaves the GPU empty ({where}): tell it to train on cuda"
 
     def _tag_module(self, module: nn.Module) -> None:
-        parameters = parameters_in(module)
+        parameters = list(parameters_in(module))
         self.name(Bucket.PARAMETERS, [*parameters, *buffers_in(module), *scales(parameters)])
 
     def name(self, bucket: Bucket, tensors: Iterable[Any], part: str = "") -> None:
@@ -363,11 +362,10 @@ class Evaluations:
             if module.training or not self._known.get(module, False):
                 self._known[module] = module.training
                 return False
-        elif self.after is not None and is_new and parameters_in(module):
+        elif self.after is not None and is_new and next(parameters_in(module), None) is not None:
             self._known[module] = False
         elif module not in self._known:
-            held = (parameter for part in modules_in(module) for parameter in part._parameters.values())
-            learns = (parameter for parameter in held if parameter is not None and parameter.requires_grad)
+            learns = (parameter for parameter in parameters_in(module) if parameter.requires_grad)
             if not any(not trained or id(parameter) in trained for parameter in learns):
                 return None
         if module.training:

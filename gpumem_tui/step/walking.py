@@ -173,16 +173,22 @@ def modules_in(*roots: nn.Module) -> Iterator[nn.Module]:
             waiting += [part for part in reversed([*module._modules.values()]) if part is not None]
 
 
-def parameters_in(*roots: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of modules and of all within them, each once."""
-    held = [parameter for module in modules_in(*roots) for parameter in module._parameters.values()]
-    return list({id(parameter): parameter for parameter in held if parameter is not None}.values())
+def parameters_in(*roots: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of modules and of all within them, each once."""
+    return _each_once(parameter for module in modules_in(*roots) for parameter in module._parameters.values())
 
 
-def buffers_in(*roots: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers of modules and of all within them, each once."""
-    held = [buffer for module in modules_in(*roots) for buffer in module._buffers.values()]
-    return list({id(buffer): buffer for buffer in held if buffer is not None}.values())
+def buffers_in(*roots: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers of modules and of all within them, each once."""
+    return _each_once(buffer for module in modules_in(*roots) for buffer in module._buffers.values())
+
+
+def _each_once(things: Iterable[T | None]) -> Iterator[T]:
+    known: set[int] = set()
+    for thing in things:
+        if thing is not None and id(thing) not in known:
+            known.add(id(thing))
+            yield thing
 
 
 def outermost(modules: list[nn.Module]) -> list[nn.Module]:

@@ -241,10 +241,15 @@ def test_what_killed_processes_left_is_removed_by_the_next_run(monkeypatch: pyte
 @pytest.mark.parametrize("is_over", [False, True], ids=["while it runs", "when it is over"])
 def test_a_viewer_that_is_killed_leaves_no_folder(word: str, is_over: bool, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t") as folders:  # the path of a socket in it has to be short
-        _kill_viewer(word, tmp_path, Path(folders), is_over=is_over)
+        run = _kill_viewer(word, tmp_path, Path(folders), is_over=is_over)
+        wait_until(lambda: not list(Path(folders).glob("gpumem-tui-trial-*")), "the end of the folder")
+        wait_until(lambda: not run.is_running(), "the end of the command")
+        assert list(Path(folders).glob("gpumem-tui-trial-*")) == []
+        assert not run.is_running()
 
 
-def _kill_viewer(word: str, tmp_path: Path, folders: Path, *, is_over: bool) -> None:
+def _kill_viewer(word: str, tmp_path: Path, folders: Path, *, is_over: bool) -> psutil.Process:
+    """Kill a viewer whose command runs, or is over without its knowing; return the command's process."""
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o700)
@@ -268,5 +273,4 @@ def _kill_viewer(word: str, tmp_path: Path, folders: Path, *, is_over: bool) -> 
         wait_until(lambda: not run.is_running(), "the end of the command")
     program.kill()
     program.wait()
-    wait_until(lambda: not list(folders.glob("gpumem-tui-trial-*")), "the end of the folder")
-    wait_until(lambda: not run.is_running(), "the end of the command")
+    return run

@@ -23,6 +23,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.importing import after_import
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.cuda.collectives import OF_OBJECTS, OF_TENSORS, among_equals
+from gpumem_tui.simulator.device.base import library
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.torch_internals import original, replace, replace_everywhere
 
@@ -39,7 +40,6 @@ _COALESCED = (
 what they return where tensors have no data (torch/distributed/_meta_registrations.py)."""
 
 c10d: Any = dist.distributed_c10d
-_libraries: list[torch.library.Library] = []
 _torch_distributed: Any = dist
 
 
@@ -86,10 +86,9 @@ def _answer_once() -> None:
     for name in ("send", "recv", "isend", "irecv"):
         replace_everywhere(c10d, name, _between_two(original(c10d, name)))
     replace_everywhere(c10d, "monitored_barrier", lambda *_, **__: None)
-    coalesced = torch.library.Library("c10d", "IMPL")
+    coalesced = library("c10d")
     for name in _COALESCED:
         coalesced.impl(name, lambda *_: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
-    _libraries.append(coalesced)  # which takes its kernels back as it goes
     replicate_alone()
     after_import("torch.distributed.fsdp._optim_utils", know_other_shards)
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)

@@ -14,22 +14,22 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import pad
 
+from gpumem_tui.simulator.device.base import library
+
 Kernel = Literal["flash", "efficient", "math"]
 _HALF = (torch.float16, torch.bfloat16)
-_libraries: list[torch.library.Library] = []
 _state = threading.local()
 
 
 def register(compute_capability: Callable[[], tuple[int, int]]) -> None:
     """Route `F.scaled_dot_product_attention` on the simulated device. Call once per process."""
-    aten = torch.library.Library("aten", "IMPL")
+    aten = library("aten")
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         call = Attention(*args, **kwargs)
         return call.run(call.kernel(compute_capability()))
 
     aten.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
-    _libraries.append(aten)
 
 
 def adds_in_place() -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch._C import DispatchKeySet
 
+from gpumem_tui.simulator.device.base import library
 from gpumem_tui.simulator.torch_internals import original, replace
 
 _LOWER_PRECISION = {
@@ -33,7 +34,6 @@ _FP32_RESULT = {
 _OWN_RULES = {"binary_cross_entropy", "norm.Scalar", "norm.ScalarOpt_dim"}
 
 _HALF = (torch.float16, torch.bfloat16)
-_libraries: list[torch.library.Library] = []
 _weight_cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 left_alone: set[str] = set()
@@ -61,14 +61,13 @@ def state() -> tuple[bool, torch.dtype, int]:
 
 def register(device_type: str) -> None:
     """Give the PrivateUse1 device CUDA's autocast behaviour. Call once per process."""
-    fallthrough = torch.library.Library("_", "IMPL")
+    fallthrough = library("_")
     fallthrough.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    aten = torch.library.Library("aten", "IMPL")
+    aten = library("aten")
     for qualified in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
         namespace, _, name = qualified.partition("::")
         if namespace == "aten" and name not in _OWN_RULES:
             aten.impl(name, _kernel(name, device_type), "AutocastPrivateUse1")
-    _libraries.extend((fallthrough, aten))
     _clear_with_autocast()
 
 

@@ -16,6 +16,13 @@ from gpumem_tui.simulator.device.streams import Streams
 from gpumem_tui.step.sites import SiteFinder
 
 DEVICE_TYPE = "simgpu"
+_libraries: list[torch.library.Library] = []
+
+
+def library(namespace: str) -> torch.library.Library:
+    """Return a library for kernels of a namespace's operators, kept, as it takes its kernels back when it goes."""
+    _libraries.append(torch.library.Library(namespace, "IMPL"))
+    return _libraries[-1]
 
 
 class DeviceParts(Protocol):

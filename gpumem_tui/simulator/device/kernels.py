@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.base import DEVICE_TYPE, library
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 from gpumem_tui.step.phases import MarkedEngine
 
@@ -24,8 +24,6 @@ _ONE_KERNEL = ("silu_backward", "mish_backward")
 _FUSED_STEPS = ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
 """Optimizer steps in one kernel, which change their arguments and give nothing; torch lacks shape functions of some."""
 
-_libraries: list[torch.library.Library] = []
-
 
 def register(read: Callable[[torch.Tensor], Any]) -> None:
     """Keep these ops whole on the simulated device, and have shape functions take it for CUDA. Call once per process.
@@ -33,7 +31,7 @@ def register(read: Callable[[torch.Tensor], Any]) -> None:
     Args:
         read: gives the value of a tensor of one element where no mode is asked for it, as in ``torch.tensor([x])``.
     """
-    aten = torch.library.Library("aten", "IMPL")
+    aten = library("aten")
     for name in _ONE_KERNEL:
         aten.impl(name, _whole(getattr(torch.ops.aten, name).default), "AutogradPrivateUse1")
     for name in _FUSED_STEPS:
@@ -45,7 +43,6 @@ def register(read: Callable[[torch.Tensor], Any]) -> None:
             aten.impl(overload, shape, "Meta")
     aten.impl("_local_scalar_dense", read, "PrivateUse1")
     aten.impl("ctc_loss.Tensor", _ctc_loss, "AutogradPrivateUse1")
-    _libraries.append(aten)
     hint = original(_meta_registrations, "device_hint")
     replace_everywhere(_meta_registrations, "device_hint", lambda tensor: _as_cuda(hint(tensor)))
 

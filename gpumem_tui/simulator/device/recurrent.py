@@ -18,7 +18,7 @@ import torch.backends.cudnn.rnn as cudnn_rnn  # spelt as torch does: in 2.10 the
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.rules import GivenBack, Taken
-from gpumem_tui.simulator.device.base import DeviceParts
+from gpumem_tui.simulator.device.base import DeviceParts, library
 
 _aten: Any = torch.ops.aten
 _RUN, _RUN_BACKWARD = _aten._cudnn_rnn.default, _aten._cudnn_rnn_backward.default
@@ -56,8 +56,6 @@ them "slightly over 2MB"."""
 _BFLOAT16_SINCE = 91300
 """The cuDNN with which torch has it run bfloat16 (`supportsBFloat16RNNWithCuDNN` in CUDAHooks.cpp)."""
 
-_libraries: list[torch.library.Library] = []
-
 
 def register(current: Callable[[], DeviceParts]) -> None:
     """Run recurrent layers of the simulated device as cuDNN would. Call once per process.
@@ -65,11 +63,10 @@ def register(current: Callable[[], DeviceParts]) -> None:
     Args:
         current: the GPU that is simulated now.
     """
-    aten = torch.library.Library("aten", "IMPL")
+    aten = library("aten")
     for name, mode in _MODES.items():
         for overload in ("input", "data"):
             aten.impl(f"{name}.{overload}", _layer(name, overload, mode, current), "AutogradPrivateUse1")
-    _libraries.append(aten)
 
 
 def _layer(name: str, overload: str, mode: int, current: Callable[[], DeviceParts]) -> Callable[..., Any]:

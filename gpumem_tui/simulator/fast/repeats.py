@@ -370,7 +370,7 @@ class Repeats:
         if any(isinstance(leaf, CallOutput) and leaf.has_gradient for leaf in pattern.outputs):
             self._waiting.add(repetition)
             repetition.on_backward = partial(self._reached, key)
-            made: Any = RepeatedCall.apply(self._anchor, repetition, parameters_in(module))  # type: ignore[no-untyped-call]
+            made: Any = RepeatedCall.apply(self._anchor, repetition, list(parameters_in(module)))  # type: ignore[no-untyped-call]
         else:
             made = tuple(repetition.forward())
         tensors = iter(made)
