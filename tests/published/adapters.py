@@ -90,7 +90,7 @@ class Adapted:
         from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
         config = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(self.method)](**json.loads(self.config))
-        return peft.get_peft_model(model, config)
+        return peft.get_peft_model(model, config, autocast_adapter_dtype=self.method != "OSF")
 
     def _optimizer(self, model: Any) -> torch.optim.Optimizer:
         if self.optimizer == "lora-fa":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.rules import Computed
 from gpumem_tui.simulator.device import convolution
+from gpumem_tui.simulator.device.gpu import simulate
+from tests.simulator.simulated_steps import simulated_gpu
 
 _A100 = profile_for("2.13.0", find_gpu("a100-80gb"))
 _V100 = profile_for("2.13.0", find_gpu("v100-16gb"))
@@ -94,8 +98,48 @@ def test_a_strided_filter_is_unrolled_beside_copies() -> None:
     [found] = convolution.forward((images, weight, None, [2, 2], [3, 3], [1, 1], False, [0, 0], 1), _A100)
     assert isinstance(found, Computed)
     result_bytes = 128 * 64 * 112 * 112 * 4
-    patches_bytes = 128 * 112 * 112 * 3 * 49 * 4
+    patches_bytes = 128 * 112 * 112 * 4 * 49 * 4  # three channels are padded to four
     assert found.most_bytes == images.nbytes + weight.nbytes + result_bytes + patches_bytes
+
+
+def _emptied(layer: nn.Module, sides: Sequence[int], *, benchmark: bool = True) -> list[tuple[bool, bool]]:
+    """Whether a cache of 64 MiB was given back in forward, and in backward, with images of these sides in turn."""
+    torch.backends.cudnn.benchmark = benchmark
+    gpu = simulated_gpu(unlimited=True)
+
+    def empties(work: Callable[[], Any]) -> tuple[bool, Any]:
+        torch.empty(64 * MIB, dtype=torch.uint8)
+        result = work()
+        return gpu.allocator.stats.reserved_bytes < 64 * MIB, result
+
+    found = []
+    with simulate(gpu) as device, torch.device(device):
+        layer.to(device)
+        for side in sides:
+            images = torch.empty(1, 8, side, side)
+            in_forward, result = empties(lambda images=images: layer(images))
+            in_backward, _ = empties(result.sum().backward)
+            found.append((in_forward, in_backward))
+    return found
+
+
+def test_the_benchmark_empties_the_cache_after_it_tried_a_convolution() -> None:
+    always, never = (True, True), (False, False)
+    assert _emptied(nn.Conv2d(8, 8, 3), (16, 16, 24, 16)) == [always, never, always, never]
+    assert _emptied(nn.Conv2d(8, 8, 3), (16, 24), benchmark=False) == [never, never]
+    assert _emptied(nn.Conv2d(8, 8, 3, groups=8), (16, 24)) == [never, never], "PyTorch's own kernel is not tried"
+
+
+def test_a_gradient_is_allocated_before_it_is_tried() -> None:
+    torch.backends.cudnn.benchmark = True
+    gpu = simulated_gpu(unlimited=True)
+    with simulate(gpu) as device, torch.device(device):
+        images, weight, gradient = torch.empty(1, 64, 210, 210), torch.empty(64, 64, 1, 1), torch.empty(1, 64, 210, 210)
+        settings = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        torch.empty(64 * MIB, dtype=torch.uint8)
+        found = torch.ops.aten.convolution_backward(gradient, images, weight, None, *settings, [True, True, False])
+        assert found[0] is not None
+    assert gpu.allocator.stats.reserved_bytes >= 64 * MIB, "it lies in the segment that was cached"
 
 
 @pytest.mark.parametrize("transposed", [False, True])

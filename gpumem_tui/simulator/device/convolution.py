@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ of a tile's side, as in F(4x4, 3x3): Lavin and Gray 2015, Fast Algorithms for Co
 mode and not, the same); the tiles of its second convolution are 6.9 GiB so. Where they do not apply, as to the first
 convolution of a ResNet (7 x 7, strides of 2), its totals ask for what an explicit product takes of every patch, beside
 copies. Half precision was measured to take copies alone (see `rules.convolution_at_most`)."""
+
+_TENSOR_CORE_CHANNELS = 4
+"""Those of TF32 are padded to a multiple of it (NVIDIA, Convolutional Layers User's Guide, "Channels In And Out")."""
 
 
 def forward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
@@ -52,6 +55,32 @@ def backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
     return _Convolution(images, weight, list(gradient.shape), stride, padding, groups, transposed).workspace(profile)
 
 
+def trials(name: str, args: Sequence[Any]) -> tuple[Hashable, ...]:
+    """Return what cuDNN's benchmark would try of a convolution, a key for each of its results; nothing of others.
+
+    A key that a thread has not met yet is tried, after which torch empties the cache (aten/src/ATen/native/cudnn/
+    Conv_v8.cpp, `run_single_conv`; Conv_v7.cpp before torch 2.0), before the next result is allocated.
+    """
+    if not name.startswith("convolution"):
+        return ()
+    is_backward = "backward" in name
+    images, weight, settings = (args[1], args[2], args[4:10]) if is_backward else (args[0], args[1], args[3:9])
+    if _is_own(images, settings[5], transposed=settings[3]):
+        return ()
+    looks = [(tuple(one.shape), one.stride(), one.dtype) for one in (images, weight)]
+    key = *looks, tuple(value if isinstance(value, (bool, int)) else tuple(value) for value in settings)
+    return tuple((part, *key) for part in (("input", "weight") if is_backward else ("result",)))
+
+
+def _is_own(images: torch.Tensor, groups: int, *, transposed: bool) -> bool:
+    """Return whether it is PyTorch's own kernel's, which takes nothing.
+
+    `is_depthwise` and `use_cudnn_depthwise` in aten/src/ATen/native/Convolution.cpp.
+    """
+    in_halves = images.dtype in (torch.float16, torch.bfloat16)
+    return images.shape[1] == groups > 1 and not transposed and not in_halves and images.is_contiguous()
+
+
 @dataclass(frozen=True)
 class _Convolution:
     """A convolution, by what its workspace follows from; `result` is the shape of its output."""
@@ -68,9 +97,7 @@ class _Convolution:
         images, element_bytes = self.images, self.images.element_size()
         in_halves = images.dtype in (torch.float16, torch.bfloat16)
         is_plain = images.is_contiguous()
-        # PyTorch's own kernel takes none: `is_depthwise` and `use_cudnn_depthwise` in aten/src/ATen/native/
-        # Convolution.cpp.
-        if images.shape[1] == self.groups > 1 and not self.transposed and not in_halves and is_plain:
+        if _is_own(images, self.groups, transposed=self.transposed):
             return []
         # Whether a tensor core kernel may be chosen for tensors that are not in its order.
         in_tf32 = images.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
@@ -87,7 +114,7 @@ class _Convolution:
 
         Winograd's tiles of input, output and filters. Else the transforms of whole images in a power of two of pixels,
         half of each by symmetry: Mathieu, Henaff and LeCun 2014, Fast Training of Convolutional Networks through FFTs.
-        Else every patch of the input that a filter meets, beside copies of all tensors.
+        Else every patch of the input that a filter meets, its channels padded, beside copies of all tensors.
         """
         images, result = (self.result, self.images.shape) if self.transposed else (self.images.shape, self.result)
         high, *others = self.weight.shape[2:]
@@ -101,7 +128,8 @@ class _Convolution:
             if len(sides) == 2 and max(sides) <= _FFT_LARGEST:
                 high, wide = (1 << (side - 1).bit_length() for side in sides)
                 return _COMPLEX_BYTES * high * (wide // 2 + 1) * self._planes(images[0], images[1], result[1])
-        patches = result[0] * math.prod(result[2:]) * images[1] * math.prod(self.weight.shape[2:])
+        channels = math.ceil(images[1] / _TENSOR_CORE_CHANNELS) * _TENSOR_CORE_CHANNELS
+        patches = result[0] * math.prod(result[2:]) * channels * math.prod(self.weight.shape[2:])
         return copies_bytes + 4 * patches if self.groups == 1 else 0
 
     def _planes(self, count: int, channels: int, results: int) -> int:

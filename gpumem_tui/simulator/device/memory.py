@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class DeviceMemory:
         self._gpu = gpu
         self._full: OutOfMemory | None = None
         self._workspaces: set[tuple[str, bool]] = set()
+        self._tried: set[tuple[Hashable, bool]] = set()
         self.live: dict[int, StorageRef] = {}
         self.operator = ""
         self.assumed: Counter[str] = Counter()
@@ -95,6 +96,17 @@ class DeviceMemory:
         elif isinstance(result, (list, tuple)):
             for item in result:
                 self.record(item)
+
+    def record_tried(self, result: Any, trials: Sequence[Hashable]) -> None:
+        """Allocate for a convolution's results, and empty the cache after each that cuDNN's benchmark has to try."""
+        for one, trial in zip(result if isinstance(result, tuple) else (result,), trials, strict=False):
+            self.record(one)
+            key = trial, in_backward()  # each thread knows its own
+            if one is not None and key not in self._tried:
+                self._tried.add(key)
+                self._gpu.allocator.empty_cache()
+                self._gpu.recorder.empty_cache()
+        self.record(result)
 
     def note_copy_from_host(self, tensor: torch.Tensor) -> None:
         """Take a copy that no module makes for data; the model's own tensors are known by name as well."""

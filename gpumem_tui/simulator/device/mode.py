@@ -28,6 +28,7 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.convolution import trials
 from gpumem_tui.simulator.device.kinds import (
     SPARSE_PRODUCT,
     HostConverter,
@@ -246,7 +247,10 @@ class DeviceMode(FakeTensorMode):
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
-        self._memory.record(result if func is not PACK else result[:1])
+        if torch.backends.cudnn.benchmark and not self._gpu.gpu.arch and (tried := trials(func._opname, args)):
+            self._memory.record_tried(result, tried)
+        else:
+            self._memory.record(result if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if self._given is not None:
             if func is _NONZERO:
