@@ -243,6 +243,7 @@ class _Simulated(_Trial):
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
         is_estimate = self.compiler.is_estimate or bool(not_known_of(self.request.gpu))
         done = replace(done, is_estimate=is_estimate, unsure_bytes=self.compiler.unsure_bytes)
+        done = replace(done, allocator=self.gpu.allocator.settings.text)
         if self.changes is None:
             return done
         return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
