@@ -199,6 +199,10 @@ def check_searchable(config: SearchConfig) -> None:
             f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "
             "--gpu sim:NAME"
         )
+    if config.workload.rank and not config.device.simulated:
+        raise OptionError(
+            f"--rank {config.workload.rank}: a GPU of this machine runs what the command starts; give --gpu sim:NAME"
+        )
     recipe = config.workload.recipe
     if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")
