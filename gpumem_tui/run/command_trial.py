@@ -224,6 +224,7 @@ class _Simulated(_Trial):
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
+        from gpumem_tui.simulator.device.gpu import backend
         from gpumem_tui.simulator.device.scratch import assumptions
 
         self.program.name_what_lives()
@@ -232,6 +233,9 @@ class _Simulated(_Trial):
         timeline = self.gpu.finish_folded(is_exact=command is None or not command.takes_batch)
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
+        rank = self.request.workload.rank
+        if rank >= max(backend.ranks, ranks_here(os.environ).world_size or 1):
+            return Failed("workload", f"--rank {rank}: the command is one process; start it by its launcher")
         if isinstance(self.request, TrialRequest):
             return self.trial_done("fit", (timeline, ""))
         assumed: Counter[str] = self.gpu.mode.assumed
