@@ -151,7 +151,7 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals
     from gpumem_tui.plan.controls import check
     from gpumem_tui.plan.plan import Plan
 
-    shape, recipe = config.workload.shape, config.workload.recipe
+    shape, recipe, gpu = config.workload.shape, config.workload.recipe, config.device.gpu
     if shape is None:
         raise click.UsageError("--workload: a plan needs a model's shape; `gpumem-tui predict` traces a file")
     for extra in sorted(extras):
@@ -159,17 +159,8 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals
         if reason is not None:
             raise click.UsageError(f"--extra {extra}: {reason}")
     goals.check(has_tokens=bool(shape.seq_len))
-    wanted = Plan(
-        shape,
-        recipe,
-        config.device.gpu,
-        batch_size,
-        config.headroom,
-        config.target_batch,
-        extras,
-        goals,
-        config.workload.model_file,
-    )
+    file = config.workload.model_file
+    wanted = Plan(shape, recipe, gpu, batch_size, config.headroom, config.target_batch, extras, goals, file)
     check(wanted)
     return wanted
 

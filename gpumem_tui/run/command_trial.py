@@ -224,6 +224,7 @@ class _Simulated(_Trial):
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
+        from gpumem_tui.simulator.device.gpu import backend
         from gpumem_tui.simulator.device.scratch import assumptions
 
         self.program.name_what_lives()
@@ -232,6 +233,9 @@ class _Simulated(_Trial):
         timeline = self.gpu.finish_folded(is_exact=command is None or not command.takes_batch)
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
+        rank = self.request.workload.rank
+        if rank >= max(backend.ranks, ranks_here(os.environ).world_size or 1):
+            return Failed("workload", f"--rank {rank}: the command is one process; start it by its launcher")
         if isinstance(self.request, TrialRequest):
             return self.trial_done("fit", (timeline, ""))
         assumed: Counter[str] = self.gpu.mode.assumed
@@ -246,7 +250,8 @@ class _Simulated(_Trial):
         done = replace(done, allocator=self.gpu.allocator.settings.text)
         if self.changes is None:
             return done
-        return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
+        made = self.changes
+        return replace(done, changes=made.found(), written=made.written, is_sharded=made.is_sharded)
 
     def _out_of_memory(self, message: str) -> None:
         """Report that this batch does not fit: nothing the program does about it changes that."""
