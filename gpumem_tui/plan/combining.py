@@ -15,7 +15,7 @@ from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.techniques import ADAPTERS, MORE_RANKS, SHARDED, Price, Technique
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Together, Watch, WhatIf
-from gpumem_tui.plan.dialects import typed_command
+from gpumem_tui.plan.dialects import launched, typed_command
 from gpumem_tui.run.control import Control, has_room_for_two
 from gpumem_tui.search.prediction import Traced
 
@@ -192,4 +192,5 @@ def _next_set(plan: CommandPlan) -> Together | None:
 def command_of(plan: CommandPlan, one: Together) -> tuple[str, tuple[str, ...]]:
     """Return the command to copy, and what is to be written into the program besides."""
     typed = typed_command(plan.config, one.changes, one.passes)
-    return typed.command.text_at(one.batch_size, one.passes), typed.written
+    command = typed.command if typed.shards else launched(typed.command, max(one.gpus, plan.ranks))
+    return command.text_at(one.batch_size, one.passes), typed.written

@@ -39,6 +39,7 @@ def train_step(model, optimizer, batch):
         (["search", "--heads", "7"], "--heads: 7 heads do not divide a hidden size of 768"),
         (["search", "--workload", "missing.py"], "--workload: there is no file missing.py"),
         (["search", "--gpu", "9"], "--gpu: '9' is not available: no NVIDIA driver on this machine"),
+        (["search", "--gpu", "h100-80gb"], "no NVIDIA driver on this machine; --gpu sim:h100-80gb simulates one"),
         (["search", "--gpu", "sim:a10000"], "--gpu: unknown GPU 'a10000'"),
         (["search", "--config", "broken.json"], "--config: "),
         (["search", "--limit", "999GiB"], "--limit: the device has only 80.00 GiB"),

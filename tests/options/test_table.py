@@ -127,5 +127,5 @@ def test_one_rank_of_several_runs_on_a_simulated_gpu_only(recipe: Recipe, option
 def test_one_rank_of_a_command_is_followed_on_a_simulated_gpu_only() -> None:
     workload = WorkloadSpec(Recipe(), command=Command(("torchrun", "train.py", "{batch}"), "."), rank=3)
     check_searchable(SearchConfig(workload, Device(A100, simulated=True)))
-    with pytest.raises(OptionError, match="--rank 3: a GPU of this machine runs what the command starts"):
+    with pytest.raises(OptionError, match="--rank: a GPU of this machine runs what the command starts"):
         check_searchable(SearchConfig(workload, Device(A100, simulated=False)))
