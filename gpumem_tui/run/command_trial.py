@@ -248,7 +248,8 @@ class _Simulated(_Trial):
         done = replace(done, **self.compiler.unsure(self.request.workload.as_torch, self.request.gpu))
         if self.changes is None:
             return done
-        return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
+        made = self.changes
+        return replace(done, changes=made.found(), written=made.written, is_sharded=made.is_sharded)
 
     def _out_of_memory(self, message: str) -> None:
         """Report that this batch does not fit: nothing the program does about it changes that."""

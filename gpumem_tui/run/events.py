@@ -187,6 +187,7 @@ class TraceDone:
             says why it is none; 0: the trace answers for every size.
         notes: what else is to be known of the result, a line each.
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
+        written: of a change to a command, the lines of its program that make it, in its own names.
         is_sharded: whether each rank of a command holds a part.
         parameters: of a command, the values in the parameters of its models, a shared one once; 0 where it is none.
         rows_asked_for: of a command, the largest part into which it cuts its batch (see `DeviceMode`); 0
@@ -205,6 +206,7 @@ class TraceDone:
     not_affine: str = ""
     notes: tuple[str, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
+    written: tuple[str, ...] = ()
     is_sharded: bool = False
     parameters: int = 0
     rows_asked_for: int = 0
