@@ -182,6 +182,14 @@ def test_compilation_is_noted_where_it_is_used(project: Project) -> None:
     assert not any("torch.compile" in note for note in unused)
 
 
+def test_what_another_torch_would_compile_is_an_estimate(project: Project) -> None:
+    project.write("train.py", COMPILED % "loss_of")
+    project.write("other.py", COMPILED % "torch.square")
+    as_another = ("--torch-version", "2.12")
+    compiled, eager = (project.predict("python", name, options=as_another) for name in ("train.py", "other.py"))
+    assert (compiled.json["traced"]["fit"], eager.json["traced"]["fit"]) == ("may fit", "fits")
+
+
 QUESTIONS = """
     import torch
     from accelerate import init_empty_weights
