@@ -186,6 +186,21 @@ def test_a_rank_that_is_not_there(project: Project) -> None:
     assert done.stderr.splitlines()[-1].endswith("--rank 4: the command has 4 ranks, 0 to 3")
 
 
+def test_a_rank_of_a_command_that_is_one_process(project: Project) -> None:
+    alone = f"""
+import torch
+from torch import nn
+
+rank = "cuda"
+model = {LINEARS}.to(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+    project.write("train.py", alone + TRAIN)
+    done = project.predict("python", "train.py", options=("--rank", "1", "--quiet"))
+    assert done.code == 2
+    assert done.complaint.endswith("--rank 1: the command is one process; start it by its launcher")
+
+
 def test_a_script_for_ranks_that_no_launcher_started(project: Project) -> None:
     project.write("train.py", START + TRAIN)
     done = project.predict("python", "train.py", options=("--quiet",))

@@ -165,7 +165,7 @@ class Backend:
     Attributes:
         current: the GPU that is being simulated.
         devices: how many GPUs of its kind this process may count on its machine; only the first one exists.
-        rank: this process's number among those of the program.
+        rank: this process's number among those of the program. `ranks`: how many it made a process group of.
     """
 
     OutOfMemoryError = torch.OutOfMemoryError
@@ -183,7 +183,7 @@ class Backend:
     def __init__(self) -> None:
         self.current: SimulatedGpu | None = None
         self.devices = 1
-        self.rank = 0
+        self.rank, self.ranks = 0, 1
         functions: dict[str, Any] = vars(self)
         for name, answer in _ALWAYS.items():
             functions[name] = functools.partial(lambda answer, *_, **__: answer, answer)

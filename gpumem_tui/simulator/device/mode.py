@@ -139,6 +139,7 @@ class DeviceMode(FakeTensorMode):
         """Whether the operator that is being followed takes whole numbers or truth values by a mask."""
 
         self._depth = 0
+        self._is_in_body = False
         self._thread = threading.local()
         self._turn = threading.RLock()
         self._in_turn = 0
@@ -164,7 +165,9 @@ class DeviceMode(FakeTensorMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if not types and not kwargs and type(func) is OpOverload:  # on tensors of the host, as in data loaders
-            if func is _LIFT_FRESH:
+            if func is _LIFT_FRESH or (
+                func is _READ and not isinstance(args[0], torch.Tensor)
+            ):  # of a number in a tensor
                 return args[0]  # as it does, without the way there: data loaders ask it of every array
             if func not in _WATCHED_ON_HOST:
                 return func(*args)
@@ -195,6 +198,9 @@ class DeviceMode(FakeTensorMode):
                 with self._turn:
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
+        body = None if self.is_dispatching else kernels.body_of(func)
+        if body is not None and (made := self._run_body(func, body, args, kwargs)) is not MISS:
+            return made
         with self._turn:
             self._in_turn = threading.get_ident()
             caller = sys._getframe().f_back
@@ -310,6 +316,20 @@ class DeviceMode(FakeTensorMode):
 
         return tuple([fake(one) for one in value] if isinstance(value, list) else fake(value) for value in args)
 
+    def _run_body(self, func: Any, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run what a program has made an operator of: its own operators come here one by one; `MISS` where it fails."""
+        before, self._is_in_body = self._is_in_body, True
+        try:
+            with self, torch._C._AutoDispatchBelowAutograd():
+                return body(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the program's own, or what a library of a GPU's raises without one
+            self._note_assumed(f"what {func} takes within itself is not traced ({named(error)}: {in_one_line(error)})")
+            return MISS
+        finally:
+            self._is_in_body = before
+
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
@@ -367,7 +387,7 @@ class DeviceMode(FakeTensorMode):
             if in_backward() and not forward:
                 line = "in backward"
         failure = in_words(func, args, error, line)
-        if in_backward():
+        if in_backward() and not self._is_in_body:
             if failure is error and not sites.calling_line():
                 failure = Untraceable(f"{func} cannot be followed: {named(error)}: {in_one_line(error)} ({line})")
             self._gpu.on_backward_error(failure)
