@@ -66,9 +66,19 @@ def test_prices_are_a_table_of_numbers() -> None:
     assert parse("[prices]\nh100-80gb = 2\nt4-16gb = 0.35").prices == (("h100-80gb", 2.0), ("t4-16gb", 0.35))
     with pytest.raises(SettingsError, match=r"settings.toml:1: prices must be a table"):
         parse("prices = 3")
-    for wrong in ("t4-16gb = -1", 't4-16gb = "cheap"', "t4-16gb = nan", 'currency = "EUR"'):
-        with pytest.raises(SettingsError, match=r"settings.toml:2: prices.*in US dollars"):
+    for wrong in ("t4-16gb = -1", 't4-16gb = "cheap"', "t4-16gb = nan"):
+        with pytest.raises(SettingsError, match=r"settings.toml:2: prices.*price of one GPU for an hour"):
             parse(f"[prices]\n{wrong}")
+
+
+def test_prices_have_one_currency() -> None:
+    assert (parse("").currency, parse('currency = "EUR"\n[prices]\nt4-16gb = 1').currency) == ("USD", "EUR")
+    for wrong, said in (
+        ('currency = "€"', "must be three capital"),
+        ('[prices]\ncurrency = "EUR"', "above the tables"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            parse(wrong)
 
 
 def test_who_is_told_is_a_table() -> None:

@@ -52,23 +52,25 @@ def gpus() -> Mapping[str, Gpu]:
     return MappingProxyType({name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()})
 
 
+US_DOLLARS = "USD"
+
+
 @dataclass(frozen=True)
 class GpuPrice:
     """What an hour of one GPU costs.
 
     Attributes:
         source: who says so, and when.
-        currency: empty for --price, whose currency is not known.
     """
 
     an_hour: float
     source: str
-    currency: str = "USD"
+    currency: str = US_DOLLARS
 
     @property
     def words(self) -> str:
         """An hour's price with its currency."""
-        return f"{self.an_hour:g} {self.currency}".rstrip()
+        return f"{self.an_hour:g} {self.currency}"
 
 
 @cache

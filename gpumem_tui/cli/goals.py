@@ -25,7 +25,8 @@ GOAL_OPTIONS = [
         "--tokens", type=TOKENS,
         help="To train on, e.g. 2B: says hours, and with --price the cost.",
     ),
-    click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in any currency."),
+    click.option("--price", type=Finite(min=0), help="Of one GPU for an hour."),
+    click.option("--currency", help="Of --price, such as EUR; else the settings', USD where they say none."),
     click.option(
         "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
     ),
@@ -52,8 +53,9 @@ def goals_from(values: dict[str, Any]) -> Goals:
     """
     from gpumem_tui.plan.goals import Goals
 
-    given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
-    return Goals(**given, prices=load().prices)
+    given, known = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}, load()
+    given["currency"] = given.get("currency") or known.currency
+    return Goals(**given, prices=known.prices if given["currency"] == known.currency else ())
 
 
 def refuse_goals(goals: Goals) -> None:
@@ -65,7 +67,7 @@ def refuse_goals(goals: Goals) -> None:
     from gpumem_tui.plan.goals import Goals
 
     for field in fields(Goals):
-        if field.name != "prices" and getattr(goals, field.name) != field.default:
+        if field.name not in ("prices", "currency") and getattr(goals, field.name) != field.default:
             option = "gradient-norm" if field.name == "norms" else field.name.replace("_", "-")
             raise click.UsageError(f"--{option}: is for models with a closed form; leave it out")
 

@@ -199,18 +199,16 @@ def check_searchable(config: SearchConfig) -> None:
             f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "
             "--gpu sim:NAME"
         )
+    if config.workload.rank and not config.device.simulated:
+        raise OptionError("--rank: a GPU of this machine runs what the command starts; give --gpu sim:NAME")
     recipe = config.workload.recipe
     if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")
-    if recipe.sharding != "none" and not config.device.simulated:
+    if (recipe.sharding != "none" or recipe.tensor_parallel > 1) and not config.device.simulated:
+        sharded = f"--sharding {recipe.sharding}"
         raise OptionError(
-            f"--sharding {recipe.sharding}: a search on a GPU of this machine runs the step of one GPU; with "
-            "--gpu sim:NAME it runs one rank of several, and `gpumem-tui predict` covers sharding"
-        )
-    if recipe.tensor_parallel > 1 and not config.device.simulated:
-        raise OptionError(
-            f"--tensor-parallel {recipe.tensor_parallel}: a search on a GPU of this machine runs the step of one GPU; "
-            "--gpu sim:NAME simulates one rank of several"
+            f"{sharded if recipe.sharding != 'none' else f'--tensor-parallel {recipe.tensor_parallel}'}: a search on a "
+            "GPU of this machine runs the step of one GPU; --gpu sim:NAME simulates one rank of several"
         )
     check_gpus_are_used(config.workload)
 

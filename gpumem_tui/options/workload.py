@@ -24,6 +24,7 @@ from gpumem_tui.catalog.loader import (
     find_model,
     shape_from_hf_config,
 )
+from gpumem_tui.catalog.loader import gpus as catalog_gpus
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import check_adapters, check_recipe, counts_blocks, fault
@@ -286,12 +287,14 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
         return simulated_device(wanted.removeprefix("sim:"))
     if wanted is None:
         return _first_free(gpus, share=share)
+    name = wanted if wanted in catalog_gpus() else DEFAULT_GPU
     if isinstance(gpus, Unknown):
-        raise OptionError(f"--gpu: {wanted!r} is not available: {gpus.reason}; --gpu sim:{DEFAULT_GPU} simulates one")
+        raise OptionError(f"--gpu: {wanted!r} is not available: {gpus.reason}; --gpu sim:{name} simulates one")
     found = [gpu for gpu in gpus if wanted in (str(gpu.index), gpu.uuid)]
     if not found:
         known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
-        raise OptionError(f"--gpu: there is no GPU {wanted!r} here; there are {known}, and sim:NAME simulates one")
+        name = name if name == wanted else "NAME"
+        raise OptionError(f"--gpu: there is no GPU {wanted!r} here; there are {known}, and sim:{name} simulates one")
     gpu = found[0]
     if not gpu.is_free and not share:
         raise OptionError(f"--gpu: {_in_use(gpu)}; --share searches in what they leave")

@@ -27,7 +27,7 @@ from gpumem_tui.formula.techniques import (
 )
 from gpumem_tui.memory import Breakdown, Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer
-from gpumem_tui.plan.dialects import spoken, typed_changes, typed_command, why_not_sharded
+from gpumem_tui.plan.dialects import sharded_line, spoken, typed_changes, typed_command, with_lines
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
@@ -42,6 +42,7 @@ from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.workload.spec import WorkloadSpec
 
 Watch = Callable[[WhileTracing], None]
+DIED = "its run ended early"
 _FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, SHARDED}
 
 
@@ -254,7 +255,10 @@ class CommandRuns:
         predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
         base = _traced_in(predicted)
         reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
-        reasons[SHARDED] = "each rank holds its part already" if base.done.is_sharded else why_not_sharded(self.config)
+        if base.done.is_sharded:
+            reasons[SHARDED] = "each rank holds its part already"
+        elif (command := self.config.workload.command) is not None and sharded_line(command, 2) is not None:
+            reasons[SHARDED] = ""
         typed = {change.key: change for change in typed_changes(self.config)}
         reasons |= dict.fromkeys(typed, "")
         changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
@@ -279,6 +283,8 @@ class CommandRuns:
         if isinstance(found, Unknown) and not changed.change and change.key in _FROM_OUTSIDE:
             # What the line asks for may not be installed: the same change from outside is nearly that.
             found = self._trace(replace(self.config, change=change.key), control, watch, only_at, why)
+        if isinstance(found, Traced):
+            change = with_lines(change, self.config, self.batch_size, found.done.written)
         return WhatIf(change, found)
 
     def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
@@ -306,7 +312,7 @@ class CommandRuns:
         except Unusable as error:
             return Unknown(f"its run failed: {error}")
         except ChildDied as error:
-            return Unknown(f"its run ended early: {error}")
+            return Unknown(f"{DIED}: {error}")
         if isinstance(found, Traced) and (reasons := [why for _, why in found.done.changes if why]):
             return Unknown(reasons[0])
         return found
@@ -316,10 +322,10 @@ class CommandRuns:
         if change.key == MORE_RANKS:
             return replace(self.config, workload=_over(workload, 2 * workload.recipe.gpus))
         typed = typed_command(self.config, (change,))
-        if typed.injected:
+        if typed.injected and change.key != SHARDED:
             return replace(self.config, change=change.key)
         workload = _over(replace(workload, command=typed.command), change.recipe.get("gpus", 1))
-        return replace(self.config, workload=workload)
+        return replace(self.config, workload=workload, change="+".join(one.key for one in typed.injected))
 
 
 def _over(workload: WorkloadSpec, gpus: int) -> WorkloadSpec:

@@ -52,7 +52,8 @@ class Dialect:
     passes: str = ""
     overrides: bool = False
     globals: bool = False
-    ranks: tuple[str, ...] = ()
+    shares_passes: bool = False
+    ranks: tuple[str, ...] = ("torchrun --nproc-per-node {gpus}",)
     shards: str = ""
     says: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -137,31 +138,37 @@ def _with_number(words: tuple[str, ...], place: tuple[int, str, int], number: in
 # The passes of an optimizer step
 
 
-def _with_passes(command: Command, words: tuple[str, ...], dialect: Dialect, passes: int) -> tuple[str, ...] | None:
+def _with_passes(
+    command: Command, words: tuple[str, ...], dialect: Dialect, passes: int, ranks: int
+) -> tuple[str, ...] | None:
     """Return the words with so many times the passes as there are; None where the line has no words for them.
 
     The line's own number is changed; else the script's own option is added, or its framework's, with what its
-    configuration says by now taken times as many.
+    configuration says by now taken times as many. What `ranks` share is made to leave no rest.
     """
-    if any(ACCUMULATION in word for word in words):
+    said = _said_passes(command, words, dialect)
+    wanted = said * passes * (ranks if dialect.shares_passes and said * passes % ranks else 1)
+    if wanted == said or any(ACCUMULATION in word for word in words):
         return words
     if (place := _number_in(words, _GIVES_PASSES)) is not None:
-        return _with_number(words, place, place[2] * passes)
+        return _with_number(words, place, wanted)
     if (own := _OWN_OPTION.search(_script(command))) is not None and (own[2] or "1").isdecimal():
         return (*words, own[1], str(passes * int(own[2] or 1)))
     if not dialect.form:
         return None
-    if (said := _said_passes(command, dialect)) == 1:
+    if wanted == passes:
         added = dialect.words(f"{dialect.passes}={ACCUMULATION}")
     elif dialect.overrides:
-        added = dialect.words(f"{dialect.passes}={said * passes}")
+        added = dialect.words(f"{dialect.passes}={wanted}")
     else:
         return None
     return _added(words, added, dialect)
 
 
-def _said_passes(command: Command, dialect: Dialect) -> int:
-    """Return the passes that configurations say, the last one that does, or the script of a framework of its own."""
+def _said_passes(command: Command, words: Sequence[str], dialect: Dialect) -> int:
+    """Return the passes that a line says, else its configurations, the last that does, or the script with its own."""
+    if (place := _number_in(words, _GIVES_PASSES)) is not None:
+        return place[2]
     scripts = _scripts(command) if dialect.globals else ()
     texts = (*scripts[:1], command.settings, *scripts[1:])
     said = [found[2] for text in texts for found in _SETS_PASSES.finditer(text)]
@@ -176,6 +183,8 @@ def _added(words: tuple[str, ...], added: Sequence[str], dialect: Dialect) -> tu
 
 # Several ranks that hold parts
 
+_LINES = "lines"
+"""Among a change's words: what is to be written into the program, as its run found it."""
 _MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.launch"}
 """What launchers are called where Python is named by its path, as theirs may not be on the PATH."""
 
@@ -183,24 +192,36 @@ _MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.comma
 def sharded_line(command: Command, gpus: int) -> tuple[str, ...] | None:
     """Return the words that start so many ranks, each with a part of the model; None where the line cannot say that."""
     dialect = dialect_of(command)
-    if not dialect.shards:
-        return None
-    shards = shlex.split(dialect.shards)
+    return _over(command, gpus, shlex.split(dialect.shards), dialect) if dialect.shards else None
+
+
+def launched(command: Command, gpus: int) -> Command:
+    """Return the command as so many ranks are started; itself where its line does that, or has no place for it."""
+    words = _over(command, gpus, (), dialect_of(command)) if gpus > 1 else None
+    return command if words is None else replace(command, words=words)
+
+
+def _over(command: Command, gpus: int, shards: Sequence[str], dialect: Dialect) -> tuple[str, ...] | None:
+    """Return the words that start so many ranks, with others by which these hold parts."""
     if command.processes > 1:
         return _added(command.words, shards, dialect)
     ways = (shlex.split(way.format(gpus=gpus)) for way in dialect.ranks)
     return next((line for way in ways if (line := _started(command.words, way, shards, dialect))), None)
 
 
-def why_not_sharded(config: SearchConfig) -> str:
-    """Return why a command's line cannot have its ranks hold parts; empty where it can."""
-    command = config.workload.command
-    assert command is not None, "a command is planned"
-    if sharded_line(command, 2) is not None:
-        return ""
-    return (
-        "not run, as no option of its line shards it: it is written into the program, which then is run with all ranks"
-    )
+def with_lines(change: Technique, config: SearchConfig, batch_size: int, lines: Sequence[str]) -> Technique:
+    """Return a change that was made to a program at a batch size, with the lines that its author writes for it."""
+    if not lines:
+        return change
+    typed = typed_command(config, (change,)).command
+    starts, said = launched(typed, change.recipe.get("gpus", 1)), "; ".join(lines).replace(":; ", ": ")
+    how = f"{starts.text_at(batch_size)}, and in the program {said}"
+    return replace(change, how=how, words={_LINES: "\n".join(lines)})
+
+
+def lines_of(change: Technique) -> tuple[str, ...]:
+    """Return the lines that `with_lines` gave a change."""
+    return tuple(change.words.get(_LINES, "").split("\n")) if _LINES in change.words else ()
 
 
 def _started(
@@ -220,6 +241,8 @@ def _started(
                 launcher = (word, "-m", _MODULES[launcher[0]], *launcher[2 if dialect.after else 1 :])
             while after and re.fullmatch("-[a-zA-Z]", after[0]) and after[0] not in ("-m", "-c"):
                 after = after[1:]
+            if after[:1] == ("-c",):
+                return ()
         else:
             continue
         options, others = (shards, ()) if dialect.after else ((), shards)
@@ -278,13 +301,14 @@ class TypedCommand:
 
     Attributes:
         injected: the changes that it does not say. `written`: what to write into the program for them.
-        accumulates: it says the passes of a step, or there is one.
+        accumulates: it says the passes of a step, or there is one. `shards`: it starts ranks that hold parts.
     """
 
     command: Command
     injected: tuple[Technique, ...]
     written: tuple[str, ...]
     accumulates: bool
+    shards: bool
 
 
 def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: int = 1) -> TypedCommand:
@@ -293,6 +317,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
     assert command is not None, "a command is planned"
     dialect, words = dialect_of(command), command.words
     written, injected, added, gpus = list[str](), list[Technique](), list[str](), 1
+    shards_by_line = sharded_line(command, 2) is not None
     if command.proposal is not None:
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
@@ -302,13 +327,16 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
             words = _with_number(words, place, place[2] // 2)
         elif change.key == SHARDED:
             gpus = change.recipe["gpus"]
+            if not shards_by_line:
+                injected.append(change)
+                written += lines_of(change) or (change.how,)
         elif change.key in dialect.says and dialect.form:
             added += dialect.words(_values(change, config, dialect))
         else:
             injected.append(change)
             written.append(spoken(change, config).how)
     words = _added(words, added, dialect)
-    with_passes = words if passes == 1 else _with_passes(command, words, dialect, passes)
+    with_passes = _with_passes(command, words, dialect, passes, gpus)
     if with_passes is None:
         name = dialect.passes or "".join(re.findall(rf"\b{_PASSES}\b", _script(command))[:1])
         more = f"{name} × {passes}" if name else ""
@@ -316,7 +344,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
     typed = replace(command, words=with_passes or words)
     if gpus > 1 and (line := sharded_line(typed, gpus)) is not None:  # the last, as a launcher's options may end it
         typed = replace(command, words=line)
-    return TypedCommand(typed, tuple(injected), tuple(written), with_passes is not None)
+    return TypedCommand(typed, tuple(injected), tuple(written), with_passes is not None, gpus > 1 and shards_by_line)
 
 
 def _with_batch(words: Sequence[str], proposal: Sequence[str]) -> tuple[str, ...]:

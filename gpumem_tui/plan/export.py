@@ -166,7 +166,7 @@ def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
         **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
         "answer": command_answer(found),
         "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
-        "techniques": [_tried_json(row) for row in tried],
+        "techniques": [_tried_json(plan, row) for row in tried],
         "not_applicable": [picked(entry, "key", "name", "reason") for entry in others],
         "together": [_together_json(plan, one) for one in plan.together],
         "gpus": [_on_gpu_json(there) for there in on_every_gpu(plan)],
@@ -244,9 +244,12 @@ def _on_gpu_json(there: CommandAnswer) -> dict[str, Any]:
     }
 
 
-def _tried_json(row: TechniqueRow) -> dict[str, Any]:
+def _tried_json(plan: CommandPlan, row: TechniqueRow) -> dict[str, Any]:
+    command, written = command_of(plan, Together((row.change,), plan.batch_size, 1))
     return {
         **picked(row.change, "key", "name", "how"),
+        "command": command,
+        "in_the_program": list(written),
         **picked(row, "saved_bytes", "peak_bytes"),
         "peak_reserved_bytes": row.reserved_bytes,
         "buckets": None if row.buckets is None else row.buckets.as_json(),

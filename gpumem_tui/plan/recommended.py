@@ -209,7 +209,7 @@ def _takes(plan: Plan) -> str:
     if isinstance(found, Unknown):
         return ""
     a_second = sorted(found.tokens / hours / 3600 for hours in found.hours)
-    cost = "" if found.cost is None else f", cost {span(*found.cost)}"
+    cost = "" if found.cost is None else f", cost {span(*found.cost)} {plan.goals.currency}"
     return f"{span(*a_second)} tokens/s: {span(*found.hours)} h for {found.tokens:,} tokens{cost}."
 
 
@@ -219,10 +219,8 @@ def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
         return ""
     row, cost = costs[0]
     of = "tokens" if plan.shape.seq_len else "samples"
-    money = cost.price.currency and f" {cost.price.currency}"
-    return (
-        f"Cheapest GPU for it: {row.gpu.title}, {span(*cost.per_million)}{money} a million {of} ({cost.price.source})."
-    )
+    money = f"{span(*cost.per_million)} {cost.price.currency}"
+    return f"Cheapest GPU for it: {row.gpu.title}, {money} a million {of} ({cost.price.source})."
 
 
 # Of a command

@@ -480,15 +480,7 @@ def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
     if not costs:
         return
     of = "tokens" if plan.shape.seq_len else "samples"
-    rows = [
-        (
-            f"`{row.gpu.name}`",
-            span(*cost.per_million),
-            cost.price.words,
-            cost.price.source,
-        )
-        for row, cost in costs
-    ]
+    rows = [(f"`{row.gpu.name}`", span(*one.per_million), one.price.words, one.price.source) for row, one in costs]
     yield (
         f"What it costs where batch {plan.batch_size:,} fits, by the speed that the roofline gives and without what "
         "several GPUs lose on each other; `[prices]` in the settings has your own prices:"

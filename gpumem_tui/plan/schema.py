@@ -310,6 +310,8 @@ class _Tried(_Printed):
     key: str
     name: str
     how: str
+    command: str
+    in_the_program: list[str]
     saved_bytes: int
     peak_bytes: int
     peak_reserved_bytes: int | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
-from gpumem_tui.catalog.loader import GpuPrice, list_prices
+from gpumem_tui.catalog.loader import US_DOLLARS, GpuPrice, list_prices
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.interconnect import (
@@ -27,7 +27,7 @@ from gpumem_tui.plan.plan import Plan
 ALMOST = 0.95
 """Of the highest throughput: a larger micro-batch than the first that reaches it gains little."""
 _SATURATED_BATCH = 1 << 14
-_HOUR_S = 3600.0
+_HOUR_S, _YOURS = 3600.0, "your price"
 
 
 @dataclass(frozen=True)
@@ -227,14 +227,17 @@ class Cost:
 def price_of(plan: Plan, gpu: Gpu | None = None) -> GpuPrice | None:
     """Return the price of a GPU: of the plan's own as it says, else as the user's settings or a list say; or None.
 
+    All are in the plan's currency, so that they can be compared.
+
     Args:
         gpu: None for the plan's.
     """
     gpu = gpu or plan.gpu
     if gpu == plan.gpu and plan.goals.price is not None:
-        return GpuPrice(plan.goals.price, "your price", currency="")
-    paid = dict(plan.goals.prices).get(gpu.name)
-    return list_prices().get(gpu.name) if paid is None else GpuPrice(paid, "your price")
+        return GpuPrice(plan.goals.price, _YOURS, plan.goals.currency)
+    if (paid := dict(plan.goals.prices).get(gpu.name)) is not None:
+        return GpuPrice(paid, _YOURS, plan.goals.currency)
+    return list_prices().get(gpu.name) if plan.goals.currency == US_DOLLARS else None
 
 
 def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
@@ -244,7 +247,7 @@ def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
     """
     price, found = price_of(plan, gpu), rate(replace(plan, gpu=gpu))
     if price is None:
-        return Unknown(f"no price of {gpu.title} is known: [prices] in the settings")
+        return Unknown(f"no price of {gpu.title} in {plan.goals.currency} is known: [prices] in the settings")
     if isinstance(found, Unknown):
         return found
     a_sample = price.an_hour / _HOUR_S * 1e6 / (plan.shape.seq_len or 1)

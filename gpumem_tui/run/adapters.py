@@ -31,19 +31,23 @@ def why_not_adapted(roots: Iterable[nn.Module]) -> str:
 
 def adapt_models(count: Callable[[], None]) -> None:
     """Have every optimizer that is made from now on train adapters of its models, and no more. `count`: for each."""
+    change_groups(lambda groups: _adapted(groups, count))
+
+
+def change_groups(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Have every optimizer that is made from now on be made for other groups of parameters."""
     init = torch.optim.Optimizer.__init__
 
     @functools.wraps(init)
     def changed(optimizer: torch.optim.Optimizer, params: Any, defaults: dict[str, Any]) -> None:
-        init(optimizer, _adapted(params, count), defaults)
+        init(optimizer, change([_group(one) for one in params]), defaults)
 
     kind: Any = torch.optim.Optimizer
     kind.__init__ = changed
 
 
-def _adapted(params: Any, count: Callable[[], None]) -> list[Any]:
+def _adapted(groups: list[dict[str, Any]], count: Callable[[], None]) -> list[dict[str, Any]]:
     """Return groups in which adapters stand in the place of the weights that have them, which are frozen."""
-    groups = [_group(one) for one in params]
     known = {id(parameter) for group in groups for parameter in group["params"]}
     new: list[Any] = []
     for model in outermost([one for one in instances_of(nn.Module, gc.get_objects()) if _is_adaptable(one)]):

@@ -9,7 +9,7 @@ import functools
 import inspect
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.records import BF16_SINCE
 from gpumem_tui.run.adapters import adapt_models, why_not_adapted
 from gpumem_tui.run.events import PROPOSE
+from gpumem_tui.run.parts import repeated_blocks
 from gpumem_tui.run.replacements import (
     CHUNKED_FROM,
     REPLACEMENTS,
@@ -33,6 +34,7 @@ from gpumem_tui.run.replacements import (
     torch_optimizers,
     why_not_chunked,
 )
+from gpumem_tui.run.shards import Sharder, why_not_sharded
 from gpumem_tui.simulator.compiled.following import stay_eager
 from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.torch_internals import Replacements
@@ -64,12 +66,13 @@ class Changes:
         self._seen = _Observed(compiler)
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._autocast: Any = None
+        self._sharder: Sharder | None = None
         self._replaced = Replacements()  # until the end of the process
 
     def start(self) -> None:
         """Make the change from now on, or watch what the program does by itself."""
         self._seen.start(self._enter_root, self._leave_root)
-        for wanted in self._wanted:
+        for wanted in sorted(self._wanted, key=lambda key: key != "sharded"):  # the shards of what adapters leave
             self._start_one(wanted)
 
     def _start_one(self, wanted: str) -> None:
@@ -91,6 +94,8 @@ class Changes:
             chunked_cross_entropy(count)
         elif wanted == "lora":
             adapt_models(count)
+        elif wanted == "sharded":
+            self._sharder = Sharder(count)
         elif wanted == "autocast":
             mark_backward(self._leave_autocast)  # the loss belongs in it (PyTorch's "Automatic Mixed Precision")
 
@@ -100,6 +105,11 @@ class Changes:
             never = "the command never came to what it changes"
             return tuple((key, "" if self._made[key] else never) for key in self._wanted)
         return tuple((key, why_not(self._seen)) for key, why_not in _WHY_NOT.items())
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Return the lines of the program that were found for a change, in the program's own names."""
+        return () if self._sharder is None else tuple(self._sharder.written)
 
     @property
     def is_sharded(self) -> bool:
@@ -173,27 +183,6 @@ def checkpoint_blocks(root: nn.Module) -> int:
     for block in found:
         checkpointed(block)
     return len(found)
-
-
-def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
-    """Modules made of others, of which a list or sequence has two or more of one class: the outermost.
-
-    A sequence of blocks within one of these (a stage) is gone into instead.
-    """
-    inside: set[int] = set()
-    for container in modules_in(root):
-        if id(container) in inside or not isinstance(container, (nn.ModuleList, nn.Sequential)):
-            continue
-        for block in _alike(container):
-            if not any(isinstance(part, nn.Sequential) and _alike(part) for part in modules_in(block)):
-                inside.update(map(id, modules_in(block)))
-                yield block
-
-
-def _alike(container: nn.Module) -> list[nn.Module]:
-    children = [child for child in container._modules.values() if child is not None]
-    classes = Counter(map(type, children))
-    return [child for child in children if classes[type(child)] > 1 and child._modules]
 
 
 class _Observed:
@@ -342,6 +331,7 @@ _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     "autocast": _no_autocast,
     "chunked-loss": _no_chunks,
     "lora": lambda seen: why_not_adapted(seen.roots),
+    "sharded": lambda seen: why_not_sharded(seen.roots, seen.optimizers),
     "set-to-none": _no_set_to_none,
     "no-foreach": functools.partial(_no_options, "foreach"),
     "fused": functools.partial(_no_options, "fused"),

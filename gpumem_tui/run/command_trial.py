@@ -42,7 +42,7 @@ from gpumem_tui.run.events import (
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Evaluations, Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
-from gpumem_tui.simulator.allocator.profile import Profile, not_known_of, profile_for, said_of, too_old
+from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.text import flush_output
 from gpumem_tui.workload.errors import is_users
@@ -224,6 +224,7 @@ class _Simulated(_Trial):
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
+        from gpumem_tui.simulator.device.gpu import backend
         from gpumem_tui.simulator.device.scratch import assumptions
 
         self.program.name_what_lives()
@@ -232,6 +233,9 @@ class _Simulated(_Trial):
         timeline = self.gpu.finish_folded(is_exact=command is None or not command.takes_batch)
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
+        rank = self.request.workload.rank
+        if rank >= max(backend.ranks, ranks_here(os.environ).world_size or 1):
+            return Failed("workload", f"--rank {rank}: the command is one process; start it by its launcher")
         if isinstance(self.request, TrialRequest):
             return self.trial_done("fit", (timeline, ""))
         assumed: Counter[str] = self.gpu.mode.assumed
@@ -241,11 +245,12 @@ class _Simulated(_Trial):
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
-        is_estimate = self.compiler.is_estimate or bool(not_known_of(self.request.gpu))
-        done = replace(done, is_estimate=is_estimate, unsure_bytes=self.compiler.unsure_bytes)
+        done = replace(done, **self.compiler.unsure(self.request.workload.as_torch, self.request.gpu))
+        done = replace(done, allocator=self.gpu.allocator.settings.text)
         if self.changes is None:
             return done
-        return replace(done, changes=self.changes.found(), is_sharded=self.changes.is_sharded)
+        made = self.changes
+        return replace(done, changes=made.found(), written=made.written, is_sharded=made.is_sharded)
 
     def _out_of_memory(self, message: str) -> None:
         """Report that this batch does not fit: nothing the program does about it changes that."""

@@ -187,6 +187,7 @@ class TraceDone:
             says why it is none; 0: the trace answers for every size.
         notes: what else is to be known of the result, a line each.
         changes: of a command, by change, why it cannot be made or was not; empty where it can be, or was.
+        written: of a change to a command, the lines of its program that make it, in its own names.
         is_sharded: whether each rank of a command holds a part.
         parameters: of a command, the values in the parameters of its models, a shared one once; 0 where it is none.
         rows_asked_for: of a command, the largest part into which it cuts its batch (see `DeviceMode`); 0
@@ -196,6 +197,7 @@ class TraceDone:
         batch_multiple: it answers for the multiples of it, as the program takes no others.
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
         unsure_bytes: what of it a GPU may do without, as a note says.
+        allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it imported torch: programs set it themselves.
     """
 
     trace: AffineTrace
@@ -205,6 +207,7 @@ class TraceDone:
     not_affine: str = ""
     notes: tuple[str, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
+    written: tuple[str, ...] = ()
     is_sharded: bool = False
     parameters: int = 0
     rows_asked_for: int = 0
@@ -212,6 +215,7 @@ class TraceDone:
     batch_multiple: int = 1
     is_estimate: bool = False
     unsure_bytes: int = 0
+    allocator: str = ""
     event: Literal["trace"] = "trace"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -119,3 +120,27 @@ def _holders(things: list[Any]) -> list[Any]:
     """Return objects of classes that keep moving averages and are no modules."""
     kinds = {kind for kind in set(map(type, things)) if _EMA.search(kind.__name__) and not issubclass(kind, nn.Module)}
     return [thing for thing in things if type(thing) in kinds and hasattr(thing, "__dict__")]
+
+
+# Blocks
+
+
+def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
+    """Modules made of others, of which a list or sequence has two or more of one class: the outermost.
+
+    A sequence of blocks within one of these (a stage) is gone into instead.
+    """
+    inside: set[int] = set()
+    for container in modules_in(root):
+        if id(container) in inside or not isinstance(container, (nn.ModuleList, nn.Sequential)):
+            continue
+        for block in _alike(container):
+            if not any(isinstance(part, nn.Sequential) and _alike(part) for part in modules_in(block)):
+                inside.update(map(id, modules_in(block)))
+                yield block
+
+
+def _alike(container: nn.Module) -> list[nn.Module]:
+    children = [child for child in container._modules.values() if child is not None]
+    classes = Counter(map(type, children))
+    return [child for child in children if classes[type(child)] > 1 and child._modules]

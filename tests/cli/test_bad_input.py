@@ -39,6 +39,7 @@ def train_step(model, optimizer, batch):
         (["search", "--heads", "7"], "--heads: 7 heads do not divide a hidden size of 768"),
         (["search", "--workload", "missing.py"], "--workload: there is no file missing.py"),
         (["search", "--gpu", "9"], "--gpu: '9' is not available: no NVIDIA driver on this machine"),
+        (["search", "--gpu", "h100-80gb"], "no NVIDIA driver on this machine; --gpu sim:h100-80gb simulates one"),
         (["search", "--gpu", "sim:a10000"], "--gpu: unknown GPU 'a10000'"),
         (["search", "--config", "broken.json"], "--config: "),
         (["search", "--limit", "999GiB"], "--limit: the device has only 80.00 GiB"),
@@ -167,8 +168,10 @@ def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, versi
     python = _python_with_torch(tmp_path, f"__version__ = {version!r}\n")
     done = program("search", "--plain", "--gpu", "sim:t4-16gb", "--python", python)
     assert done.code == 2
-    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed; with it `run`"
+    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed; in an "
     assert done.err.startswith(f"gpumem-tui: {old}")
+    asked = version.partition("+")[0]
+    assert f" that has one, --torch-version {asked} traces as this one would; with this one `run`, " in done.err
     assert "; by formula the largest batch is " in done.err
     assert done.err.count("\n") == 1
 

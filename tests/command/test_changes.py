@@ -12,7 +12,8 @@ nn = torch.nn
 
 from gpumem_tui.catalog.loader import find_gpu  # noqa: E402
 from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, SHARDED, injected  # noqa: E402
-from gpumem_tui.run.changes import KEYS, repeated_blocks  # noqa: E402  they need torch
+from gpumem_tui.run.changes import KEYS  # noqa: E402  they need torch
+from gpumem_tui.run.parts import repeated_blocks  # noqa: E402
 from gpumem_tui.run.replacements import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked  # noqa: E402
 
 pytestmark = pytest.mark.scripts

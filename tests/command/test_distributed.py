@@ -149,6 +149,28 @@ def test_collectives_answer_as_among_equals(project: Project) -> None:
     assert buckets(project, START, COLLECTIVES, TRAIN)["parameters"] == MODEL
 
 
+REDUCED = f"""
+model = {LINEARS}.cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+for _ in range(4):
+    model(torch.randn(4, {WIDTH}, device="cuda")).sum().backward()
+    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+    for work in works:
+        work.WAIT()
+    del works, work
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("wait", "gradients"), [("wait", MODEL), ("get_future().wait", 2 * MODEL)])
+def test_what_a_collective_s_work_keeps_is_let_go_by_its_wait(project: Project, wait: str, gradients: int) -> None:
+    """Waiting for the future leaves it to the next collective, a step later: the gradients are there twice."""
+    project.write("train.py", START + REDUCED.replace("WAIT", wait))
+    done = project.predict(*TORCHRUN, "train.py", options=("--steps", "3"))
+    assert done.json["traced"]["highest"]["gradients"]["bytes"] == gradients
+
+
 PIPELINE = f"""
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -184,6 +206,21 @@ def test_a_rank_that_is_not_there(project: Project) -> None:
     done = project.predict(*TORCHRUN, "train.py", options=("--rank", "4", "--quiet"))
     assert done.code != 0
     assert done.stderr.splitlines()[-1].endswith("--rank 4: the command has 4 ranks, 0 to 3")
+
+
+def test_a_rank_of_a_command_that_is_one_process(project: Project) -> None:
+    alone = f"""
+import torch
+from torch import nn
+
+rank = "cuda"
+model = {LINEARS}.to(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+    project.write("train.py", alone + TRAIN)
+    done = project.predict("python", "train.py", options=("--rank", "1", "--quiet"))
+    assert done.code == 2
+    assert done.complaint.endswith("--rank 1: the command is one process; start it by its launcher")
 
 
 def test_a_script_for_ranks_that_no_launcher_started(project: Project) -> None:

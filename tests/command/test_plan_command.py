@@ -233,9 +233,16 @@ def test_ranks_that_hold_parts_are_run_and_the_command_to_copy_takes_the_same(
     assert copied["traced"]["buckets"] == row["buckets"]
 
 
-def test_a_program_that_no_option_shards_says_so_beside_what_is_worked_out(project: Project) -> None:
-    project.write("train.py", SCRIPT)
+def test_a_program_that_cannot_be_sharded_says_why_beside_what_is_worked_out(project: Project) -> None:
+    by_hand = """
+    while True:
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        for parameter in model.parameters():
+            parameter.data -= 1e-3 * parameter.grad
+            parameter.grad = None
+"""
+    project.write("train.py", SCRIPT.split("    optimizer = kind")[0] + by_hand)
     done = project.plan("python", "train.py", options=("--what-if", "sharded", "--quiet"))
-    assert "written into the program" in _reasons(done)["sharded"]
+    assert _reasons(done)["sharded"] == "no optimizer of torch's stepped"
     zero = [row["source"] for row in done.json["techniques"] if row["key"].startswith("zero")]
     assert zero == ["formula"] * 3

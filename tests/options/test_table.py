@@ -17,6 +17,7 @@ from gpumem_tui.options.configuration import Options, asked_by, check_searchable
 from gpumem_tui.options.table import COMMAND, DEVICE, OPTIONS, SEARCH, SHAPE, WORKLOAD, OptionRow
 from gpumem_tui.options.workload import ModelChanges, WorkloadOptions
 from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 
 A100 = find_gpu("a100-80gb")
@@ -121,3 +122,10 @@ def test_one_rank_of_several_runs_on_a_simulated_gpu_only(recipe: Recipe, option
     check_searchable(configured(recipe, simulated=True))
     with pytest.raises(OptionError, match=option):
         check_searchable(configured(recipe, simulated=False))
+
+
+def test_one_rank_of_a_command_is_followed_on_a_simulated_gpu_only() -> None:
+    workload = WorkloadSpec(Recipe(), command=Command(("torchrun", "train.py", "{batch}"), "."), rank=3)
+    check_searchable(SearchConfig(workload, Device(A100, simulated=True)))
+    with pytest.raises(OptionError, match="--rank: a GPU of this machine runs what the command starts"):
+        check_searchable(SearchConfig(workload, Device(A100, simulated=False)))

@@ -14,7 +14,6 @@ from gpumem_tui.formula.rows import ROW_WORDS
 from gpumem_tui.formula.techniques import (
     INJECTED,
     MORE_RANKS,
-    SHARDED,
     TYPED,
     Technique,
     catalog_techniques,
@@ -127,7 +126,7 @@ def test_what_a_run_can_change_is_what_a_plan_of_a_command_has() -> None:
     pytest.importorskip("torch")
     from gpumem_tui.run.changes import KEYS
 
-    assert set(KEYS) == set(INJECTED) - {MORE_RANKS, SHARDED}
+    assert set(KEYS) == set(INJECTED) - {MORE_RANKS}
 
 
 def test_every_row_has_words_of_its_own() -> None:

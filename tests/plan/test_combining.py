@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,18 +13,21 @@ from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.combining import MOST_RUNS, Planning, command_of, likely, planned
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
-from gpumem_tui.plan.dialects import dialect_of, half_length, typed_changes, typed_command, why_not_sharded
+from gpumem_tui.plan.dialects import dialect_of, half_length, sharded_line, typed_changes, typed_command
 from gpumem_tui.plan.recommended import change_words
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.command import Command
 from tests.plan.commands import base_predicted, base_trace, change, changed, command_config
 
 
-def _config(words: tuple[str, ...] = ("python", "train.py", "--batch-size", "16"), cwd: str = "/") -> SearchConfig:
-    config = command_config(*words, gpu="rtx-4090-24gb")
+def _config(
+    words: tuple[str, ...] = ("python", "train.py", "--batch-size", "16"), cwd: str = "/", ranks: int = 1
+) -> SearchConfig:
+    config = command_config(*words, gpu="rtx-4090-24gb", ranks=ranks)
     return replace(config, workload=replace(config.workload, command=Command(words, cwd)))
 
 
@@ -201,6 +205,28 @@ def test_the_same_samples_are_spread_over_the_gpus_that_share_the_model() -> Non
     assert spread[0].words == "sharded over 8 GPUs + batch 2 on each"
 
 
+def test_what_takes_one_trace_goes_on_beside_the_run_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits here until another one has begun, so that they end only if two run at a time; their order stays."""
+    monkeypatch.setattr("gpumem_tui.plan.combining.has_room_for_two", lambda: True)
+    both = threading.Barrier(2, timeout=60)
+
+    class Meeting(_Runs):
+        def trace_change(self, change: Technique, *_: object) -> WhatIf:
+            both.wait()
+            return super().trace_change(change)
+
+    runs = Meeting(_config())
+    predicted = base_predicted(runs.config)
+    base = predicted.prediction.traced
+    assert isinstance(base, Traced)
+    one_size = replace(base, done=replace(base.done, only_at=1))
+    predicted = replace(predicted, prediction=replace(predicted.prediction, traced=one_size))
+    changes = [change(key, runs.config) for key in ("checkpointing", "sgd", "adafactor", "chunked-loss")]
+    *_, last = planned(CommandPlan(runs.config, 1, predicted), runs, changes, Control())
+    assert [one.change for one in last.plan.what_ifs] == changes
+    assert all(isinstance(one.traced, Traced) for one in last.plan.what_ifs)
+
+
 def test_what_fits_as_it_is_has_no_sets() -> None:
     runs = _Runs(_config())
     _planned(runs, 1, "sgd")
@@ -330,8 +356,18 @@ def test_launchers_and_lightning_are_told_in_their_words(
             "axolotl train x.yml --micro-batch-size=2 --bf16=true --fsdp-version=2 "
             "--fsdp-config.auto-wrap-policy=TRANSFORMER_BASED_WRAP --launcher torchrun -- --nproc_per_node=8",
         ),
-        ("python train.py --batch-size 16", "model(x).mean().backward()", ""),
-        ("python -c 'import train' --batch-size 16", "", ""),
+        (
+            "python train.py --batch-size 16",
+            "model(x).mean().backward()",
+            "torchrun --nproc-per-node 8 train.py --batch-size 2",
+        ),
+        (
+            "/opt/ml/bin/python train.py --batch_size=16 --gradient_accumulation_steps=4",
+            "exec(open('configurator.py').read())",
+            "/opt/ml/bin/python -m torch.distributed.run --nproc-per-node 8 train.py --batch_size=2 "
+            "--gradient_accumulation_steps=32",
+        ),
+        ("python -c 'import train' --batch-size 16", "", "python -c 'import train' --batch-size 2"),
     ],
 )
 def test_ranks_that_hold_parts_are_started_in_the_frameworks_words(
@@ -339,12 +375,19 @@ def test_ranks_that_hold_parts_are_started_in_the_frameworks_words(
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     config = _config(tuple(shlex.split(words)), str(tmp_path))
-    if not line:
-        assert "written into the program" in why_not_sharded(config)
-        return
-    assert not why_not_sharded(config)
     changes = (change("sharded", config), change("autocast", config))
-    assert command_of(_plan(16, config), Together(changes, 2, 1))[0] == line
+    found, written = command_of(_plan(16, config), Together(changes, 2, 1))
+    assert found == line
+    assert config.workload.command is not None
+    assert any("fully_shard" in one for one in written) == (sharded_line(config.workload.command, 8) is None)
+
+
+def test_ranks_that_there_are_are_started_by_the_line_to_copy(tmp_path: Path) -> None:
+    """Of a command that names no launcher and is planned with --gpus."""
+    (tmp_path / "train.py").write_text("HfArgumentParser")
+    config = _config(("python", "train.py", "--batch-size", "16"), str(tmp_path), ranks=4)
+    line, _ = command_of(_plan(16, config), Together((change("autocast", config),), 8, 2))
+    assert line.startswith("torchrun --nproc-per-node 4 train.py --batch-size 8 --bf16 True")
 
 
 def test_passes_that_a_configuration_gives_are_multiplied(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ class TestPrices:
         assert not isinstance(speed, Unknown)
         tokens_per_s = speed.most * AMP.shape.seq_len
         assert found.per_million[0] == pytest.approx(1e6 / tokens_per_s / 3600 * 3.6)
-        assert found.price.words == "3.6"
+        assert found.price.words == "3.6 USD"
 
     def test_what_is_typed_comes_before_the_settings_and_those_before_the_list(self) -> None:
         listed, paid = price_of(AMP), replace(AMP, goals=Goals(prices=((AMP.gpu.name, 1.0),)))
@@ -228,8 +228,20 @@ class TestPrices:
         assert listed.currency == "USD"
         assert price_of(paid) == GpuPrice(1.0, "your price", "USD")
         both = replace(paid, goals=replace(paid.goals, price=0.5))
-        assert price_of(both) == GpuPrice(0.5, "your price", "")
+        assert price_of(both) == GpuPrice(0.5, "your price", "USD")
         assert price_of(both, T4) == list_prices()[T4.name]
+
+    def test_what_costs_in_one_currency_is_not_compared_with_another(self) -> None:
+        """List prices are in US dollars: beside a price in euros only others in euros count."""
+        goals = Goals(price=1.0, currency="EUR", prices=((T4.name, 0.2),))
+        plan = replace(AMP, batch_size=1, goals=goals)
+        costs = by_cost(plan, largest_by_gpu(plan, None))
+        assert {(row.gpu.name, cost.price.words) for row, cost in costs} <= {
+            (AMP.gpu.name, "1 EUR"), (T4.name, "0.2 EUR"),
+        }  # fmt: skip
+        assert costs
+        assert "in EUR is known" in str(cost_of(plan, find_gpu("h100-80gb")))
+        assert "1 EUR (your price)" in cost(replace(plan, goals=replace(goals, tokens=10**9))).text
 
     def test_the_cheapest_is_first_and_what_does_not_fit_is_left_out(self) -> None:
         plan = replace(GPT2, batch_size=16)

@@ -219,6 +219,7 @@ async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: P
         form = pilot.app.screen
         form.query_one("#tokens", Input).value = "2B"
         form.query_one("#price", Input).value = "1.5"
+        form.query_one("#currency", Input).value = "EUR"
         form.query_one("#norms", Input).value = "8=2.1"
         await pilot.press("enter")
         await until(pilot, lambda: "at 1 batch sizes" in str(form.query_one("#wrong", Static).render()))
@@ -228,7 +229,7 @@ async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: P
         await until(pilot, lambda: plan_now(pilot).goals.tokens == 2_000_000_000)
         await pilot.press("j")
         await until(pilot, lambda: "is about 100 samples" in " ".join(text_of(pilot, "#pane").split()))
-        assert "At 1.5 (your price) for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
+        assert "At 1.5 EUR (your price) for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
         await pilot.press("u")
         assert plan_now(pilot) == plan
         await plan_scene.settled(pilot)

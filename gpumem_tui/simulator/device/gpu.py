@@ -88,6 +88,7 @@ class SimulatedGpu:
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
         self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
         self.recorder = TimelineRecorder()
+        self.phases_begun = 0
         self._rounds: list[Round] = []
         self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
@@ -96,6 +97,7 @@ class SimulatedGpu:
 
     def mark(self, step: int, phase: Phase) -> None:
         """State that the run is in `phase` of `step` from here on."""
+        self.phases_begun += 1
         self.recorder.mark(step, phase)
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
@@ -165,7 +167,7 @@ class Backend:
     Attributes:
         current: the GPU that is being simulated.
         devices: how many GPUs of its kind this process may count on its machine; only the first one exists.
-        rank: this process's number among those of the program.
+        rank: this process's number among those of the program. `ranks`: how many it made a process group of.
     """
 
     OutOfMemoryError = torch.OutOfMemoryError
@@ -183,7 +185,7 @@ class Backend:
     def __init__(self) -> None:
         self.current: SimulatedGpu | None = None
         self.devices = 1
-        self.rank = 0
+        self.rank, self.ranks = 0, 1
         functions: dict[str, Any] = vars(self)
         for name, answer in _ALWAYS.items():
             functions[name] = functools.partial(lambda answer, *_, **__: answer, answer)

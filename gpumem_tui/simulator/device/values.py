@@ -61,6 +61,8 @@ _UNINITIALIZED = frozenset(
 """Tensors that hold nothing; forward-mode differentiation's zeros have no memory."""
 
 _COPY: Any = _aten.copy_.default
+_PERMUTATION: Any = _aten.randperm.default
+"""Its parts are what samplers draw."""
 _COPIES = (_COPY, _aten._to_copy.default)
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -69,6 +71,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 _UNKNOWN_NUMBER = 1e-6
 """What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
 that they have converged before they began."""
+_SAME_OF_EQUALS = ("max", "min", "avg")
+"""Reductions of DTensor's collectives that give ranks, which all hold the same, that back."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _PUT = ("index_put_", "_index_put_impl_")
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
@@ -220,6 +224,10 @@ class Values:
             holder = self._holder(result)
             if holder is not None:
                 holder.values = Unwritten.YET
+        elif func.namespace == "_c10d_functional" and (len(args) < 2 or args[1] in _SAME_OF_EQUALS):
+            known = self._known(args[0])
+            if known is not None:
+                self.learn(result, known)
 
     def result_on_host(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what an operator gives on the host's values.
@@ -321,7 +329,7 @@ class Values:
                 continue
             if holder is None or holder.values is not None:
                 return
-            if not _is_small(tensor, is_drawn=rule.is_drawn):
+            if not _is_small(tensor, is_drawn=rule.is_drawn and func is not _PERMUTATION):
                 self._defer(rule, func, args, kwargs, result)
                 return
         if not made:

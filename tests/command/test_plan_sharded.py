@@ -1,0 +1,173 @@
+"""A program that no option shards is run sharded, and says what to write: that, written into it, takes the same."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.command.running import Project
+
+pytestmark = pytest.mark.scripts
+
+GPUS = 4
+BLOCKS = """
+    import os
+    import sys
+
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    replicated = "RANK" in os.environ and "without" not in sys.argv
+    WIDTH, CLASSES = 256, 4096
+
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x):
+            return x + self.down(F.gelu(self.up(x)))
+
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({
+                "embed": nn.Embedding(CLASSES, WIDTH), "blocks": nn.ModuleList(Block() for _ in range(4))
+            })
+            self.head = nn.Linear(WIDTH, CLASSES, bias=False)
+            self.head.weight = self.parts.embed.weight
+
+        def forward(self, x):
+            x = self.parts.embed(x)
+            for block in self.parts.blocks:
+                x = block(x)
+            return self.head(x)
+
+
+    def batch(size=256):
+        return torch.randint(0, CLASSES, (size,), device="cuda")
+"""
+LOOP = """
+    net = Model().to("cuda")
+    scaler = torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.AdamW(net.parameters())
+    while True:
+        tokens = batch()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = F.cross_entropy(net(tokens), tokens)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+REPLICATED = """
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group()
+    net = Model().to("cuda")
+
+
+    def optimizer_of(model):
+        wide = [one for one in model.parameters() if one.dim() > 1]
+        return torch.optim.AdamW([{"params": wide}, {"params": [one for one in model.parameters() if one.dim() < 2]}])
+
+
+    net = nn.parallel.DistributedDataParallel(net) if replicated and WRAPPED_FIRST else net
+    optimizer = optimizer_of(net)
+    net = nn.parallel.DistributedDataParallel(net) if replicated and not WRAPPED_FIRST else net
+    while True:
+        for last in (False, True):
+            if replicated:
+                net.require_backward_grad_sync = last
+            tokens = batch()
+            F.cross_entropy(net(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+TRAINER = """
+    class Trainer:
+        def __init__(self):
+            self.model = Model().to("cuda")
+            self.heads = nn.Linear(WIDTH, 2)
+
+        def train(self):
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+            while True:
+                tokens = batch()
+                F.cross_entropy(self.model(tokens), tokens).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+    Trainer().train()
+"""
+STAGES = """
+    def stage(width):
+        return nn.Sequential(nn.Conv2d(3 if width == 32 else width // 2, width, 3, 2), *(Unit(width) for _ in range(2)))
+
+
+    class Unit(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+        def forward(self, x):
+            return x + self.norm(self.convolution(x)).relu()
+
+
+    layers = nn.Sequential(stage(32), stage(64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).cuda()
+    optimizer = torch.optim.Adam(layers.parameters())
+    while True:
+        images = torch.randn(8, 3, 64, 64, device="cuda")
+        F.cross_entropy(layers(images), torch.randint(0, 10, (8,), device="cuda")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+SHARD_THE_BLOCKS = "for block in net.parts.blocks: fully_shard(block)"
+
+
+@pytest.mark.parametrize(
+    ("program", "lines"),
+    [
+        (LOOP, (SHARD_THE_BLOCKS, "fully_shard(net)")),
+        (REPLICATED.replace("WRAPPED_FIRST", "False"), (SHARD_THE_BLOCKS, "fully_shard(net)")),
+        (REPLICATED.replace("WRAPPED_FIRST", "True"), (SHARD_THE_BLOCKS, "fully_shard(net)")),
+        (TRAINER, ("for block in self.model.parts.blocks: fully_shard(block)", "fully_shard(self.model)")),
+        (STAGES, ("for block in (*layers[0][1:3], *layers[1][1:3]): fully_shard(block)", "fully_shard(layers)")),
+    ],
+    ids=["clipped and scaled", "replicated after", "replicated before", "a trainer", "stages"],
+)
+def test_what_it_says_to_write_takes_to_the_byte_what_it_was_run_with(
+    project: Project, program: str, lines: tuple[str, ...]
+) -> None:
+    script = textwrap.dedent(BLOCKS) + textwrap.dedent(program)
+    project.write("train.py", script)
+    options = ("--what-if", "sharded", "--quiet", *(("--gpus", str(GPUS)) if "RANK" in program else ()))
+    done = project.plan("python", "train.py", options=options)
+    row = next(row for row in done.json["techniques"] if row["key"] == "sharded")
+    assert row["source"] == "traced"
+    assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula beside the run"
+    place, *written = row["in_the_program"]
+    assert set(lines) <= set(written)
+    assert ("without DistributedDataParallel" in written) == ("RANK" in program)
+
+    file, number = place.removeprefix("before ").removesuffix(":").split(":")
+    before = script.splitlines()[: int(number) - 1]
+    after = script.splitlines()[int(number) - 1 :]
+    indent = after[0][: len(after[0]) - len(after[0].lstrip())]
+    new = [indent + line for line in written if not line.startswith("without")]
+    project.write(file, "\n".join((*before, *new, *after)))
+    copied = project.predict(*shlex.split(row["command"]), "without", options=("--quiet",)).json
+    assert copied["workload"]["gpus"] == (GPUS if "RANK" in program else 8)
+    assert _figures(copied["traced"], "peak_allocated_bytes") == _figures(row, "peak_bytes")
+
+
+def _figures(found: dict[str, Any], peak: str) -> tuple[Any, ...]:
+    return found[peak], found["peak_reserved_bytes"], found["buckets"]
