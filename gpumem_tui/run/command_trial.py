@@ -246,6 +246,7 @@ class _Simulated(_Trial):
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
         done = replace(done, **self.compiler.unsure(self.request.workload.as_torch, self.request.gpu))
+        done = replace(done, allocator=self.gpu.allocator.settings.text)
         if self.changes is None:
             return done
         made = self.changes
