@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
+from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.device.kinds import is_without_data
@@ -147,7 +147,7 @@ def _stash(given: _Arguments, *, is_waited_for: bool) -> list[torch.Tensor]:
     if gpu is None or gpu.profile.version < _STASHES_SINCE:
         return []
     _stashed[:] = [(begun, kept) for begun, kept in _stashed if kept and begun == gpu.phases_begun]
-    kept = [one for one in tree_leaves(dict(given)) if isinstance(one, torch.Tensor) and is_without_data(one)]
+    kept = [one for one in pytree.tree_leaves(dict(given)) if isinstance(one, torch.Tensor) and is_without_data(one)]
     if not is_waited_for:
         _stashed.append((gpu.phases_begun, kept))
     return kept
