@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields, replace
-from math import prod
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +31,7 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""
 
 _USUAL_BATCH_SIZE = 8
+_CUTS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 """What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
 
 
@@ -181,9 +182,9 @@ def _accumulated(config: SearchConfig, asked: _Asked) -> SearchConfig:
 
 def _fewest(values: dict[str, Any]) -> int:
     """Return the GPUs that the options need at least, where their number is what is asked for."""
-    copies = 1 if values["sharding"] == "none" else 2
-    cuts: list[int] = [values[f"{cut}_parallel"] for cut in ("tensor", "context", "pipeline")]
-    return copies * prod(cuts)
+    tensor, pipeline, context, experts = (values[cut] for cut in _CUTS)
+    copies = 1 if values["sharding"] == "none" or experts > 1 else 2
+    return copies * int(tensor * pipeline * lcm(context, experts))
 
 
 def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) -> Traced | Unknown:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.techniques import ADAPTERS, DEEPSPEED, MORE_RANKS, SHARDED, SHARDS, Price, Technique
 from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.plan.command import CommandPlan, Runs, Together, Watch, WhatIf
+from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Together, Watch, WhatIf
 from gpumem_tui.plan.dialects import launched, typed_command
-from gpumem_tui.run.control import Control
+from gpumem_tui.run.control import Control, has_room_for_two
 from gpumem_tui.search.prediction import Traced
 
 MOST_RUNS = 5
@@ -97,6 +98,28 @@ class Planning:
     left_s: float
 
 
+class _Ahead:
+    """Runs changes, of which the next one goes on already beside what is run now, where each takes one trace."""
+
+    def __init__(self, runs: Runs, base: Traced, control: Control, watch: Watch) -> None:
+        self._pool = ThreadPoolExecutor(2) if base.done.only_at and has_room_for_two() else None
+        self._trace: Callable[[Technique], WhatIf] = lambda change: runs.trace_change(change, base, control, watch)
+        self._begun: dict[str, Future[WhatIf]] = {}
+
+    def begin(self, left: Sequence[Technique]) -> None:
+        """Begin the first of the changes that are left, unless one has begun."""
+        if self._pool is not None and left and not self._begun:
+            self._begun[left[0].key] = self._pool.submit(self._trace, left[0])
+
+    def ran(self, change: Technique, left: Sequence[Technique]) -> WhatIf:
+        """Run a change to its end, and begin the next of those that are left; what dies beside that is run again."""
+        begun = self._begun.pop(change.key, None)
+        self.begin(left)
+        found = self._trace(change) if begun is None else begun.result()
+        died = begun is not None and isinstance(found.traced, Unknown) and found.traced.reason.startswith(DIED)
+        return self._trace(change) if died else found
+
+
 def planned(
     plan: CommandPlan,
     runs: Runs,
@@ -117,6 +140,7 @@ def planned(
         Cancelled: the user ended it; what was yielded last is what is known.
     """
     began_s, made, left = clock(), 0, tuple(waiting)
+    ahead = _Ahead(runs, plan.base, control, watch)
 
     def now(running: Technique | Together | None, ran: Together | None = None) -> Planning:
         each_s = (clock() - began_s) / made if made else plan.base.done.seconds
@@ -129,13 +153,14 @@ def planned(
             if one is None:
                 return
             yield now(one)
+            ahead.begin([one for one in left if one not in further])
             done = runs.trace_together(one, control, watch)
             plan, made = replace(plan, together=(*plan.together, done)), made + 1
             yield now(None, done)
 
-    yield from sets()
     further = [one for one in left if one.key in SHARDS and one.price.gpus and one.key not in runs.wanted]
     further += [one for one in left if one.key in DEEPSPEED and one not in further and one.key not in runs.wanted]
+    yield from sets()
     while left:
         change = next((one for one in left if one not in further), left[0])
         left = tuple(one for one in left if one != change)
@@ -147,7 +172,7 @@ def planned(
                 plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
                 continue
         yield now(change)
-        found = runs.trace_change(change, plan.base, control, watch)
+        found = ahead.ran(change, [one for one in left if one not in further])
         plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
         yield now(None, Together((change,), plan.batch_size, 1, found.traced))
     yield from sets()

@@ -44,6 +44,7 @@ from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.workload.spec import WorkloadSpec
 
 Watch = Callable[[WhileTracing], None]
+DIED = "its run ended early"
 _FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, *SHARDS}
 
 
@@ -317,7 +318,7 @@ class CommandRuns:
         except Unusable as error:
             return Unknown(f"its run failed: {error}")
         except ChildDied as error:
-            return Unknown(f"its run ended early: {error}")
+            return Unknown(f"{DIED}: {error}")
         if isinstance(found, Traced) and (reasons := [why for _, why in found.done.changes if why]):
             return Unknown(reasons[0])
         return found

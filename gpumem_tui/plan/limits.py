@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import ModelShape
@@ -333,7 +334,7 @@ def _longest_by_form(plan: Plan, runs: Mapping[int, Traced], step: int, most: in
 def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
     recipe = plan.recipe
     each = recipe.model_parallel
-    least = each
+    least = recipe.least_gpus
     if plan.target_batch is not None and passes is not None:
         least *= max(1, -(-plan.target_batch // (plan.batch_size * recipe.pipelined * passes)))
 
@@ -346,7 +347,7 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
 
     if recipe.sharding == "none":
         return _unsharded_gpus(known, with_gpus(least))
-    counts = _gpu_counts(least, each, plan.goals.node_gpus)
+    counts = _gpu_counts(least, recipe.least_gpus, plan.goals.node_gpus)
     most = with_gpus(counts[-1])
     place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
     formula = None if place is None else counts[place]
@@ -371,22 +372,22 @@ def _padding(plan: Plan, gpus: int) -> str:
     if experts is None or gpus <= experts.count or plan.recipe.sharding not in ("zero3", "fsdp2"):
         return ""
     filled = f"over more GPUs than a block has experts ({experts.count:,}) it fills them up to the number of GPUs"
-    return f"FSDP2 shards by the first dimension: {filled}; --expert-parallel spreads them (by formula)"
+    ways = gcd(experts.count, plan.goals.node_gpus)
+    spread = replace(plan, recipe=replace(plan.recipe, expert_parallel=ways))
+    fewest = _fewest_gpus(spread, lambda _: Unknown("not traced"), None).formula
+    does = "spreads them" if fewest is None else f"{ways} does with ≈{fewest:,} GPUs"
+    return f"FSDP2 shards by the first dimension: {filled}; --expert-parallel {does} (by formula)"
 
 
 def _gpu_counts(least: int, each: int, node: int) -> list[int]:
     """Return the numbers of GPUs that can be had from `least` on: parts of a node that divide it, then whole nodes.
 
     Args:
-        each: GPUs that one copy of the network is cut over, of which every number is a multiple.
+        each: what every number is a multiple of: GPUs of one copy of the network, or that its experts are spread over.
         node: GPUs of a node.
     """
-    most = max(_MOST_GPUS, least) + each * node
-    return [
-        count
-        for count in range(least + -least % each, most, each)
-        if (count % node == 0 or node % count == 0) and count < most
-    ]
+    counts = range(least + -least % each, max(_MOST_GPUS, least) + each * node, each)
+    return [count for count in counts if count % node == 0 or node % count == 0]
 
 
 def _unsharded_gpus(known: Known, fewest: Plan) -> Limit:

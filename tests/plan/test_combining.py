@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.command import Command
 from tests.plan.commands import base_predicted, base_trace, change, changed, command_config
 
@@ -201,6 +203,28 @@ def test_the_same_samples_are_spread_over_the_gpus_that_share_the_model() -> Non
     spread = [one for one in likely(plan) if one.gpus == 8]
     assert [(one.batch_size, one.passes) for one in spread] == [(2, 1), (1, 2)]
     assert spread[0].words == "sharded over 8 GPUs + batch 2 on each"
+
+
+def test_what_takes_one_trace_goes_on_beside_the_run_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits here until another one has begun, so that they end only if two run at a time; their order stays."""
+    monkeypatch.setattr("gpumem_tui.plan.combining.has_room_for_two", lambda: True)
+    both = threading.Barrier(2, timeout=60)
+
+    class Meeting(_Runs):
+        def trace_change(self, change: Technique, *_: object) -> WhatIf:
+            both.wait()
+            return super().trace_change(change)
+
+    runs = Meeting(_config())
+    predicted = base_predicted(runs.config)
+    base = predicted.prediction.traced
+    assert isinstance(base, Traced)
+    one_size = replace(base, done=replace(base.done, only_at=1))
+    predicted = replace(predicted, prediction=replace(predicted.prediction, traced=one_size))
+    changes = [change(key, runs.config) for key in ("checkpointing", "sgd", "adafactor", "chunked-loss")]
+    *_, last = planned(CommandPlan(runs.config, 1, predicted), runs, changes, Control())
+    assert [one.change for one in last.plan.what_ifs] == changes
+    assert all(isinstance(one.traced, Traced) for one in last.plan.what_ifs)
 
 
 def test_what_fits_as_it_is_has_no_sets() -> None:

@@ -13,7 +13,7 @@ from gpumem_tui.memory import MIB, Bucket, Unknown
 from gpumem_tui.plan.answers import predicted, usable_of
 from gpumem_tui.plan.export import limit_json
 from gpumem_tui.plan.goals import QUANTITIES, Quantity
-from gpumem_tui.plan.limits import Known, Limit, limit
+from gpumem_tui.plan.limits import Known, Limit, _padding, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import limit_lines, limit_markdown
 from gpumem_tui.search.prediction import Traced
@@ -257,3 +257,13 @@ def test_experts_that_fsdp2_fills_up_are_named() -> None:
     found = limit("gpus", plan, lambda _: TRACED)
     assert found.value is None
     assert "more GPUs than a block has experts (256) it fills them up" in limit_lines(plan, found)[0]
+    small = replace(plan, recipe=replace(recipe, recompute="full"), batch_size=1, gpu=find_gpu("h100-80gb"))
+    spread = replace(small, recipe=replace(small.recipe, expert_parallel=8))
+    fewest = limit("gpus", spread, lambda _: Unknown("not traced")).value
+    assert f"--expert-parallel 8 does with ≈{fewest:,} GPUs" in _padding(small, 1024)
+
+
+def test_the_fewest_gpus_are_so_many_that_experts_can_be_spread_over_them() -> None:
+    recipe = Recipe("bf16", sharding="fsdp2", gpus=64, expert_parallel=64, recompute="full")
+    plan = replace(LLAMA, shape=find_model("deepseek-v3"), recipe=recipe, batch_size=1, gpu=find_gpu("h100-80gb"))
+    assert limit("gpus", plan, lambda _: Unknown("not traced")).value == 128
