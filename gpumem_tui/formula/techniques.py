@@ -27,6 +27,10 @@ SHARED_BY_DEFAULT = 8
 STAGES: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
 MORE_RANKS, SHARDED = "more-ranks", "sharded"
 """The changes that are made to the launcher's line as well."""
+DEEPSPEED = {"deepspeed-zero2": 2, "deepspeed-zero3": 3}
+"""The stages of DeepSpeed's ZeRO that a command is run with, where its line can ask for them."""
+SHARDS = (SHARDED, *DEEPSPEED)
+"""The changes by which ranks hold parts: of them one at a time."""
 HALF_LENGTH = "half-length"
 ADAPTERS = ("lora", "qlora")
 TYPED = (*ADAPTERS, HALF_LENGTH)
@@ -378,7 +382,7 @@ def injected(gpu: Gpu, ranks: int) -> tuple[Technique, ...]:
     found = []
     for key in INJECTED:
         technique = techniques_of("command").get(key) or catalog_techniques()[key]
-        if key == SHARDED:
+        if key in SHARDS:
             gpus = ranks if ranks > 1 else SHARED_BY_DEFAULT
             each = f"{gpus} GPUs, each with that batch; " if gpus > ranks else ""
             made = technique.filled(Price(gpus=gpus - ranks), gpus=gpus, further=each)
@@ -402,7 +406,7 @@ INJECTED = (
     "compile",
     "eager",
     "lora",
-    SHARDED,
+    *SHARDS,
     MORE_RANKS,
 )
 """Every change that is made to a running program, and to its launcher, as `--what-if` takes them."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
-from gpumem_tui.formula.techniques import ADAPTERS, MORE_RANKS, SHARDED, Price, Technique
+from gpumem_tui.formula.techniques import ADAPTERS, DEEPSPEED, MORE_RANKS, SHARDED, SHARDS, Price, Technique
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Together, Watch, WhatIf
 from gpumem_tui.plan.dialects import launched, typed_command
@@ -51,9 +51,10 @@ def likely(plan: CommandPlan) -> list[Together]:
                 one = Together(tuple(change for change, _ in chosen), batch_size, 1)
                 gpus = max(1, one.gpus // plan.ranks)  # each has its part of the samples
                 one = replace(one, passes=-(-whole // (batch_size * gpus)))
-                if one.price == Price() or sum(change.key in _OF_THE_HELD for change in one.changes) > 1:
+                alike = (sum(change.key in kind for change in one.changes) for kind in (_OF_THE_HELD, SHARDS))
+                if one.price == Price() or max(alike) > 1:
                     continue
-                parts = {SHARDED: 1.0, **dict.fromkeys(_OF_THE_HELD, 1 / one.gpus)}
+                parts = {**dict.fromkeys(SHARDS, 1.0), **dict.fromkeys(_OF_THE_HELD, 1 / one.gpus)}
                 saved = sum(int(size * parts.get(change.key, share)) for change, size in chosen)
                 used = used_bytes - int(growing * (1 - share)) - saved
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
@@ -157,7 +158,8 @@ def planned(
             plan, made = replace(plan, together=(*plan.together, done)), made + 1
             yield now(None, done)
 
-    further = [one for one in left if one.key == SHARDED and one.price.gpus and one.key not in runs.wanted]
+    further = [one for one in left if one.key in SHARDS and one.price.gpus and one.key not in runs.wanted]
+    further += [one for one in left if one.key in DEEPSPEED and one not in further and one.key not in runs.wanted]
     yield from sets()
     while left:
         change = next((one for one in left if one not in further), left[0])
@@ -165,7 +167,8 @@ def planned(
         if change in further:
             yield from sets()
             if plan.base.fits(plan.batch_size) or plan.fitting is not None:
-                spared = Unknown(f"not run, as it fits on the GPUs that there are: --what-if {SHARDED} runs it")
+                fits = "on the GPUs that there are" if change.key == SHARDED else "without"
+                spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
                 plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
                 continue
         yield now(change)

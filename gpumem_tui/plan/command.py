@@ -13,9 +13,11 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
 from gpumem_tui.formula.recipe import Sharding
 from gpumem_tui.formula.techniques import (
+    DEEPSPEED,
     INJECTED,
     MORE_RANKS,
     SHARDED,
+    SHARDS,
     SHARED_BY_DEFAULT,
     STAGES,
     NotApplicable,
@@ -43,7 +45,7 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 Watch = Callable[[WhileTracing], None]
 DIED = "its run ended early"
-_FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, SHARDED}
+_FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, *SHARDS}
 
 
 @dataclass(frozen=True)
@@ -255,13 +257,17 @@ class CommandRuns:
         predicted = predicting.predict(replace(self.config, change=PROPOSE), control, self.batch_size, watch=watch)
         base = _traced_in(predicted)
         reasons = {**dict(base.done.changes), MORE_RANKS: "" if base.done.is_sharded else "each rank holds the same"}
+        command = self.config.workload.command
+        lines = {key for key in SHARDS if command is not None and sharded_line(command, 2, key) is not None}
         if base.done.is_sharded:
-            reasons[SHARDED] = "each rank holds its part already"
-        elif (command := self.config.workload.command) is not None and sharded_line(command, 2) is not None:
+            reasons |= dict.fromkeys(SHARDS, "each rank holds its part already")
+        elif SHARDED in lines:
             reasons[SHARDED] = ""
+        reasons |= dict.fromkeys({*SHARDS} - {SHARDED, *lines}, "no option of its line asks for DeepSpeed")
         typed = {change.key: change for change in typed_changes(self.config)}
         reasons |= dict.fromkeys(typed, "")
-        changes = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
+        found = injected(self.config.device.gpu, self.config.workload.recipe.gpus)
+        changes = [change for change in found if change.key in (*self.wanted, *lines) or change.key not in DEEPSPEED]
         every = (*(change for change in changes if change.key not in typed), *typed.values())
         asked = [spoken(change, self.config) for change in every if not self.wanted or change.key in self.wanted]
         runs = [change for change in asked if not reasons[change.key]]
@@ -322,7 +328,7 @@ class CommandRuns:
         if change.key == MORE_RANKS:
             return replace(self.config, workload=_over(workload, 2 * workload.recipe.gpus))
         typed = typed_command(self.config, (change,))
-        if typed.injected and change.key != SHARDED:
+        if typed.injected and change.key not in SHARDS:
             return replace(self.config, change=change.key)
         workload = _over(replace(workload, command=typed.command), change.recipe.get("gpus", 1))
         return replace(self.config, workload=workload, change="+".join(one.key for one in typed.injected))

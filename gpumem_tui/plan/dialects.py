@@ -15,7 +15,16 @@ import msgspec
 
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.formula.records import BF16_SINCE
-from gpumem_tui.formula.techniques import HALF_LENGTH, SHARDED, TYPED, Price, Technique, techniques_of
+from gpumem_tui.formula.techniques import (
+    DEEPSPEED,
+    HALF_LENGTH,
+    SHARDED,
+    SHARDS,
+    TYPED,
+    Price,
+    Technique,
+    techniques_of,
+)
 from gpumem_tui.launchers import NAMES, PYTHON
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.command import ACCUMULATION, Command
@@ -55,6 +64,7 @@ class Dialect:
     shares_passes: bool = False
     ranks: tuple[str, ...] = ("torchrun --nproc-per-node {gpus}",)
     shards: str = ""
+    zero: str = ""
     says: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def is_spoken(self, command: Command, script: str) -> bool:
@@ -189,10 +199,15 @@ _MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.comma
 """What launchers are called where Python is named by its path, as theirs may not be on the PATH."""
 
 
-def sharded_line(command: Command, gpus: int) -> tuple[str, ...] | None:
-    """Return the words that start so many ranks, each with a part of the model; None where the line cannot say that."""
+def sharded_line(command: Command, gpus: int, key: str = SHARDED) -> tuple[str, ...] | None:
+    """Return the words that start so many ranks, each with a part of the model; None where the line cannot say that.
+
+    Args:
+        key: of `SHARDS`.
+    """
     dialect = dialect_of(command)
-    return _over(command, gpus, shlex.split(dialect.shards), dialect) if dialect.shards else None
+    shards = dialect.shards if key == SHARDED else dialect.zero.replace("{stage}", str(DEEPSPEED[key]))
+    return _over(command, gpus, shlex.split(shards), dialect) if shards else None
 
 
 def launched(command: Command, gpus: int) -> Command:
@@ -271,7 +286,7 @@ def spoken(change: Technique, config: SearchConfig) -> Technique:
     command = config.workload.command
     if command is None:
         return change
-    if change.key == SHARDED and (line := sharded_line(command, change.recipe["gpus"])) is not None:
+    if change.key in SHARDS and (line := sharded_line(command, change.recipe["gpus"], change.key)) is not None:
         return replace(change, how=replace(command, words=line).text)
     if change.key not in (dialect := dialect_of(command)).says:
         return change
@@ -316,8 +331,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
     command = config.workload.command
     assert command is not None, "a command is planned"
     dialect, words = dialect_of(command), command.words
-    written, injected, added, gpus = list[str](), list[Technique](), list[str](), 1
-    shards_by_line = sharded_line(command, 2) is not None
+    written, injected, added, gpus, shards = list[str](), list[Technique](), list[str](), 1, ""
     if command.proposal is not None:
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
@@ -325,9 +339,11 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
             place = _number_in(words, _LENGTH)
             assert place is not None, "what has no length is not offered a shorter one"
             words = _with_number(words, place, place[2] // 2)
-        elif change.key == SHARDED:
+        elif change.key in SHARDS:
             gpus = change.recipe["gpus"]
-            if not shards_by_line:
+            if sharded_line(command, gpus, change.key) is not None:
+                shards = change.key
+            else:
                 injected.append(change)
                 written += lines_of(change) or (change.how,)
         elif change.key in dialect.says and dialect.form:
@@ -342,9 +358,9 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
         more = f"{name} × {passes}" if name else ""
         written.append(more or f"{passes} passes before each optimizer step, the loss divided by {passes}")
     typed = replace(command, words=with_passes or words)
-    if gpus > 1 and (line := sharded_line(typed, gpus)) is not None:  # the last, as a launcher's options may end it
+    if shards and (line := sharded_line(typed, gpus, shards)) is not None:  # the last: a launcher's options may end it
         typed = replace(command, words=line)
-    return TypedCommand(typed, tuple(injected), tuple(written), with_passes is not None, gpus > 1 and shards_by_line)
+    return TypedCommand(typed, tuple(injected), tuple(written), with_passes is not None, bool(shards))
 
 
 def _with_batch(words: Sequence[str], proposal: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -332,6 +333,10 @@ _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     "chunked-loss": _no_chunks,
     "lora": lambda seen: why_not_adapted(seen.roots),
     "sharded": lambda seen: why_not_sharded(seen.roots, seen.optimizers),
+    **dict.fromkeys(
+        ("deepspeed-zero2", "deepspeed-zero3"),
+        lambda _: "" if find_spec("deepspeed") else "DeepSpeed is not installed",
+    ),
     "set-to-none": _no_set_to_none,
     "no-foreach": functools.partial(_no_options, "foreach"),
     "fused": functools.partial(_no_options, "fused"),

@@ -42,7 +42,7 @@ from gpumem_tui.run.events import (
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.program import Evaluations, Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
-from gpumem_tui.simulator.allocator.profile import Profile, not_known_of, profile_for, said_of, too_old
+from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.text import flush_output
 from gpumem_tui.workload.errors import is_users
@@ -245,8 +245,8 @@ class _Simulated(_Trial):
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
         done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
-        is_estimate = self.compiler.is_estimate or bool(not_known_of(self.request.gpu))
-        done = replace(done, is_estimate=is_estimate, unsure_bytes=self.compiler.unsure_bytes)
+        done = replace(done, **self.compiler.unsure(self.request.workload.as_torch, self.request.gpu))
+        done = replace(done, allocator=self.gpu.allocator.settings.text)
         if self.changes is None:
             return done
         made = self.changes

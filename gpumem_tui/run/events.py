@@ -197,6 +197,7 @@ class TraceDone:
         batch_multiple: it answers for the multiples of it, as the program takes no others.
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
         unsure_bytes: what of it a GPU may do without, as a note says.
+        allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it imported torch: programs set it themselves.
     """
 
     trace: AffineTrace
@@ -214,6 +215,7 @@ class TraceDone:
     batch_multiple: int = 1
     is_estimate: bool = False
     unsure_bytes: int = 0
+    allocator: str = ""
     event: Literal["trace"] = "trace"
 
 

@@ -30,7 +30,7 @@ from gpumem_tui.run.events import (
     decode_request,
     encode,
 )
-from gpumem_tui.simulator.allocator.profile import Profile, not_known_of, profile_for, said_of, too_old
+from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
 from gpumem_tui.text import flush_output
@@ -110,8 +110,7 @@ def _serve(events_fd: int) -> None:
             if isinstance(request, TraceRequest):
                 done = trace(request, profile, report, rows)
                 if isinstance(done, TraceDone):
-                    is_estimate = compiler.is_estimate or bool(not_known_of(request.gpu))
-                    done = replace(done, is_estimate=is_estimate, unsure_bytes=compiler.unsure_bytes)
+                    done = replace(done, **compiler.unsure(request.workload.as_torch, request.gpu))
             else:
                 done = _Trial(request, profile, report, may_run).on_simulated_gpu(rows)
             report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)

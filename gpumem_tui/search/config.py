@@ -126,7 +126,8 @@ class SearchConfig(SearchTerms):
 
     def traced(self, ready: Ready, done: TraceDone) -> Traced:
         """Return a finished trace as a prediction for this device."""
-        return Traced(ready, done, self.device.gpu, self.limit_bytes, self.allocator)
+        settings = AllocatorSettings.parse(done.allocator) if done.allocator else self.allocator
+        return Traced(ready, done, self.device.gpu, self.limit_bytes, settings)
 
     @property
     def terms(self) -> Terms:

@@ -168,8 +168,10 @@ def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, versi
     python = _python_with_torch(tmp_path, f"__version__ = {version!r}\n")
     done = program("search", "--plain", "--gpu", "sim:t4-16gb", "--python", python)
     assert done.code == 2
-    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed; with it `run`"
+    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed; in an "
     assert done.err.startswith(f"gpumem-tui: {old}")
+    asked = version.partition("+")[0]
+    assert f" that has one, --torch-version {asked} traces as this one would; with this one `run`, " in done.err
     assert "; by formula the largest batch is " in done.err
     assert done.err.count("\n") == 1
 

@@ -131,6 +131,47 @@ def test_boxes_that_overlap_no_better_one(project: Project) -> None:
     assert kept <= more - few <= 4 * kept  # what `square` has picked, for its backward, and what follows
 
 
+SAMPLING = """
+import torch
+
+def subsample_labels(labels, count):
+    positive, negative = (labels == 1).nonzero().squeeze(1), (labels == 0).nonzero().squeeze(1)
+    taken = min(positive.numel(), count // 4)
+    some = positive[torch.randperm(positive.numel(), device=labels.device)[:taken]]
+    rest = negative[torch.randperm(negative.numel(), device=labels.device)[: count - taken]]
+    sampled = torch.zeros_like(labels, dtype=torch.bool)
+    sampled[some] = True
+    sampled[rest] = True
+    return sampled
+"""
+
+
+def test_a_detector_keeps_as_many_boxes_as_it_can(project: Project) -> None:
+    """As detectron2 and torchvision sample what their losses count: of 300,000 anchors 512, none of them twice."""
+    project.write("detectron2/modeling/sampling.py", SAMPLING)
+    project.write(
+        "train.py",
+        """
+        import torch
+        from detectron2.modeling.sampling import subsample_labels
+
+        net = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            features = net(torch.randn(300_000, 64).cuda())
+            labels = features.argmax(1).clamp(max=1)
+            sampled = subsample_labels(labels, 512)
+            near = features[sampled]
+            assert len(near) == 512, len(near)
+            near.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert any("as many boxes and anchors are taken as detectron2 can keep" in note for note in notes)
+
+
 @pytest.mark.slow
 def test_what_no_share_can_be_assumed_of_does_not_advise_one(project: Project) -> None:
     project.write(

@@ -149,6 +149,28 @@ def test_collectives_answer_as_among_equals(project: Project) -> None:
     assert buckets(project, START, COLLECTIVES, TRAIN)["parameters"] == MODEL
 
 
+REDUCED = f"""
+model = {LINEARS}.cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+for _ in range(4):
+    model(torch.randn(4, {WIDTH}, device="cuda")).sum().backward()
+    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+    for work in works:
+        work.WAIT()
+    del works, work
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("wait", "gradients"), [("wait", MODEL), ("get_future().wait", 2 * MODEL)])
+def test_what_a_collective_s_work_keeps_is_let_go_by_its_wait(project: Project, wait: str, gradients: int) -> None:
+    """Waiting for the future leaves it to the next collective, a step later: the gradients are there twice."""
+    project.write("train.py", START + REDUCED.replace("WAIT", wait))
+    done = project.predict(*TORCHRUN, "train.py", options=("--steps", "3"))
+    assert done.json["traced"]["highest"]["gradients"]["bytes"] == gradients
+
+
 PIPELINE = f"""
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 

@@ -91,6 +91,39 @@ def test_an_operator_without_one_is_one_line(project: Project) -> None:
     assert "train.py:13" in done.complaint
 
 
+OWN_BODY = """
+    import torch
+
+    @torch.library.custom_op("mine::widened", mutates_args=())
+    def widened(x: torch.Tensor) -> torch.Tensor:
+        wide = x.double()
+        return (wide + %s).float()
+
+    widened.register_fake(torch.empty_like)
+    widened.register_autograd(lambda _, gradient: gradient)
+    layer = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for step in range(3):
+        widened(layer(torch.randn(1024, 1024, device="cuda"))).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_what_an_operator_takes_within_itself_is_traced(project: Project) -> None:
+    """At the peak, beside the layer's result: doubles of it, of their sine, of both's sum."""
+    project.write("train.py", OWN_BODY % "wide.sin()")
+    traced = project.predict("python", "train.py").json["traced"]
+    largest = {(one["operator"], one["bytes"]) for one in traced["composition"] if one["source"].startswith("train.py")}
+    assert {("aten.sin", 8 * 1024 * 1024), ("aten.add", 8 * 1024 * 1024)} <= largest
+    assert not any("widened" in note for note in traced["notes"])
+
+
+def test_an_operator_that_cannot_be_run_is_taken_for_its_result(project: Project) -> None:
+    project.write("train.py", OWN_BODY % 'torch.from_file("missing.bin", size=1)')
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert any(note.startswith("train.py:14: what mine.widened.default takes within itself") for note in notes)
+
+
 def test_an_extension_compiled_for_cuda_is_named(project: Project) -> None:
     project.write("train.py", "import torch\nimport flash_attn_2_cuda\n")
     done = project.predict("python", "train.py")
@@ -147,6 +180,14 @@ def test_compilation_is_noted_where_it_is_used(project: Project) -> None:
     used, unused = (project.predict("python", name).json["traced"]["notes"] for name in ("train.py", "other.py"))
     assert any("torch.compile" in note for note in used)
     assert not any("torch.compile" in note for note in unused)
+
+
+def test_what_another_torch_would_compile_is_an_estimate(project: Project) -> None:
+    project.write("train.py", COMPILED % "loss_of")
+    project.write("other.py", COMPILED % "torch.square")
+    as_another = ("--torch-version", "2.12")
+    compiled, eager = (project.predict("python", name, options=as_another) for name in ("train.py", "other.py"))
+    assert (compiled.json["traced"]["fit"], eager.json["traced"]["fit"]) == ("may fit", "fits")
 
 
 QUESTIONS = """

@@ -47,6 +47,21 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
     assert "| step 0: loss 0.000 on cuda:0" in done.stderr
 
 
+def test_what_a_program_tells_the_allocator_itself_holds(project: Project) -> None:
+    """As modded-nanogpt, nanochat and torchtune do: torch reads the variable as it first allocates."""
+    script = textwrap.dedent(SCRIPT)
+    project.write("plain.py", script)
+    said = '\nimport os\nos.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"\n'
+    project.write("train.py", script.replace("\n", said, 3).replace(said, "\n", 2))
+    kinds = (("plain.py", ""), ("train.py", ""), ("plain.py", "expandable_segments:True"))
+    reserved = []
+    for name, settings in kinds:
+        command = ("predict", "--json", "--gpu", "sim:a100-80gb", "--", project.python, name, "--batch-size", "4096")
+        done = project.run(*command, environment={"PYTORCH_ALLOC_CONF": settings})
+        reserved.append(done.json["traced"]["peak_reserved_bytes"])
+    assert reserved[0] != reserved[1] == reserved[2]
+
+
 def test_a_model_may_name_its_attributes_as_torch_names_its_methods(project: Project) -> None:
     wrapper = """
     class Wrapper(nn.Sequential):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -220,17 +221,22 @@ def test_ranks_that_hold_parts_are_run_and_the_command_to_copy_takes_the_same(
 ) -> None:
     pytest.importorskip("accelerate")
     project.write("train.py", SHARDED.format(more=more) + program)
-    done = project.plan("python", "train.py", *options, options=("--what-if", "sharded", "--quiet", "--gpus", "4"))
-    row = next(row for row in done.json["techniques"] if row["key"] == "sharded")
-    assert row["source"] == "traced"
+    keys = ("sharded", *(("deepspeed-zero2", "deepspeed-zero3") if importlib.util.find_spec("deepspeed") else ()))
+    wanted = [word for key in keys for word in ("--what-if", key)]
+    done = project.plan("python", "train.py", *options, options=(*wanted, "--quiet", "--gpus", "4"))
+    rows = {row["key"]: row for row in done.json["techniques"] if row["source"] == "traced"}
+    assert rows.keys() == {*keys}
+    row = rows["sharded"]
     assert not any(row["key"].startswith("zero") for row in done.json["techniques"]), "no formula beside the run"
     held = done.json["traced"]["buckets"]
     for bucket in ("parameters", "optimizer"):
         assert 4 * row["buckets"][bucket] == pytest.approx(held[bucket], rel=0.01)
-    copied = project.predict(*shlex.split(row["how"]), options=("--quiet",)).json
-    assert copied["workload"]["gpus"] == 4
-    assert copied["traced"]["peak_allocated_bytes"] == row["peak_bytes"]
-    assert copied["traced"]["buckets"] == row["buckets"]
+    for row in rows.values():
+        assert row["command"] == row["how"]
+        copied = project.predict(*shlex.split(row["command"]), options=("--quiet",)).json
+        assert copied["workload"]["gpus"] == 4
+        assert copied["traced"]["peak_allocated_bytes"] == row["peak_bytes"]
+        assert copied["traced"]["buckets"] == row["buckets"]
 
 
 def test_a_program_that_cannot_be_sharded_says_why_beside_what_is_worked_out(project: Project) -> None:

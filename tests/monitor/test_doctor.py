@@ -267,7 +267,8 @@ class TestTorch:
         self._torch(fake, "12.8", usable=usable, version=version)
         check = doctor.torch_check(str(fake), has_gpu=usable)
         assert check.status is status
-        assert "is too old to simulate a GPU: 2.10 or newer is needed; with it `run`, `attach`" in check.found
+        assert "is too old to simulate a GPU: 2.10 or newer is needed; in an environment that has" in check.found
+        assert "; with this one `run`, `attach`" in check.found
         assert "upgrade it there" in check.remedy
 
     @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [PART …]`.
 
-Parts: steps, runs, totals, adapters, diffusion, tuned, sharded, compiled. `inside`: within the range that is predicted
-of a device total; of bytes that are allocated or reserved, which are predicted to the byte, within what the figure was
-rounded to. Of what lies outside the cause is said.
+Parts: steps, runs, totals, adapters, diffusion, tuned, sharded, compiled, vision, speech. `inside`: within the range
+that is predicted of a device total, or of networks whose peak is at their largest convolutions, which may have a
+workspace; of other bytes, which are predicted to the byte, within what the figure was rounded to. Of what lies outside
+the cause is said.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
-from gpumem_tui.memory import GIB, Range, format_bytes
+from gpumem_tui.memory import GIB, MIB, Range, format_bytes
 from tests.published.measurements import DEFAULT_PUBLISHED, Kind, load_published
 
 if TYPE_CHECKING:
     from tests.published.compiled import Row
 
 _UNMEASURED = {
-    "diffusion by Conv3d, UNet or VAE": "reports state no versions or no sizes; a diffusion transformer is among them",
-    "speech": "reports state no lengths",
-    "detection": "torchvision's (5.2 GB, torch 1.1) states no sizes of images, mmdetection's network was not rebuilt",
-    "recurrent networks": "pytorch/pytorch#599 and #2895 are of torch before 1.0",
-    "weights of 8 bits": "reports state no lengths; optimizers of 8 bits are among the rows (ao-vith-2 to 5)",
+    "diffusion by a UNet or a VAE": "reports state no versions or no sizes, milabench's (torch 2.6) was not rebuilt; a "
+    "diffusion transformer and networks of Conv3d are among the rows",
+    "detection after proposals": "detectron2's code, which needs torchvision's kernels, takes 2.4 to 3.1 GiB for 3 GB "
+    "(Faster R-CNN, R50-FPN), and 4.6 and 4.8 GiB without workspaces for 4.8 and 5.0 (C4, DC5); torchvision's 5.2 GB "
+    "of 2019 (torch 1.1), for which 2.2 GiB are traced, are not explained",
+    "recurrent networks": "pytorch/pytorch#599, #2895, awd-lstm-lm and PyTorch_GBW_LM are of torch before 1.0",
+    "weights of 8 bits": "llama-recipes' 14 GB and others state no lengths; optimizers of 8 bits are among the rows",
     "pipeline parallel": "torchtitan's (405B, 512 GPUs: 82.5 GiB) are compiled, in Float8",
-    "tensor parallel": "torchtitan's (70B, 256 GPUs: 71.9 GiB) are compiled, in Float8",
+    "tensor parallel": "torchtitan's (70B, 256 GPUs: 71.9 GiB) are compiled, in Float8; its pull request 112, eager, "
+    "states no batch size",
+    "graph networks, vision-language models": "milabench's PNA, DimeNet and LLaVA were not rebuilt",
 }  # fmt: skip
 """Kinds of training of which no measurement is among the rows, and why."""
 
@@ -123,6 +128,27 @@ def _tuned() -> Iterator[_Line]:
     yield from _of_commands(ROWS, 0)
 
 
+def _vision() -> Iterator[_Line]:
+    from tests.published.compiled import traced
+    from tests.published.vision import ROWS, predicted
+
+    for row in ROWS:
+        rounding_bytes = MIB // 2 if row.program[1] == "video" else 50 * MIB
+        found = predicted(row, traced(row))
+        yield _Line(row.id, "allocated", found, round(row.gib * GIB), rounding_bytes, row.why)
+
+
+def _speech() -> Iterator[_Line]:
+    if find_spec("transformers") is None:
+        print("speech: needs transformers, which is not here", file=sys.stderr)
+        return
+    from tests.published import speech
+
+    for batch_size, mib in speech.MEASURED_MIB.items():
+        found = speech.predicted(batch_size)
+        yield _Line(f"milabench-whisper-{batch_size}", "device_used", found, mib * MIB, MIB, speech.WHY)
+
+
 def _of_commands(rows: Sequence[Row], rounding_bytes: int) -> Iterator[_Line]:
     from tests.published.compiled import traced
 
@@ -145,7 +171,7 @@ def _sharded() -> Iterator[_Line]:
 
 _PARTS: dict[str, Callable[[], Iterator[_Line]]] = {
     "steps": _steps, "runs": _runs, "totals": _totals, "adapters": _adapters, "diffusion": _diffusion,
-    "tuned": _tuned, "sharded": _sharded, "compiled": _compiled,
+    "tuned": _tuned, "sharded": _sharded, "compiled": _compiled, "vision": _vision, "speech": _speech,
 }  # fmt: skip
 
 

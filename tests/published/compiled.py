@@ -19,6 +19,8 @@ from gpumem_tui.memory import GIB
 _HERE = Path(__file__).parent
 _RASBT = "rasbt/LLMs-from-scratch ch05/10_llm-training-speed/README.md, one A100"
 _TUNE = "meta-pytorch/torchtune README.md (0.5), one A100; active bytes"
+_RESEARCH = "karpathy/autoresearch program.md, peak_vram_mb, one H100"
+_NANOCHAT = "training reports by karpathy/nanochat 83dccc2 of March 2026, eight H100s, batch 16"
 _AO = "pytorch/ao torchao/optim/README.md, one RTX 4070 Ti SUPER"
 _GB = 1e9 / GIB
 
@@ -72,6 +74,18 @@ ROWS = (
     Row(
         "rasbt-8-odd", _RASBT, "a100-80gb", ("compiled_gpt2.py", "--vocabulary", "50257", "--benchmarked"),
         "peak_reserved_bytes", 6.1875, 2.0, _ODD,
+    ),
+    Row(
+        "autoresearch", _RESEARCH, "h100-80gb", ("compiled_nanochat.py",), "peak_allocated_bytes", 45060.2 / 1024, 0.02,
+        settings="expandable_segments:True", torch="2.9.1",
+    ),
+    *(
+        Row(
+            f"nanochat-d{layers}", f"{_NANOCHAT}, d{layers}", "h100-80gb",
+            ("compiled_nanochat.py", f"--layers={layers}", "--vocabulary=32768", "--batch-size=16"),
+            "peak_allocated_bytes", mib / 1024, 0.05, gpus=8, settings="expandable_segments:True", torch="2.9.1",
+        )
+        for layers, mib in ((16, 27687.83), (24, 62386.67))
     ),
     Row("tt-3b-2", _TUNE, "a100-80gb", ("compiled_networks.py", "llama-3.2-3b"), "peak_allocated_bytes", 51.0, 0.3),
     Row(

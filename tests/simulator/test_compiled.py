@@ -105,12 +105,47 @@ def broken(x):
     return x.tanh().sigmoid()
 
 
+@torch.library.custom_op("ours::widened", mutates_args=())
+def widened(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return (wide + wide.sin()).float()
+
+
+@torch.library.custom_op("ours::widened_backward", mutates_args=())
+def widened_backward(gradient: torch.Tensor) -> torch.Tensor:
+    @torch.compile
+    def narrow(wide):
+        return (wide.double().cos() @ torch.ones(SIDE, SIDE, device="cuda", dtype=torch.double)).float()
+
+    return narrow(gradient)
+
+
+widened.register_fake(torch.empty_like)
+widened_backward.register_fake(torch.empty_like)
+widened.register_autograd(lambda _, gradient: widened_backward(gradient.contiguous()))
+
+
+def highest(function, x):  # beside its input, and of backward beside its result
+    function(x).sum().backward()  # cuBLAS takes its workspaces
+    x.grad = None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = function(x)
+    forward = torch.cuda.max_memory_allocated() - before
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result.backward(torch.ones_like(result))
+    return forward, torch.cuda.max_memory_allocated() - held
+
+
 gpu = simulated_gpu()
 with simulate(gpu), presented_as_cuda(gpu):
     import torch._dynamo.eval_frame  # as libraries do, before anything is compiled
-    with torch._dynamo.compiled_autograd._enable(chain):
-        chain(matrix()).sum().backward()
+    found["backward"] = [highest(chain, matrix())[1]]
+    with torch._dynamo.compiled_autograd._enable(torch.compile):
+        found["backward"] += [highest(chain, matrix())[1]]
     found["said of backward"] = list(notes)
+    torch._dynamo.reset()
     notes.clear()
     kept("chain", chain, matrix())
     kept("cross-entropy", lambda x, t: F.cross_entropy(x * 2, t), matrix(), torch.zeros(SIDE, device="cuda", dtype=int))
@@ -155,6 +190,8 @@ with simulate(gpu), presented_as_cuda(gpu):
     found["reserved"] = reserved
     kept("left alone", lambda x: alone(x), matrix())
     kept("of graphs alone", chain, matrix(), backend="cudagraphs")
+    twice = lambda x: widened(x * 2)
+    found["operators of its own"] = [highest(one, matrix()) for one in (twice, torch.compile(twice))]
     found["limit"] = torch._dynamo.config.recompile_limit
     known, torch.__version__ = torch.__version__, "2.99.0"
     kept("of an unknown version", chain, matrix())
@@ -215,7 +252,7 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = (note for note in found["of one graph each"] if "while it compiles" not in note)
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 10 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 12 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
 
 
 def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:
@@ -268,16 +305,27 @@ def test_an_unknown_version_is_traced_as_eager(found: dict[str, Any]) -> None:
     assert any("an estimate" in note and "torch 2.99 was not tried" in note for note in found["notes"])
 
 
+def test_what_an_operator_of_the_program_takes_within_itself_is_traced(found: dict[str, Any]) -> None:
+    """Forward: twice the input, and as doubles a copy, its sine, their sum. Backward: ones, and three that its own
+    compiled function makes: a cosine, a matrix of ones, their product."""
+    assert found["operators of its own"] == 2 * [[(1 + 3 * 2) * MATRIX, (1 + 3 * 2) * MATRIX]]
+
+
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:
     """What loops in the standard library is not compiled either, and is not said."""
     assert any("graph breaks; no frame ran eager" in note for note in found["notes"])
     assert found["broken"]["compiled"] < found["broken"]["eager"]
 
 
-def test_compiled_autograd_is_an_estimate(found: dict[str, Any]) -> None:
+def test_a_backward_is_compiled_as_well(found: dict[str, Any]) -> None:
+    """Beside the gradient that is given: eager two that follow one another, compiled one, of the input."""
+    assert found["backward"] == [3 * MATRIX, 2 * MATRIX]
+    assert (
+        "torch.compile: 2 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+        in (found["said of backward"])
+    )
     assert found["compiled autograd"] == {"eager": 3 * MATRIX, "compiled": MATRIX}
-    assert "compiled autograd is not followed" in found["said of backward"][0], "before anything is compiled, too"
-    assert any("compiled autograd is not followed" in note and "an estimate" in note for note in found["estimates"])
+    assert not any("compiled autograd" in note for note in found["estimates"])
 
 
 def test_nothing_is_kept_of_what_a_graph_break_forbids(found: dict[str, Any]) -> None:

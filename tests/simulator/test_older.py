@@ -17,6 +17,8 @@ _WIDTH, _LAYERS = 1024, 4
 _PARAMETERS_BYTES = 4 * _LAYERS * _WIDTH * _WIDTH
 _GPU = find_gpu("a100-40gb")
 _WORKSPACE_BYTES = 8_519_680
+_ROWS = 8192
+_LARGE_BYTES = _ROWS * _WIDTH * 4
 
 
 def _traced(version: str, use: Callable[[torch.nn.Module, torch.optim.Optimizer, torch.Tensor], None]) -> Replay:
@@ -49,6 +51,37 @@ def test_adam_held_a_second_copy_of_its_roots_in_2_0() -> None:
 
 def test_updates_went_one_by_one_before_2_0() -> None:
     assert _peak_bytes("1.13.1") <= _peak_bytes("2.1.0") - _PARAMETERS_BYTES // _LAYERS
+
+
+def _activated(name: str, version: str) -> int:
+    def use(model: torch.nn.Module, _: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+        many = model(inputs).repeat(_ROWS // 8, 1)
+        result = getattr(many, name)(*([-1] if "softmax" in name else []))
+        del many
+        result.square().sum().backward()
+
+    return _traced(version, use).peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "since"),
+    [("softmax", "1.10.2", "1.11.0"), ("log_softmax", "1.10.2", "1.11.0"), ("relu", "1.9.1", "1.10.0")],
+)
+def test_what_results_were_made_of_was_kept(name: str, before: str, since: str) -> None:
+    """Measured of mmaction2's non-local networks: 663 MiB, one copy of what softmax is given."""
+    more_bytes = _activated(name, before) - _activated(name, since)
+    assert abs(more_bytes - _LARGE_BYTES) < _LARGE_BYTES / 500
+
+
+def test_losses_kept_their_logits_before_1_11() -> None:
+    def use(model: torch.nn.Module, _: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+        logits = model(inputs).repeat(_ROWS // 8, 1)
+        loss = torch.nn.functional.cross_entropy(logits, torch.zeros(_ROWS, dtype=torch.long, device=logits.device))
+        del logits
+        loss.backward()
+
+    more_bytes = _traced("1.10.2", use).peak_allocated_bytes - _traced("1.11.0", use).peak_allocated_bytes
+    assert abs(more_bytes - _LARGE_BYTES) < _LARGE_BYTES / 500
 
 
 @pytest.mark.skipif(

@@ -20,15 +20,16 @@ OLDEST_TORCH = (2, 10)
 NEWEST_TORCH = (2, 13)
 """The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""
 
-_WITH_ANY_TORCH = "with it `run`, `attach`, `watch`, `look` and a search on a real GPU work"
-
 
 def too_old(torch_version: str) -> str:
     """Say why a version of torch cannot simulate a GPU, and what it can; "" where it can simulate one."""
     if minor_of(torch_version) >= OLDEST_TORCH:
         return ""
-    oldest = ".".join(map(str, OLDEST_TORCH))
-    return f"is too old to simulate a GPU: {oldest} or newer is needed; {_WITH_ANY_TORCH}"
+    return (
+        f"is too old to simulate a GPU: {'.'.join(map(str, OLDEST_TORCH))} or newer is needed; in an environment that "
+        f"has one, --torch-version {torch_version.partition('+')[0]} traces as this one would; with this one `run`, "
+        "`attach`, `watch`, `look` and a search on a real GPU work"
+    )
 
 
 def newer_than_checked(torch_version: str) -> str:
@@ -45,7 +46,7 @@ def followed_as(asked: str, torch_version: str) -> str:
         return ""
     return (
         f"as torch {asked} would: its workspaces of cuBLAS, its optimizers' updates, when it drops gradients and what "
-        f"autocast casts; the kernels, what operators keep and the allocator are torch {torch_version}'s"
+        f"autocast casts; the compiler, the kernels, what operators keep and the allocator are torch {torch_version}'s"
     )
 
 

@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +25,15 @@ from gpumem_tui.simulator.compiled.hidden import CALL, announced, name_meshes, w
 from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.cuda.names import CUDA, simulated
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
-from gpumem_tui.simulator.device.kinds import is_without_data
-from gpumem_tui.simulator.torch_internals import entry_of, is_replaced, original, replace, without_replacements
+from gpumem_tui.simulator.device.kinds import all_as_fakes, is_without_data
+from gpumem_tui.simulator.torch_internals import (
+    Replacements,
+    entry_of,
+    is_replaced,
+    original,
+    replace,
+    without_replacements,
+)
 
 _BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]
@@ -73,11 +80,7 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
     def compile_module(module: nn.Module, **options: Any) -> None:
         module._compiled_call_impl = compiled(module._call_impl, **options)
 
-    def backward(*_: Any, **__: Any) -> Any:
-        followed.left_out("compiled autograd is not followed: backward is traced as each forward graph has it")
-        return nullcontext()
-
-    after_import("torch._dynamo.compiled_autograd", lambda module: replace(module, "_enable", backward))
+    after_import("torch._dynamo.compiled_autograd", functools.partial(_compile_backwards, followed, prepared))
     replace(torch, "compile", compiled)
     replace(nn.Module, "compile", compile_module)
     replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)  # needs a build with CUDA
@@ -243,6 +246,61 @@ def _in_short(error: Exception) -> str:
     """Return the first sentence of an error of Dynamo's, which goes on over many lines."""
     cause = getattr(error, "inner_exception", None) or error
     return f"{named(cause)}: {str(cause).strip().partition(chr(10))[0]}"
+
+
+def _compile_backwards(followed: Followed, prepared: Callable[[], None], module: Any) -> None:
+    """Have compiled autograd see of a backward what the program made of it.
+
+    Args:
+        prepared: called before anything is compiled.
+        module: `torch._dynamo.compiled_autograd`.
+    """
+    instance = module.AutogradCompilerInstance
+    enable, begin, end = (
+        original(module, "_enable"),
+        original(instance, "begin_capture"),
+        original(instance, "end_capture"),
+    )
+
+    def run(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        with all_as_fakes():
+            return engine(*args, **kwargs)
+
+    @contextmanager
+    def enabled(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if reason := _reason_not_to("inductor"):
+            followed.left_out(f"compiled autograd is not followed, as {reason}")
+            yield
+            return
+        prepared()
+        with enable(*args, **kwargs), Replacements() as replacements:
+            replacements.wrap(torch.autograd, "_engine_run_backward", run)
+            yield
+
+    def begun(self: Any, *args: Any) -> Any:
+        self.stack.enter_context(while_compiled())
+        self.stack.enter_context(_disable_current_modes())
+        return begin(self, *args)
+
+    def ended(self: Any, outputs: Any) -> Any:
+        run_compiled, compiled = end(self, outputs)
+
+        def called(function: Any, inputs: Any, sizes: Any, scalars: Any, hooks: Any, packed: Any) -> Any:
+            with while_called():
+                return run_compiled(function, inputs, sizes, scalars, [_as_written(hook) for hook in hooks], packed)
+
+        return called, compiled
+
+    replace(module, "_enable", enabled)
+    replace(instance, "begin_capture", begun)
+    replace(instance, "end_capture", ended)
+
+
+def _as_written(hook: Any) -> Any:
+    """Return the program's function that one of ours calls; what gives a gradient as it is in place of one of ours."""
+    while getattr(getattr(hook, "__code__", None), "co_filename", "") in _OURS:
+        hook = getattr(hook, "__wrapped__", torch.detach)
+    return hook
 
 
 def _exchange_names() -> None:

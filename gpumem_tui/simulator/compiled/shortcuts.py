@@ -7,13 +7,13 @@ another kind, Inductor goes its own way.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 from torch import fx
 
-from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.simulator.torch_internals import MissingInTorch, original, replace
 
 _BY_THEIR_CODE = ("scan", "sort", "bucketize", "partial_accumulate")
 """Operators whose kernels take workspaces, or other buffers than a body's list of accesses has."""
@@ -21,10 +21,10 @@ _BY_THEIR_CODE = ("scan", "sort", "bucketize", "partial_accumulate")
 
 def shorten() -> None:
     """Shorten the work of torch's Inductor, for as long as the process lives."""
-    for shortcut in (_templates_when_used, _no_bodies, _no_symbols, _what_is_there, _not_printed):
+    for shortcut in (_templates_when_used, _no_bodies, _no_symbols, _reindexed_once, _what_is_there, _no_caches):
         try:
             shortcut()
-        except (AttributeError, ImportError, LookupError):  # another torch, which goes the long way
+        except (AttributeError, ImportError, LookupError, MissingInTorch):  # another torch, which goes the long way
             continue
 
 
@@ -140,6 +140,23 @@ def _no_symbols() -> None:
     replace(scheduler.Scheduler, "get_graph_partition_symbol_inputs", symbols)
 
 
+# Loops
+
+
+def _reindexed_once() -> None:
+    """Have loops written over other sizes once: fusing them is tried with kernel after kernel of the same sizes."""
+    bodies = _module("loop_body").LoopBody
+    usual = original(bodies, "reindex_iter_loops")
+
+    def reindexed(self: Any, sizes: Any) -> Any:
+        known = vars(self).setdefault("_as_reindexed", {})
+        if tuple(sizes) not in known:
+            known[tuple(sizes)] = usual(self, sizes)
+        return known[tuple(sizes)]
+
+    replace(bodies, "reindex_iter_loops", reindexed)
+
+
 # Patterns
 
 
@@ -159,24 +176,42 @@ def _what_is_there() -> None:
         own = tuple(("call_function", function) for function in pattern.fns)
         return (own, *(key for part in parts for key in needed(part)))
 
-    for kind in (patterns.PatternExpr, patterns.MultiOutputPattern):
-        usual = original(kind, "match")
+    class InGraph(dict[Any, Any]):
+        """A pass's patterns, of which it gives those that a graph has the operators of, as it is by then."""
 
-        def match(self: Any, node: Any, usual: Any = usual) -> Any:
-            table = node.graph._find_nodes_lookup_table.table
-            for keys in needed(self):
-                if not any(table.get(key) for key in keys):
-                    return patterns.FailedMatch("an operator is not in the graph")
-            return usual(self, node)
+        def of(self, graph: Any) -> InGraph:
+            self.table, self.as_of = graph._find_nodes_lookup_table.table, -1
+            return self
 
-        replace(kind, "match", match)
+        def __getitem__(self, key: Any) -> Iterator[Any]:
+            for entry in dict.__getitem__(self, key):
+                changes = patterns.counters[patterns.backend]["pattern_matcher_count"]  # of graphs, by patterns
+                if self.as_of != changes:
+                    self.as_of, self.are_there = changes, dict[Any, bool]()
+                if entry.pattern not in self.are_there:
+                    every = needed(entry.pattern)
+                    self.are_there[entry.pattern] = all(any(map(self.table.get, keys)) for keys in every)
+                if self.are_there[entry.pattern]:
+                    yield entry
+
+    usual = original(patterns.PatternMatcherPass, "apply")
+
+    def apply(self: Any, graph: Any) -> Any:
+        before = self.patterns
+        self.patterns = InGraph(before).of(getattr(graph, "graph", graph))
+        try:
+            return usual(self, graph)
+        finally:
+            self.patterns = before
+
+    replace(patterns.PatternMatcherPass, "apply", apply)
 
 
-# What is written for who debugs
+# What is made for caches
 
 
-def _not_printed() -> None:
-    """Have graphs not written out for a cache that is switched off."""
+def _no_caches() -> None:
+    """Have neither graphs written out nor triton's sources hashed for caches that are switched off."""
     usual = original(fx.GraphModule, "print_readable")
 
     def printed(self: Any, *args: Any, **options: Any) -> str:
@@ -184,3 +219,4 @@ def _not_printed() -> None:
         return "" if is_key else usual(self, *args, **options)
 
     replace(fx.GraphModule, "print_readable", printed)
+    replace(_module("codecache"), "triton_key", lambda: "")

@@ -6,7 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import format_bytes
+from gpumem_tui.simulator.allocator.profile import followed_as, not_known_of
 
 _ESTIMATE = (
     "torch.compile: traced as eager PyTorch, an estimate (compiled runs held 0.48 to 1.05 times their eager trace, 2.3 "
@@ -41,6 +45,12 @@ class Followed:
     def compiles(self) -> bool:
         """Whether anything was compiled, or would have been."""
         return self._graphs > 0 or self.is_estimate
+
+    def unsure(self, asked: str, gpu: Gpu) -> dict[str, Any]:
+        """Return how sure a trace on a GPU, as an asked torch, is; the compilers of two versions differ."""
+        by_another = self.compiles and followed_as(asked, torch.__version__)
+        is_estimate = self.is_estimate or bool(by_another or not_known_of(gpu))
+        return {"is_estimate": is_estimate, "unsure_bytes": self.unsure_bytes}
 
     def counted(self, counters: Any) -> None:
         """Take over what Dynamo has counted (`torch._dynamo.utils.counters`)."""

@@ -14,8 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
+from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.device.kinds import is_without_data
+
+_STASHES_SINCE = (2, 8)
 
 _MOST_ELEMENTS = 1 << 16
 """Counts and lengths are small: what is larger, as gradients, has no values on the device that anybody reads."""
@@ -117,14 +121,36 @@ def among_equals(collective: Callable[..., Any], follow: _Follow) -> Callable[..
         with torch._C.DisableTorchFunction():  # else a mode gets to see, and to call, this function instead
             work = collective(*args, **kwargs)
         given = bind(*args, **kwargs).arguments
+        kept = _stash(given, is_waited_for=work is None)
         ranks = dist.get_world_size(given.get("group"))
         if ranks < 1:  # of a group that this rank is not in
             return work
         with torch.no_grad():
             result = follow(given, ranks)
-        return _Done(result) if work is not None and result is not None else work
+        return work and _Done(() if result is None else (result,), kept)
 
     return answered
+
+
+_stashed: list[tuple[int, list[torch.Tensor]]] = []
+"""What collectives keep whose work nobody has waited for, and how many phases had begun as they did."""
+
+
+def _stash(given: _Arguments, *, is_waited_for: bool) -> list[torch.Tensor]:
+    """Keep the tensors of a collective until its work is waited for; if only its future is, a phase or more.
+
+    Instead of recording streams, PyTorch keeps them since 2.8. What was not waited for is let go by the next collective
+    after a side thread, which looks ten times a second, has found it ended: that is, not within the same phase
+    (`TensorShelf` and `shelvesToUnstash_` of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, #148590).
+    """
+    gpu = backend.current
+    if gpu is None or gpu.profile.version < _STASHES_SINCE:
+        return []
+    _stashed[:] = [(begun, kept) for begun, kept in _stashed if kept and begun == gpu.phases_begun]
+    kept = [one for one in pytree.tree_leaves(dict(given)) if isinstance(one, torch.Tensor) and is_without_data(one)]
+    if not is_waited_for:
+        _stashed.append((gpu.phases_begun, kept))
+    return kept
 
 
 def _copy(output: torch.Tensor, given: torch.Tensor) -> None:
@@ -147,16 +173,27 @@ def _is_followed(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= _MOST_ELEMENTS and not tensor.requires_grad
 
 
-class _Done:
-    """A collective that is over, with its result; `FakeWork` has none."""
+class _Done(dist.distributed_c10d.Work):
+    """A collective that is over, with its result, which `FakeWork` has not, and what it keeps until waited for."""
 
-    def __init__(self, result: torch.Tensor) -> None:
-        self._result = result
-        self.wait = self.is_completed = self.is_success = lambda *_: True
+    def __init__(self, result: tuple[torch.Tensor, ...], kept: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._result, self._kept = result, kept
+
+    def wait(self, *_: object, **__: object) -> bool:
+        """Let go what was kept."""
+        self._kept.clear()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    is_success = is_completed
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that the collective wrote."""
-        return [self._result]
+        return list(self._result)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future that has the result already."""

@@ -23,7 +23,9 @@ of a tile's side, as in F(4x4, 3x3): Lavin and Gray 2015, Fast Algorithms for Co
 128 images was measured to hold 7.0 to 7.3 GiB more than it reserves without workspaces (itu-rad/GPUMemNet, benchmark
 mode and not, the same); the tiles of its second convolution are 6.9 GiB so. Where they do not apply, as to the first
 convolution of a ResNet (7 x 7, strides of 2), its totals ask for what an explicit product takes of every patch, beside
-copies. Half precision was measured to take copies alone (see `rules.convolution_at_most`)."""
+copies. On V100s, in fp32, detectors were measured to take 0.3 to 0.6 GB more than without workspaces, and the tiles of
+their convolution of proposals are 0.3 to 0.6 GB (detectron2's MODEL_ZOO.md, torch 1.3, no benchmark). Half precision
+was measured to take copies alone (see `rules.convolution_at_most`)."""
 
 
 def forward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
@@ -80,6 +82,8 @@ class _Convolution:
         chosen_bytes = 0
         if torch.backends.cudnn.benchmark or (converts and in_tf32):
             chosen_bytes = self._chosen_bytes(sum(copies))
+        elif images.dtype == torch.float32:
+            chosen_bytes = self._tiles_bytes()
         return [Computed("convolution", 0, (*copies, int(converts), chosen_bytes))]
 
     def _chosen_bytes(self, copies_bytes: int) -> int:
@@ -89,20 +93,30 @@ class _Convolution:
         half of each by symmetry: Mathieu, Henaff and LeCun 2014, Fast Training of Convolutional Networks through FFTs.
         Else every patch of the input that a filter meets, beside copies of all tensors.
         """
-        images, result = (self.result, self.images.shape) if self.transposed else (self.images.shape, self.result)
-        high, *others = self.weight.shape[2:]
+        images, result = self._ends()
         if max(self.weight.shape[2:]) == 1 or len(result) > 4:
             return 0
-        if max(self.stride) == 1 and others:
-            if high in _WINOGRAD_SIDES and others == [high]:
-                tiles = result[0] * math.prod(-(-size // _WINOGRAD_OUTPUTS) for size in result[2:])
-                return 4 * (high + _WINOGRAD_OUTPUTS - 1) ** 2 * self._planes(tiles, images[1], result[1])
+        if tiles_bytes := self._tiles_bytes():
+            return tiles_bytes
+        if max(self.stride) == 1 and len(result) == 4:
             sides = [size + 2 * pad for size, pad in zip(images[2:], self.padding, strict=False)]
-            if len(sides) == 2 and max(sides) <= _FFT_LARGEST:
+            if max(sides) <= _FFT_LARGEST:
                 high, wide = (1 << (side - 1).bit_length() for side in sides)
                 return _COMPLEX_BYTES * high * (wide // 2 + 1) * self._planes(images[0], images[1], result[1])
         patches = result[0] * math.prod(result[2:]) * images[1] * math.prod(self.weight.shape[2:])
         return copies_bytes + 4 * patches if self.groups == 1 else 0
+
+    def _tiles_bytes(self) -> int:
+        """Return what Winograd's tiles take in fp32; 0 of convolutions that it does not do."""
+        images, result = self._ends()
+        high, *others = self.weight.shape[2:]
+        if high not in _WINOGRAD_SIDES or others != [high] or max(self.stride) > 1:
+            return 0
+        tiles = result[0] * math.prod(-(-size // _WINOGRAD_OUTPUTS) for size in result[2:])
+        return 4 * (high + _WINOGRAD_OUTPUTS - 1) ** 2 * self._planes(tiles, images[1], result[1])
+
+    def _ends(self) -> tuple[Sequence[int], Sequence[int]]:
+        return (self.result, self.images.shape) if self.transposed else (self.images.shape, self.result)
 
     def _planes(self, count: int, channels: int, results: int) -> int:
         """Return how many planes there are: `count` a channel of input and output, and one a filter."""

@@ -86,8 +86,9 @@ class SimulatedGpu:
         self.notes = {} if notes is None else notes
         self.dropout_state: torch.Tensor | None = None
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
-        self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
+        self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment, limit_bytes)
         self.recorder = TimelineRecorder()
+        self.phases_begun = 0
         self._rounds: list[Round] = []
         self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
@@ -96,6 +97,7 @@ class SimulatedGpu:
 
     def mark(self, step: int, phase: Phase) -> None:
         """State that the run is in `phase` of `step` from here on."""
+        self.phases_begun += 1
         self.recorder.mark(step, phase)
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import _meta_registrations
+from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
@@ -159,6 +161,17 @@ def _grouped_product(args: Sequence[Any], _profile: Profile) -> torch.Tensor:
 
 GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {torch.ops.aten._grouped_mm.default: _grouped_product}
 """Operators of which torch's own shape function gives something else than CUDA."""
+
+
+@lru_cache(None)
+def _definition(func: Any) -> CustomOpDef | None:
+    return OPDEFS.get(f"{func.namespace}::{func._opname}") if func.namespace not in ("aten", "prims") else None
+
+
+def body_of(func: Any) -> Callable[..., Any] | None:
+    """Return the function of Python that CUDA runs for an operator by `torch.library.custom_op`; None of any other."""
+    made = _definition(func)
+    return made and (made._backend_fns.get("cuda") or made._backend_fns.get(None))
 
 
 def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

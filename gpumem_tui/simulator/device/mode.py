@@ -28,6 +28,7 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.detectors import Detectors, Kept
 from gpumem_tui.simulator.device.kinds import (
     SPARSE_PRODUCT,
     HostConverter,
@@ -49,6 +50,7 @@ from gpumem_tui.simulator.device.shapes import (
     Untraceable,
     by_assumption,
     can_be_assumed,
+    gives_numbers,
     in_words,
     is_unique,
     result_by_example,
@@ -85,8 +87,7 @@ _LEAST_ROWS, _MOST_ROWS = 4, 1024
 """Operators by which a step cuts its batch into parts, and rows of a part. Smaller parts are seen at the batch sizes
 that are traced anyway; a larger one would take a batch of twice as many, out of a program's own data."""
 
-_DETECTORS = ("ultralytics.",)
-"""Libraries that look for the anchors which their loss counts with what the model predicts of them."""
+_TRUE = torch.tensor(True, device="cpu")
 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
 _LEAVING = {*dis.hasjrel, *dis.hasjabs, *(dis.opmap.get(name) for name in _ENDS)}
@@ -128,6 +129,7 @@ class DeviceMode(FakeTensorMode):
         self.arriving: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._answers = Answers(self)
         self._shapes = Shapes(self.values)
+        self._detectors = Detectors()
         self._sparse = SparseTensors()
         self._index_bytes: list[int] = []
         self._given: Any = None
@@ -137,6 +139,7 @@ class DeviceMode(FakeTensorMode):
         """Whether the operator that is being followed takes whole numbers or truth values by a mask."""
 
         self._depth = 0
+        self._is_in_body = False
         self._thread = threading.local()
         self._turn = threading.RLock()
         self._in_turn = 0
@@ -162,7 +165,9 @@ class DeviceMode(FakeTensorMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if not types and not kwargs and type(func) is OpOverload:  # on tensors of the host, as in data loaders
-            if func is _LIFT_FRESH:
+            if func is _LIFT_FRESH or (
+                func is _READ and not isinstance(args[0], torch.Tensor)
+            ):  # of a number in a tensor
                 return args[0]  # as it does, without the way there: data loaders ask it of every array
             if func not in _WATCHED_ON_HOST:
                 return func(*args)
@@ -193,6 +198,9 @@ class DeviceMode(FakeTensorMode):
                 with self._turn:
                     return self._work_out(func, types, self._without_data(args), kwargs)
             return func(*args, **kwargs)
+        body = None if self.is_dispatching else kernels.body_of(func)
+        if body is not None and (made := self._run_body(func, body, args, kwargs)) is not MISS:
+            return made
         with self._turn:
             self._in_turn = threading.get_ident()
             caller = sys._getframe().f_back
@@ -249,7 +257,7 @@ class DeviceMode(FakeTensorMode):
         self._memory.record(result if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if self._given is not None:
-            if func is _NONZERO:
+            if func is _NONZERO or gives_numbers(func):
                 self.values.learn(result, self._given)
             self._given = None
         if func in COPIES and host.holds_values(args):
@@ -308,6 +316,20 @@ class DeviceMode(FakeTensorMode):
 
         return tuple([fake(one) for one in value] if isinstance(value, list) else fake(value) for value in args)
 
+    def _run_body(self, func: Any, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run what a program has made an operator of: its own operators come here one by one; `MISS` where it fails."""
+        before, self._is_in_body = self._is_in_body, True
+        try:
+            with self, torch._C._AutoDispatchBelowAutograd():
+                return body(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the program's own, or what a library of a GPU's raises without one
+            self._note_assumed(f"what {func} takes within itself is not traced ({named(error)}: {in_one_line(error)})")
+            return MISS
+        finally:
+            self._is_in_body = before
+
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
@@ -336,11 +358,12 @@ class DeviceMode(FakeTensorMode):
             try:
                 return _fake_dispatch(self, func, types, args, kwargs)
             except DynamicOutputShapeException:
-                share = self._assumed_share(func)
-                if share is None:
+                kept = self._assumed_share(func, args)
+                if kept is None:
                     raise
                 with no_dispatch():
-                    return self._shaped_as(by_assumption(func, args, share))
+                    self._given = by_assumption(func, args, kept.share, kept.where)
+                    return self._shaped_as(self._given)
             except (NotImplementedError, UnsupportedOperatorException):
                 if isinstance(kwargs.get("out"), torch.Tensor):  # of products in 8 bits torch knows the shape but there
                     return kwargs["out"]
@@ -364,7 +387,7 @@ class DeviceMode(FakeTensorMode):
             if in_backward() and not forward:
                 line = "in backward"
         failure = in_words(func, args, error, line)
-        if in_backward():
+        if in_backward() and not self._is_in_body:
             if failure is error and not sites.calling_line():
                 failure = Untraceable(f"{func} cannot be followed: {named(error)}: {in_one_line(error)} ({line})")
             self._gpu.on_backward_error(failure)
@@ -375,43 +398,45 @@ class DeviceMode(FakeTensorMode):
         try:
             known = self._shapes.of_result(func, args, kwargs)
         except UnknownValue:
-            share = self._assumed_share(func)
-            if share is None:
-                share = self._steering_share(func, args)
-            if share is None:
+            kept = self._assumed_share(func, args)
+            if kept is None:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             with no_dispatch():
-                known = self._given = by_assumption(func, args, share)
+                known = self._given = by_assumption(func, args, kept.share, kept.where)
+                if kept.library and func is _NONZERO and args[0].dtype == torch.bool:
+                    mask = torch.zeros(args[0].shape, dtype=torch.bool, device="cpu")
+                    self.values.learn(args[0], mask.index_put_(known.unbind(1), _TRUE))
         if func is _NONZERO and self._memory.operator != "aten.nonzero":
             self._index_bytes.append(known.nbytes)
         return (self._shaped_as(known[0]), known[1]) if func is PACK else self._shaped_as(known)
 
-    def _assumed_share(self, func: Any) -> float | None:
-        """Return what share an operator is assumed to keep at this line of the program; None where none is given."""
-        return self._assumed_rows.at(self._gpu.sites.calling_line(), func) if can_be_assumed(func) else None
-
-    def _steering_share(self, func: Any, args: tuple[Any, ...]) -> float | None:
-        """Return what share an operator keeps of values that only steer the program; None of any others.
+    def _assumed_share(self, func: Any, args: tuple[Any, ...]) -> Kept | None:
+        """Return what an operator is assumed to keep at this line of the program; None where nothing tells.
 
         Whole numbers and truth values that no gradient reaches hold next to no memory themselves: a mask on them is
         what it reads as, else true everywhere. Where a function checks values, those are valid, and all the same one.
         """
-        reads = self.values.reads_as(args[0])
+        if not can_be_assumed(func):
+            return None
+        told = self._assumed_rows.at(self._gpu.sites.calling_line(), func)
+        if told is not None:
+            return Kept(told)
         if func is _NONZERO and self._steers:
-            truth = "false" if reads is False else "true"
-            self._note_assumed(f"truth values computed on the GPU, which only steer, are taken as {truth}")
-            return float(reads is not False)
+            truth = self.values.reads_as(args[0]) is not False
+            self._note_assumed(f"truth values computed on the GPU, which only steer, are taken as {str(truth).lower()}")
+            return Kept(float(truth))
         if is_unique(func) and not args[0].is_floating_point() and _is_checked():
             self._note_assumed("values that are checked are taken as valid, and as one")
-            return 0.5 / max(1.0, float(args[0].numel()))  # one, as rows are rounded up
-        if func is _NONZERO and torch.is_inference_mode_enabled() and reads is not None:
-            truth = "true" if reads else "false"
-            self._note_assumed(f"values compared on the GPU in inference mode are taken as {truth}")
-            return float(reads)
-        if func is _NONZERO and not args[0].is_floating_point() and _caller().startswith(_DETECTORS):
-            self._note_assumed("every anchor is taken as one that the loss counts, the most there can be")
-            return 1.0
-        return None
+            return Kept(0.5 / max(1.0, float(args[0].numel())))  # one, as rows are rounded up
+        reads = self.values.reads_as(args[0]) if func is _NONZERO and torch.is_inference_mode_enabled() else None
+        if reads is not None:
+            self._note_assumed(f"values compared on the GPU in inference mode are taken as {str(reads).lower()}")
+            return Kept(float(reads))
+        kept = self._detectors.kept(args[0].shape) if func is not _NONZERO or not args[0].is_floating_point() else None
+        if kept is not None:
+            words = f"as many boxes and anchors are taken as {kept.library} can keep, which only its predictions tell"
+            self._assumed_rows.used[f"{words}; --assume-rows takes fewer"] = None
+        return kept
 
     def _note_assumed(self, words: str) -> None:
         """Say once of a line of the program what was assumed there."""
@@ -537,14 +562,6 @@ def _only_raises(instructions: Sequence[dis.Instruction], start: int) -> bool:
     """Return whether the code from an offset on comes to a ``raise`` before it jumps or returns."""
     end = next((one for one in instructions if one.offset >= start and one.opcode in _LEAVING), None)
     return end is not None and end.opname == "RAISE_VARARGS"
-
-
-def _caller() -> str:
-    """Return the name of the module whose code asks for an operator."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")) if frame is not None else ""
 
 
 def _rows_asked_for(func: Any, args: tuple[Any, ...]) -> int:

@@ -26,6 +26,9 @@ _DENOMINATOR_COPIED_BEFORE = (2, 1)
 torch/optim/adam.py) until pytorch/pytorch#104898 and #104991, of July 2023: two copies of all parameters, one since."""
 
 
+_RELU_KEPT_ITS_INPUT_BEFORE, _SOFTMAX_KEPT_ITS_INPUT_BEFORE = (1, 10), (1, 11)
+"""What backward had beside the result until pytorch/pytorch#63089, of August 2021, and #65242, of October 2021."""
+
 _NORM_IN_ITS_OWN_TYPE_BEFORE = (2, 12)
 """Autocast runs `rms_norm` in float32 since 2.12: its registrations for AutocastCUDA have it, those of 2.11 do not."""
 
@@ -40,6 +43,9 @@ def follow(version: tuple[int, ...], replacements: Replacements) -> None:
         for module in [module for key, module in sys.modules.items() if key.startswith("torch.optim.")]:
             if name in vars(module):
                 replacements.set(module, name, _neither)
+    for before, owner, name in _KEPT_THEIR_INPUT:
+        if version < before:
+            replacements.wrap(owner, name, _keeping_input)
     if version < _DENOMINATOR_COPIED_BEFORE:
         replacements.wrap(adam, "_multi_tensor_adam", _with_copied_denominator)
     if version < _NORM_IN_ITS_OWN_TYPE_BEFORE:
@@ -51,8 +57,33 @@ def _zeroed(zero_grad: Callable[..., None], owner: Any, set_to_none: bool = Fals
     zero_grad(owner, set_to_none=set_to_none)
 
 
-def _neither(*_: Any, **__: Any) -> tuple[bool, bool]:
+def _neither(params: list[torch.Tensor], differentiable: bool, use_fused: bool = False) -> tuple[bool, bool]:  # noqa: ARG001
+    """Return neither; of what torch.jit.script takes in the other's place."""
     return False, False
+
+
+def _keeping_input(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Have a result hold what it was made of until its gradient is there; of a loss its `log_softmax` does."""
+    result = function(*args, **kwargs)
+    node = getattr(result, "grad_fn", None)
+    if node is not None and node.name().startswith("Nll"):
+        node = node.next_functions[0][0]
+    if node is not None:
+        held = [args[0] if args else kwargs["input"]]
+        node.register_hook(lambda *_: held.clear())
+    return result
+
+
+_KEPT_THEIR_INPUT: tuple[tuple[tuple[int, int], Any, str], ...] = (
+    (_RELU_KEPT_ITS_INPUT_BEFORE, torch, "relu"),
+    (_RELU_KEPT_ITS_INPUT_BEFORE, torch.Tensor, "relu"),
+    *(
+        (_SOFTMAX_KEPT_ITS_INPUT_BEFORE, owner, name)
+        for owner in (torch, torch.Tensor)
+        for name in ("softmax", "log_softmax")
+    ),
+    (_SOFTMAX_KEPT_ITS_INPUT_BEFORE, torch.nn.functional, "cross_entropy"),
+)
 
 
 def _with_copied_denominator(update: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -123,8 +123,8 @@ def is_unique(func: Any) -> bool:
     return func in _UNIQUE
 
 
-def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
-    """Return what an operator in `TAKEN_FROM_VALUES` would give if it kept `share` of what it looks at, evenly.
+def by_assumption(func: Any, args: tuple[Any, ...], share: float, where: str) -> Any:
+    """Return what an operator would give if it kept `share` of what it looks at, and that `where` `Kept` says.
 
     Raises:
         UnknownValue: it keeps no share of anything.
@@ -133,12 +133,14 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
         return torch.empty(
             _kept(torch.broadcast_shapes(args[0].shape, args[1].shape), share), dtype=args[0].dtype, device="cpu"
         )
-    if _is_selection(func):
+    if gives_numbers(func):
         return _spread(args[0].shape[:1], share)
     if func is _NONZERO:
         shape = args[0].shape
         flat = _spread(shape, share)
         kept = len(flat)
+        if where != "evenly":
+            flat = torch.arange(kept, device="cpu") + (math.prod(shape) - kept) * (where == "last")
         if not shape:
             return flat.new_empty((kept, 0))
         return torch.stack(torch.unravel_index(flat, shape), dim=1)
@@ -153,10 +155,10 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float) -> Any:
 
 def can_be_assumed(func: Any) -> bool:
     """Return whether `by_assumption` knows what an operator keeps, or one that it is made of."""
-    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *INDEXED) or _is_selection(func)
+    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *INDEXED) or gives_numbers(func)
 
 
-def _is_selection(func: Any) -> bool:
+def gives_numbers(func: Any) -> bool:
     """Return whether an operator gives the numbers of those boxes that do not overlap a better one."""
     return bool(func._opname == "nms" and func.namespace == "torchvision")
 

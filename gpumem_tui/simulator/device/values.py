@@ -61,6 +61,8 @@ _UNINITIALIZED = frozenset(
 """Tensors that hold nothing; forward-mode differentiation's zeros have no memory."""
 
 _COPY: Any = _aten.copy_.default
+_PERMUTATION: Any = _aten.randperm.default
+"""Its parts are what samplers draw."""
 _COPIES = (_COPY, _aten._to_copy.default)
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -327,7 +329,7 @@ class Values:
                 continue
             if holder is None or holder.values is not None:
                 return
-            if not _is_small(tensor, is_drawn=rule.is_drawn):
+            if not _is_small(tensor, is_drawn=rule.is_drawn and func is not _PERMUTATION):
                 self._defer(rule, func, args, kwargs, result)
                 return
         if not made:
