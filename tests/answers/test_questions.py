@@ -40,7 +40,7 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
-_BY_CONFIG = "AutoModelForCausalLM._from_config(AutoConfig.from_pretrained('.'), dtype=torch.bfloat16)"
+_BY_CONFIG = "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained('.'), dtype=torch.bfloat16)"
 _TOKENS = """
     ids = torch.randint(0, 1000, (size, {length}), device="cuda")
     batch = dict(input_ids=ids, labels=ids)
@@ -76,7 +76,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "whisper": {
         "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 768,
         "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_layers": 12,
-        "decoder_attention_heads": 12, "decoder_ffn_dim": 3072, "num_mel_bins": 80, "vocab_size": 51865,
+        "decoder_attention_heads": 12, "decoder_ffn_dim": 3072, "num_mel_bins": 80, "max_source_positions": 1500,
+        "max_target_positions": 448, "vocab_size": 51865,
     },
 }  # fmt: skip
 

@@ -48,10 +48,11 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
 
 
 def test_what_a_program_tells_the_allocator_itself_holds(project: Project) -> None:
-    """As modded-nanogpt and nanochat do: they set the variable before they import torch."""
+    """As modded-nanogpt, nanochat and torchtune do: torch reads the variable as it first allocates."""
     script = textwrap.dedent(SCRIPT)
     project.write("plain.py", script)
-    project.write("train.py", f'import os\nos.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"\n{script}')
+    said = '\nimport os\nos.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"\n'
+    project.write("train.py", script.replace("\n", said, 3).replace(said, "\n", 2))
     kinds = (("plain.py", ""), ("train.py", ""), ("plain.py", "expandable_segments:True"))
     reserved = []
     for name, settings in kinds:

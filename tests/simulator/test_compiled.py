@@ -252,7 +252,7 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     assert found["checkpoint"]["compiled"] == MATRIX
     said, counted = (note for note in found["of one graph each"] if "while it compiles" not in note)
     assert "1 checkpoint within a graph" in said
-    assert counted == "torch.compile: 10 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
+    assert counted == "torch.compile: 12 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
 
 
 def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:
@@ -321,7 +321,7 @@ def test_a_backward_is_compiled_as_well(found: dict[str, Any]) -> None:
     """Beside the gradient that is given: eager two that follow one another, compiled one, of the input."""
     assert found["backward"] == [3 * MATRIX, 2 * MATRIX]
     assert (
-        "torch.compile: 1 graph compiled, traced by the compiler's own buffers; no frame ran eager"
+        "torch.compile: 2 graphs compiled, traced by the compiler's own buffers; no frame ran eager"
         in (found["said of backward"])
     )
     assert found["compiled autograd"] == {"eager": 3 * MATRIX, "compiled": MATRIX}
@@ -557,3 +557,56 @@ def test_a_network_of_transformers_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     notes = predicted("--compile", network=("--config", str(tmp_path)))["traced"]["notes"]
     assert "torch.compile: 1 graph compiled, traced by the compiler's own buffers; no frame ran eager" in notes
+
+
+_TWICE = """
+import sys
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(256), nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        found = 0
+        for begins in (x, x * 2):
+            for block in self.blocks:
+                begins = checkpoint(block, begins, use_reentrant=False)
+            found = found + begins.pow(2).mean()
+        return found
+
+
+model = Twice().cuda()
+called = torch.compile(model) if sys.argv[1] == "compiled" else model
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    called(torch.randn(64, 1024, 256, device="cuda")).backward()
+    optimizer.step()
+"""
+
+
+def test_two_passes_of_checkpoints_in_one_graph_hold_several_at_once(tmp_path: Path) -> None:
+    """As measured in pytorch issue 193193, 2.3 times the eager peak; the result says so."""
+    script = tmp_path / "train.py"
+    script.write_text(_TWICE)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--", sys.executable]
+    traced = {}
+    for kind in ("eager", "compiled"):
+        done = subprocess.run([*command, str(script), kind], capture_output=True, text=True, check=True)
+        traced[kind] = json.loads(done.stdout)["traced"]
+    eager, compiled = (one["peak_allocated_bytes"] for one in traced.values())
+    assert compiled > 1.5 * eager
+    assert any("12 checkpoints within a graph" in note and "193193" in note for note in traced["compiled"]["notes"])

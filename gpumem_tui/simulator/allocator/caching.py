@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.allocator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, Stats, absorb, cut
@@ -42,7 +42,7 @@ class CachingAllocator:
 
     Args:
         capacity_bytes: what the driver can hand out: the device's total less context, reserve and others' use.
-        settings: what `PYTORCH_CUDA_ALLOC_CONF` says.
+        settings: what `PYTORCH_CUDA_ALLOC_CONF` says, or what to ask for it once memory is first taken.
         allowed_bytes: the memory fraction's limit on reserved bytes (fraction · device total), None for no limit.
         detailed: keep the statistics of requested and inactive split bytes too, a fifth of the time.
 
@@ -54,16 +54,26 @@ class CachingAllocator:
     def __init__(
         self,
         capacity_bytes: int,
-        settings: AllocatorSettings | None = None,
+        settings: AllocatorSettings | Callable[[], AllocatorSettings] | None = None,
         allowed_bytes: int | None = None,
         *,
         detailed: bool = True,
     ) -> None:
         self.capacity_bytes = capacity_bytes
-        self.settings = settings or AllocatorSettings()
         self.allowed_bytes = allowed_bytes
         self.stats = Stats()
         self._detailed = detailed
+        self._asked = settings if callable(settings) else lambda: settings or AllocatorSettings()
+        self._configure()
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
+        self._lowest_address = self._next_virtual_address = _FIRST_ADDRESS
+        self._large_lookups = 0
+        self.pending: dict[int, Block] = {}
+
+    def _configure(self) -> None:
+        """Take over what the settings are now; torch reads them as it first allocates, which a program may do late."""
+        self.settings = self._asked()
         self._max_split_bytes = self.settings.max_split_size_bytes or _NO_LIMIT
         self._max_rounding_bytes = self.settings.max_non_split_rounding_bytes or self.settings.large_segment_bytes
         self._rounds_to_power2 = any(self.settings.roundup_power2_divisions)
@@ -71,11 +81,6 @@ class CachingAllocator:
         self.takes_best_fit = not (
             self._expandable or self.settings.max_split_size_bytes or self.settings.garbage_collection_threshold
         )
-        self._pools: dict[tuple[int, bool], Pool] = {}
-        self._requests: defaultdict[int, dict[int, tuple[int, Pool]]] = defaultdict(dict)
-        self._lowest_address = self._next_virtual_address = _FIRST_ADDRESS
-        self._large_lookups = 0
-        self.pending: dict[int, Block] = {}
 
     # Requests
 
@@ -182,6 +187,8 @@ class CachingAllocator:
 
     def _prepare(self, size_bytes: int, stream: int) -> tuple[int, Pool]:
         """Work out the block size and the pool that serve a request, and remember both, as sizes come again."""
+        if not self._pools:
+            self._configure()
         size = self.round_size(size_bytes)
         key = (stream, size <= SMALL_REQUEST_BYTES)
         pool = self._pools[key] if key in self._pools else self._new_pool(*key)

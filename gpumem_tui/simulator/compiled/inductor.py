@@ -170,8 +170,7 @@ def _replace(told: Followed) -> None:
     random = _module("_prims.rng_prims")  # of what is computed again: it knows states of CUDA's generators
     asked = original(random, "get_device")
     replace(random, "get_device", lambda *given: str(asked(*given)).replace(DEVICE_TYPE, "cuda"))
-    for name in ("_inductor.compile_fx", "_inductor.output_code"):  # ask for addresses
-        replace(_module(name), "get_input_idxs_to_check", lambda *_, **__: [])
+    replace(inner, "get_input_idxs_to_check", lambda *_, **__: [])  # it asks for addresses
     replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
     replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _run_wrapper)
     graphs = _module("_inductor.cudagraph_utils")

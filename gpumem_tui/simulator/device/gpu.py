@@ -86,7 +86,7 @@ class SimulatedGpu:
         self.notes = {} if notes is None else notes
         self.dropout_state: torch.Tensor | None = None
         capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
-        self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment(), limit_bytes)
+        self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment, limit_bytes)
         self.recorder = TimelineRecorder()
         self.phases_begun = 0
         self._rounds: list[Round] = []
