@@ -126,7 +126,7 @@ def _holders(things: list[Any]) -> list[Any]:
 
 
 def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
-    """Modules made of others, of which a list or sequence has two or more of one class: the outermost.
+    """Yield the outermost modules made of others, of which a list or sequence has two or more of one class.
 
     A sequence of blocks within one of these (a stage) is gone into instead.
     """

@@ -11,7 +11,7 @@ nn = torch.nn
 
 
 from gpumem_tui.catalog.loader import find_gpu  # noqa: E402
-from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, SHARDED, injected  # noqa: E402
+from gpumem_tui.formula.techniques import INJECTED, MORE_RANKS, injected  # noqa: E402
 from gpumem_tui.run.changes import KEYS  # noqa: E402  they need torch
 from gpumem_tui.run.parts import repeated_blocks  # noqa: E402
 from gpumem_tui.run.replacements import CHUNKED_FROM, chunked_cross_entropy, why_not_chunked  # noqa: E402
@@ -33,7 +33,7 @@ def _named(root: Any) -> list[str]:
 
 
 def test_every_change_has_a_name_and_a_way_to_make_it() -> None:
-    assert set(KEYS) == set(INJECTED) - {MORE_RANKS, SHARDED}
+    assert set(KEYS) == set(INJECTED) - {MORE_RANKS}
     assert {change.key for change in injected(find_gpu("a100-80gb"), ranks=2)} == set(INJECTED)
 
 

@@ -113,6 +113,51 @@ def test_tensor_parallel_layers_hold_their_share(project: Project) -> None:
     assert held["optimizer"] == 2 * MODEL // RANKS
 
 
+SEQUENCE_PARALLEL = f"""
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm({WIDTH})
+        self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in (({WIDTH}, 4096), (4096, {WIDTH})))
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+mesh = init_device_mesh("cuda", SHAPE, mesh_dim_names=("data", "tensor")[-len(SHAPE):])
+cut = dict(norm=SequenceParallel(), up=ColwiseParallel(input_layouts=Shard(1)))
+cut.update(down=RowwiseParallel(output_layouts=Shard(1)))
+blocks = nn.ModuleList(Block() for _ in range(3)).cuda()
+for block in blocks:
+    parallelize_module(block, mesh["tensor"], cut)
+    block.compile(fullgraph=True)
+    if len(SHAPE) == 2:
+        fully_shard(block, mesh=mesh["data"])
+model = nn.Sequential(*blocks)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 512, {WIDTH}, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("shape", [f"({RANKS},)", f"(2, {RANKS // 2})"])
+def test_sequence_parallel_blocks_are_compiled_in_one_graph(project: Project, shape: str) -> None:
+    """With FSDP2 over the other half of the ranks as well: each rank holds its share of the matrices."""
+    project.write("train.py", START + SEQUENCE_PARALLEL.replace("SHAPE", shape))
+    traced = project.predict(*TORCHRUN, "train.py").json["traced"]
+    matrices, norms = 3 * 2 * 4 * WIDTH * 4096 // RANKS, 3 * 2 * 4 * WIDTH
+    assert matrices <= traced["buckets"]["parameters"] <= matrices + norms
+    assert 2 * matrices <= traced["buckets"]["optimizer"] <= 2 * (matrices + norms) + MIB
+    assert any("compiled, traced by" in note and "no frame ran eager" in note for note in traced["notes"])
+
+
 COLLECTIVES = f"""
 for device in ("cpu", "cuda"):
     given = torch.tensor([5.0, 7.0], device=device)
