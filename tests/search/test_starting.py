@@ -69,10 +69,10 @@ def test_too_many_open_files(tmp_path: Path, kind: str) -> None:
         if started is not None:
             started.end()
             break
-        assert open_files() == before
+        assert open_files() <= before, "of an earlier test some may end meanwhile"
     assert len(failures) > 2
     assert {failure.partition(" (")[0] for failure in failures} == {"no process can be started: Too many open files"}
-    assert open_files() == before
+    assert open_files() <= before, "of an earlier test some may end meanwhile"
 
 
 @pytest.mark.parametrize("kind", ["child", "command"])
