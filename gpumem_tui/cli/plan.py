@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 """Device options that a plan does not take: it has the whole GPU."""
 
-_USUAL_BATCH_SIZE = 8
 _CUTS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+_USUAL_BATCH_SIZE = 8
 """What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
 
 

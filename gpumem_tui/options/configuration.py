@@ -205,10 +205,11 @@ def check_searchable(config: SearchConfig) -> None:
     if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")
     if (recipe.sharding != "none" or recipe.tensor_parallel > 1) and not config.device.simulated:
-        sharded = f"--sharding {recipe.sharding}"
+        is_cut = recipe.sharding == "none"
+        option = f"--tensor-parallel {recipe.tensor_parallel}" if is_cut else f"--sharding {recipe.sharding}"
         raise OptionError(
-            f"{sharded if recipe.sharding != 'none' else f'--tensor-parallel {recipe.tensor_parallel}'}: a search on a "
-            "GPU of this machine runs the step of one GPU; --gpu sim:NAME simulates one rank of several"
+            f"{option}: a search on a GPU of this machine runs the step of one GPU; --gpu sim:NAME simulates one rank "
+            "of several"
         )
     check_gpus_are_used(config.workload)
 

@@ -287,14 +287,16 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
         return simulated_device(wanted.removeprefix("sim:"))
     if wanted is None:
         return _first_free(gpus, share=share)
-    name = wanted if wanted in catalog_gpus() else DEFAULT_GPU
+    name = wanted if wanted in catalog_gpus() else ""
     if isinstance(gpus, Unknown):
-        raise OptionError(f"--gpu: {wanted!r} is not available: {gpus.reason}; --gpu sim:{name} simulates one")
+        raise OptionError(
+            f"--gpu: {wanted!r} is not available: {gpus.reason}; --gpu sim:{name or DEFAULT_GPU} simulates one"
+        )
     found = [gpu for gpu in gpus if wanted in (str(gpu.index), gpu.uuid)]
     if not found:
         known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
-        name = name if name == wanted else "NAME"
-        raise OptionError(f"--gpu: there is no GPU {wanted!r} here; there are {known}, and sim:{name} simulates one")
+        simulated = f"sim:{name or 'NAME'} simulates one"
+        raise OptionError(f"--gpu: there is no GPU {wanted!r} here; there are {known}, and {simulated}")
     gpu = found[0]
     if not gpu.is_free and not share:
         raise OptionError(f"--gpu: {_in_use(gpu)}; --share searches in what they leave")

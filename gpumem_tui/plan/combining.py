@@ -158,8 +158,8 @@ def planned(
             plan, made = replace(plan, together=(*plan.together, done)), made + 1
             yield now(None, done)
 
-    further = [one for one in left if one.key in SHARDS and one.price.gpus and one.key not in runs.wanted]
-    further += [one for one in left if one.key in DEEPSPEED and one not in further and one.key not in runs.wanted]
+    unasked = [one for one in left if one.key not in runs.wanted]
+    further = [one for one in unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)]
     yield from sets()
     while left:
         change = next((one for one in left if one not in further), left[0])

@@ -23,7 +23,7 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.records import BF16_SINCE
 from gpumem_tui.run.adapters import adapt_models, why_not_adapted
 from gpumem_tui.run.events import PROPOSE
-from gpumem_tui.run.parts import repeated_blocks
+from gpumem_tui.run.parts import has_parameters, repeated_blocks
 from gpumem_tui.run.replacements import (
     CHUNKED_FROM,
     REPLACEMENTS,
@@ -148,7 +148,7 @@ class Changes:
             self._compiled.add(module)
             by_block = hasattr(module, "set_reshard_after_forward")
             for part in repeated_blocks(module) if by_block else (module,):
-                if next(parameters_in(part), None) is not None:
+                if has_parameters(part):
                     part.compile()
                     count()
         return call(module, *args, **kwargs)

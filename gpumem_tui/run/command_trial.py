@@ -244,9 +244,11 @@ class _Simulated(_Trial):
         size = self.request.batch_size or 0
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
-        done = replace(done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters())
-        done = replace(done, **self.compiler.unsure(self.request.workload.as_torch, self.request.gpu))
-        done = replace(done, allocator=self.gpu.allocator.settings.text)
+        unsure = self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
+        done = replace(
+            done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters(),
+            allocator=self.gpu.allocator.settings.text, **unsure,
+        )  # fmt: skip
         if self.changes is None:
             return done
         made = self.changes

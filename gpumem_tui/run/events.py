@@ -197,7 +197,7 @@ class TraceDone:
         batch_multiple: it answers for the multiples of it, as the program takes no others.
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
         unsure_bytes: what of it a GPU may do without, as a note says.
-        allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it imported torch: programs set it themselves.
+        allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
     """
 
     trace: AffineTrace

@@ -125,6 +125,11 @@ def _holders(things: list[Any]) -> list[Any]:
 # Blocks
 
 
+def has_parameters(root: nn.Module) -> bool:
+    """Return whether a module has parameters, or one within it."""
+    return next(parameters_in(root), None) is not None
+
+
 def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
     """Yield the outermost modules made of others, of which a list or sequence has two or more of one class.
 

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
-from gpumem_tui.run.parts import copies, parts_of_models, scales
+from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -362,7 +362,7 @@ class Evaluations:
             if module.training or not self._known.get(module, False):
                 self._known[module] = module.training
                 return False
-        elif self.after is not None and is_new and next(parameters_in(module), None) is not None:
+        elif self.after is not None and is_new and has_parameters(module):
             self._known[module] = False
         elif module not in self._known:
             learns = (parameter for parameter in parameters_in(module) if parameter.requires_grad)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gpumem_tui.run.adapters import change_groups
-from gpumem_tui.run.parts import repeated_blocks
+from gpumem_tui.run.parts import has_parameters, repeated_blocks
 from gpumem_tui.step.walking import instances_of, modules_in, outermost, parameters_in
 from gpumem_tui.workload.errors import is_users
 
@@ -106,14 +106,10 @@ def _places(part: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
 def _called_part(model: nn.Module) -> nn.Module:
     """Return the model within what only holds it, as the module of a library's trainer or of a compiler."""
     while True:
-        parts = [part for part in model._modules.values() if part is not None and _has_parameters(part)]
+        parts = [part for part in model._modules.values() if part is not None and has_parameters(part)]
         if len(parts) != 1 or model._parameters or isinstance(parts[0], (*_CONTAINERS, nn.Sequential)):
             return model
         model = parts[0]
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(parameters_in(module), None) is not None
 
 
 def _replicate_nothing(shard: Callable[[nn.Module], None]) -> None:

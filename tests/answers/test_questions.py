@@ -267,7 +267,9 @@ def test_13_accumulation_for_half_a_million_tokens(folder: Path) -> None:
     samples = 8 * passes
     form = rf"^Fits: batch 8 .* {passes} passes make a global batch of {samples} \({samples * 1024:,} tokens\)"
     words = "--model gpt2 --target-tokens 0.5M --precision amp-bf16 --batch-size 8 --gpu sim:a100-40gb"
-    _asked(folder, f"plan --plain {words}", form)
+    out = _asked(folder, f"plan --plain {words}", form)
+    assert f"{samples * 1024:,} tokens" in out.partition("\n")[0]
+    assert abs(samples * 1024 - 500_000) <= 8 * 1024 / 2, "the nearest number of whole passes"
 
 
 def test_14_the_learning_rate_and_the_critical_batch(folder: Path) -> None:

@@ -19,6 +19,18 @@ from tests.sharing import WarmPython
 
 TIMEOUT_S = 300
 
+BLOCK = """\
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x):
+            return x + self.down(F.gelu(self.up(x)))
+
+"""
+"""Of scripts that import torch's `nn` and `functional` (as F) and say their WIDTH."""
+
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
     """Skip where one of them is not installed. None is imported: every test process collects, for seconds at a time."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.command.running import Project
+from tests.command.running import BLOCK, Project
 
 pytestmark = pytest.mark.scripts
 
-SCRIPT = """
+SCRIPT = (
+    """
     import sys
     from contextlib import nullcontext
 
@@ -24,15 +25,9 @@ SCRIPT = """
     WIDTH, CLASSES = 256, 8192
 
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-        def forward(self, x):
-            return x + self.down(F.gelu(self.up(x)))
-
-
+"""
+    + BLOCK
+    + """
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -92,6 +87,7 @@ SCRIPT = """
         loss.backward()
         optimizer.step()
 """
+)
 BY_HAND = (
     "checkpointing", "autocast", "adafactor", "sgd-momentum", "sgd", "chunked-loss", "set-to-none", "fused",
     "no-foreach", "compile",

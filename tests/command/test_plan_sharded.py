@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.command.running import Project
+from tests.command.running import BLOCK, Project
 
 pytestmark = pytest.mark.scripts
 
 GPUS = 4
-BLOCKS = """
+BLOCKS = (
+    """
     import os
     import sys
 
@@ -25,15 +26,9 @@ BLOCKS = """
     WIDTH, CLASSES = 256, 4096
 
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-        def forward(self, x):
-            return x + self.down(F.gelu(self.up(x)))
-
-
+"""
+    + BLOCK
+    + """
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -53,6 +48,7 @@ BLOCKS = """
     def batch(size=256):
         return torch.randint(0, CLASSES, (size,), device="cuda")
 """
+)
 LOOP = """
     net = Model().to("cuda")
     scaler = torch.amp.GradScaler("cuda")

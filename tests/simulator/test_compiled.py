@@ -447,7 +447,7 @@ def test_a_buffer_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
     assert "activations       train.py:13, fused with 12 " in lines
 
 
-_NESTED = """
+_BLOCK = """
 import sys
 import torch
 from torch import nn
@@ -462,6 +462,10 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
+"""
+_NESTED = (
+    _BLOCK
+    + """\
 model = nn.Sequential(*[Block() for _ in range(2)], nn.Linear(256, 512)).cuda()
 called = torch.compile(model)
 if sys.argv[1] == "block":
@@ -472,6 +476,7 @@ for _ in range(3):
     called(torch.ones(4096, 256, device="cuda")).sum().backward()
     optimizer.step()
 """
+)
 
 
 @pytest.mark.parametrize("compiled", ["whole", "block"])
@@ -559,20 +564,10 @@ def test_a_network_of_transformers_is_compiled(tmp_path: Path) -> None:
     assert "torch.compile: 1 graph compiled, traced by the compiler's own buffers; no frame ran eager" in notes
 
 
-_TWICE = """
-import sys
-import torch
-from torch import nn
+_TWICE = (
+    _BLOCK
+    + """\
 from torch.utils.checkpoint import checkpoint
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(256), nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
-
-    def forward(self, x):
-        return x + self.mlp(self.norm(x))
 
 
 class Twice(nn.Module):
@@ -596,6 +591,7 @@ for _ in range(3):
     called(torch.randn(64, 1024, 256, device="cuda")).backward()
     optimizer.step()
 """
+)
 
 
 def test_two_passes_of_checkpoints_in_one_graph_hold_several_at_once(tmp_path: Path) -> None:

@@ -147,9 +147,10 @@ def _stash(given: _Arguments, *, is_waited_for: bool) -> list[torch.Tensor]:
     if gpu is None or gpu.profile.version < _STASHES_SINCE:
         return []
     _stashed[:] = [(begun, kept) for begun, kept in _stashed if kept and begun == gpu.phases_begun]
+    if is_waited_for:
+        return []
     kept = [one for one in pytree.tree_leaves(dict(given)) if isinstance(one, torch.Tensor) and is_without_data(one)]
-    if not is_waited_for:
-        _stashed.append((gpu.phases_begun, kept))
+    _stashed.append((gpu.phases_begun, kept))
     return kept
 
 
