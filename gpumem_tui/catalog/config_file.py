@@ -52,7 +52,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a config.json says, whatever it is of.
+    """What a `config.json` says of a network, whatever its architecture.
 
     Attributes:
         path: the file, absolute.
@@ -84,12 +84,12 @@ class ConfigFile:
 
     @property
     def takes_more_than_text(self) -> bool:
-        """Whether it takes images or sound beside tokens."""
+        """Return whether it takes images or sound beside tokens."""
         return "text_config" in self.values and len({"vision_config", "audio_config"} & self.values.keys()) > 0
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether a sample is tokens, as far as the file says."""
+        """Return whether a sample is tokens, as far as the file says."""
         return "vision_config" in self.values or not {"image_size", "num_channels", "patch_size"} & self.values.keys()
 
     @property
@@ -112,7 +112,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def read_config_file(path: str | Path) -> ConfigFile:
-    """Return a config.json.
+    """Read a `config.json` and return what it says.
 
     Args:
         path: the file, a folder that holds it, a model's folder in huggingface_hub's cache, or its name on the hub

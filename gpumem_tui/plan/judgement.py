@@ -34,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One piece of advice.
+    """A piece of advice on a plan, with the papers behind it.
 
     Attributes:
         key: names it in code.

@@ -21,7 +21,7 @@ from gpumem_tui.search.words import how_far
 
 
 class CommandLog:
-    """What a command prints, on stderr and marked as its own, so that stdout is the program's alone.
+    """The output of a command, on stderr and marked as its own, so that stdout is the program's alone.
 
     Args:
         progress: the line that is under way on stderr, to be cleared first.
