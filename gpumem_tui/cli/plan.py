@@ -37,7 +37,7 @@ _USUAL_BATCH_SIZE = 8
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was typed that is about the plan alone, by the name of its option; the rest says what is planned."""
+    """The options that were typed for the plan itself, by name; the others say what is planned."""
 
     as_json: bool
     markdown: bool

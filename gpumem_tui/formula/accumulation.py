@@ -23,7 +23,7 @@ class Accumulation:
 
     @property
     def exact(self) -> bool:
-        """Whether the target is met without rounding up."""
+        """Return whether the target is met without rounding up."""
         return self.global_batch_size == self.target_batch
 
 

@@ -28,7 +28,7 @@ BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a4
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How GPUs are connected.
+    """A connection between GPUs.
 
     Attributes:
         name: for the reader.

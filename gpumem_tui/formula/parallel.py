@@ -39,7 +39,7 @@ _RING_BUFFERS = 2
 
 @dataclass(frozen=True, eq=False)
 class PipelineStage:
-    """One GPU of those that hold a copy of the network together.
+    """The part of a network that one GPU holds, of the GPUs that hold a copy of it together.
 
     Attributes:
         share: its share of its stage's part of the network.
@@ -55,7 +55,7 @@ class PipelineStage:
 
     @property
     def shape(self) -> ModelShape:
-        """Its share of the network."""
+        """The shape of this GPU's part of the network."""
         return self.share.shape
 
     def rows(self, batch_size: int) -> list[FormulaRow]:

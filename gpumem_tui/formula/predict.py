@@ -59,17 +59,17 @@ class FormulaPrediction:
 
     @property
     def needed_bytes(self) -> int:
-        """What the allocator must be able to reserve."""
+        """The bytes that the allocator must be able to reserve."""
         return self.peak_bytes + self.cache_bytes
 
     @property
     def fixed_bytes(self) -> int:
-        """What does not depend on the batch size at that moment: weights, their copies, gradients, optimizer state."""
+        """The bytes at that moment that no batch size changes: weights, their copies, gradients, optimizer state."""
         return sum(row.size_bytes for row in self.rows if not row.grows_with_batch)
 
     @property
     def activation_bytes_per_sample(self) -> int:
-        """What each sample adds at that moment: activations, head and loss, batch data. 0 at batch size 0."""
+        """The bytes that each sample adds then: activations, head and loss, batch data. 0 at batch size 0."""
         growing_bytes = sum(row.size_bytes for row in self.rows if row.grows_with_batch)
         return growing_bytes // self.batch_size if self.batch_size else 0
 
@@ -124,7 +124,7 @@ _ORDER = {bucket: place for place, bucket in enumerate(Bucket)}
 
 @dataclass(frozen=True)
 class MomentBytes:
-    """What is needed at one moment, pieces included: whatever the batch size, and what each sample adds.
+    """The bytes needed at one moment, pieces included: those of any batch size, and those that each sample adds.
 
     Attributes:
         beyond: what is needed instead from a batch size on, and that size; None where pieces do not end.

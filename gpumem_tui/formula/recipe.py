@@ -58,7 +58,7 @@ DEFAULT_LORA_RANK = 8
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One training configuration.
+    """A training configuration.
 
     Attributes:
         precision: ``fp32``; ``amp-bf16`` and ``amp-fp16``: fp32 weights under `torch.autocast` (fp16 with a
@@ -147,17 +147,17 @@ class Recipe:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether the network's own weights are frozen, and adapters trained."""
+        """Return whether the network's own weights are frozen, and adapters trained."""
         return self.adapter != "none"
 
     @property
     def has_frozen_layers(self) -> bool:
-        """Whether some of the network's own weights are frozen, and the others trained."""
+        """Return whether some of the network's own weights are frozen, and the others trained."""
         return self.freeze != NOTHING_FROZEN
 
     @property
     def freeze_words(self) -> str:
-        """What is frozen in a few words; empty for nothing."""
+        """Which weights are frozen, in a few words; empty for none."""
         if not self.has_frozen_layers:
             return ""
         if self.freeze == ALL_BUT_HEAD:
@@ -177,7 +177,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is trained and how, in all that a technique may change."""
+    """A network, its recipe and all else that a technique may change."""
 
     shape: ModelShape
     recipe: Recipe

@@ -111,13 +111,13 @@ class PrecisionRecord:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether weights are kept in another format than the step computes in."""
+        """Return whether weights are kept in another format than the step computes in."""
         return bool(self.autocast)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingRecord:
-    """One way to spread the fixed memory over GPUs.
+    """A way to spread parameters, gradients and optimizer state over GPUs, as `catalog/sharding.toml` has it.
 
     Attributes:
         stage: of ZeRO: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
@@ -138,7 +138,7 @@ class ShardingRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationRecord:
-    """One format of frozen weights.
+    """A format of frozen weights, as `catalog/quantization.toml` has it.
 
     Attributes:
         title: as a reader knows it.

@@ -15,7 +15,7 @@ _WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change to the training, and what it buys.
+    """A change to the training, and the bytes that it saves.
 
     Attributes:
         technique: what is changed, and what that costs.

@@ -42,7 +42,7 @@ def fused(shape: ModelShape, recipe: Recipe) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """What a step of one network by one recipe is, on a GPU that runs it alone.
+    """A step of one network by one recipe, worked out, on a GPU that runs it alone.
 
     Attributes:
         shape: the network, or a GPU's part of it. `after`: what comes after its frozen blocks.

@@ -83,7 +83,7 @@ def _micro_batches(plan: CommandPlan) -> list[int]:
 
 @dataclass(frozen=True)
 class Planning:
-    """How far the runs of a plan have come.
+    """The progress of a plan's runs.
 
     Attributes:
         running: the change, or the set of them, that is being run; None: `ran` has just ended.

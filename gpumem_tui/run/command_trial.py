@@ -76,7 +76,7 @@ def take_part(reporter: Reporter) -> None:
 
 
 class _Trial:
-    """What both kinds share: following the program, and saying how it went."""
+    """The part that both kinds of trials share: following the program, and reporting the outcome."""
 
     def __init__(self, reporter: Reporter, request: Request, profile: Profile) -> None:
         self.reporter = reporter

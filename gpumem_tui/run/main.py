@@ -179,7 +179,7 @@ def _follow_commands(commands: RawIOBase) -> threading.Event:
 
 @dataclass(frozen=True)
 class _Trial:
-    """One trial: what is asked for, and the connection to who asked."""
+    """A trial: what is asked for, and the connection to who asked."""
 
     request: TrialRequest
     profile: Profile

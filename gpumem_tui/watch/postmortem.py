@@ -30,7 +30,7 @@ _BEST_REMEDIES = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One process that ran out of memory, and what the formula says of it.
+    """A process that ran out of memory, and what the formula says of it.
 
     Attributes:
         expected: the model and recipe for the formula, or why they cannot be told.
@@ -42,14 +42,14 @@ class Case:
 
     @property
     def what_happened(self) -> str:
-        """What happened to the process, as its title goes on."""
+        """The title's words for what happened to the process."""
         if self.process.state is ProcessState.KILLED_FOR_MEMORY:
             return "was killed by the kernel as host memory ran out"
         return "ran out of memory"
 
     @property
     def rest_bytes(self) -> Value:
-        """What was allocated beyond parameters, gradients and optimizer state: activations, batch data and the rest."""
+        """The bytes allocated beyond parameters, gradients and optimizer state: activations, batch data, others."""
         if self.post_mortem.allocated_bytes is None:
             return Unknown("no allocator figures")
         left_bytes = self.post_mortem.allocated_bytes - self.post_mortem.breakdown.total_bytes
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def outside_bytes(self) -> Value:
-        """What others held of the device: other processes, CUDA contexts, the driver."""
+        """The bytes that others held of the device: other processes, CUDA contexts, the driver."""
         found = self.post_mortem
         if found.device_total_bytes is None or found.device_free_bytes is None or found.reserved_bytes is None:
             return Unknown("the device did not say")
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def remedies(self) -> list[Remedy]:
-        """What would have made a larger batch fit on this device, the most useful first."""
+        """The changes that would have made a larger batch fit on this device, the most useful first."""
         total_bytes = self.post_mortem.device_total_bytes
         if isinstance(self.expected, Unknown) or total_bytes is None:
             return []

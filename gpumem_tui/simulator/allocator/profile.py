@@ -57,7 +57,7 @@ def minor_of(torch_version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the simulator assumes of one torch version on one architecture.
+    """The simulator's constants and rules for one torch version on one architecture.
 
     Attributes:
         name: shown wherever a traced number is shown, e.g. ``torch 2.13 sm_80``.

@@ -191,7 +191,7 @@ def _propagate_without_memory(module: Any) -> None:
 
 
 class _Communication:
-    """What a replica does with a bucket whose gradients are there: a hook of the program's, or nothing.
+    """The communication of a replica's bucket once its gradients are there: a hook of the program's, or nothing.
 
     The reducer can only be given one hook, and without one expects results that the `fake` process group does not have.
     """

@@ -481,7 +481,7 @@ class DeviceMode(FakeTensorMode):
 
     @property
     def is_dispatching(self) -> bool:
-        """Whether torch is at work on fake tensors, and not the program, in this thread."""
+        """Return whether torch is at work on fake tensors, and not the program, in this thread."""
         return self._depth > 0 and self._in_turn == threading.get_ident()
 
     def create_symbolic_nested_int(self, **_: object) -> torch.SymInt:
