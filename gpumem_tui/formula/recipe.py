@@ -12,19 +12,9 @@ from gpumem_tui.catalog.shapes import ModelShape
 
 Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16", "fp16"]
 Optimizer = Literal[
-    "adamw",
-    "adam",
-    "sgd",
-    "sgd-momentum",
-    "adafactor",
-    "adagrad",
-    "rmsprop",
-    "lion",
-    "adamw-8bit",
-    "adamw-fused",
-    "adamw-for-loop",
-    "muon",
-]
+    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "rmsprop", "lion", "adamw-8bit", "adamw-fused",
+    "adamw-for-loop", "muon",
+]  # fmt: skip
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp2", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]

@@ -27,6 +27,9 @@ bfloat16 are assumed to cast the logits first."""
 FP32_BYTES = 4
 """Bytes of a value in fp32."""
 
+ZERO3 = 3
+"""The stage of ZeRO that spreads the weights too."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRecord:

@@ -12,7 +12,7 @@ from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_p
 from gpumem_tui.formula.checks import cuts
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction
-from gpumem_tui.formula.recipe import Recipe, Sharding
+from gpumem_tui.formula.recipe import Sharding
 from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
@@ -202,11 +202,6 @@ def context_words(traced: Traced) -> str:
     return f"{format_bytes(traced.ready.context_bytes)}{ends}: {traced.ready.context_source}"
 
 
-def sharding_line(recipe: Recipe) -> str:
-    """Return how a sharded step is traced where PyTorch's engine differs from the textbook; empty elsewhere."""
-    return _SHARDING_NOTES.get(recipe.sharding, "")
-
-
 def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction: Prediction | None) -> str:
     """Return one trial of the log."""
     line = f"trial {number:>2}  batch {result.batch_size:>5}  {OUTCOME_WORDS[result.outcome]:<13}"
@@ -345,7 +340,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
         peak_line(traced, batch_size),
         temporaries_line(traced.held_at_peak(batch_size)),
         range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
-        sharding_line(config.workload.recipe),
+        _SHARDING_NOTES.get(config.workload.recipe.sharding, ""),
         f"{traced.gpu.runtime} context {context_words(traced)}",
         f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
         layers_line(traced),

@@ -136,7 +136,10 @@ def case_json(case: Case) -> dict[str, Any]:
         "rank": case.process.process.rank,
         **msgspec.to_builtins(case.post_mortem),
         "expected": None,
-        "remedies": [picked(one, "name", "option", "saved_bytes", "max_batch_size") for one in case.remedies],
+        "remedies": [
+            {**picked(one.technique, "name", "option"), **picked(one, "saved_bytes", "max_batch_size")}
+            for one in case.remedies
+        ],
         "unavailable": {},
     }
     if isinstance(case.expected, Unknown):
@@ -239,8 +242,7 @@ def _formula_lines(case: Case) -> Iterator[str]:
     if total_bytes is not None:
         fits = expected.max_batch_size(total_bytes)
         yield f"  largest batch on this device, {DEFAULT_HEADROOM:.0%} left free: {fits:,}"
-    best = case.remedies
-    if best:
+    if case.remedies:
         yield "what would have helped, with the largest batch that then fits:"
-    for remedy in best:
-        yield f"  {remedy.max_batch_size:>6,}  {remedy.name} ({remedy.option}); costs {remedy.cost}"
+    for remedy in case.remedies:
+        yield f"  {remedy.max_batch_size:>6,}  {remedy}"

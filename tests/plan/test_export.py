@@ -104,9 +104,9 @@ class TestMarkdown:
         text = plan_markdown(LLAMA_ON_FOUR, UNTRACED)
         assert "# Plan: llama-3-8b on NVIDIA GeForce RTX 4090" in text
         assert "| parameters | 29.92 GiB | – |" in text
-        assert "By formula it does not fit: 137.76 GiB are missing." in text
+        assert "By formula it does not fit: 138.60 GiB are missing." in text
         assert "No trace: not asked for." in text
-        assert "By formula, not traced, the cheapest combination that fits" in text
+        assert "By formula, not traced, the cheapest that a trace can confirm" in text
         assert "full recompute: saves nothing here" in text
 
     def test_every_gpu_of_the_catalog_is_listed(self) -> None:

@@ -240,7 +240,6 @@ def _remedies(case: Case, expected: Expected, width: int) -> Iterator[Row]:
     said = f"a batch of at most {fits:,}, with {DEFAULT_HEADROOM:.0%} of the device left free"
     yield [(f"{fits:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]
     for remedy in case.remedies:
-        said = f"{remedy.name} ({remedy.option}); costs {remedy.cost}"
-        yield [(f"{remedy.max_batch_size:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]
+        yield [(f"{remedy.max_batch_size:>8,}  ", "bold"), (fit(str(remedy), max(0, width - 10)), "")]
     if case.remedies:
         yield [("The number is the largest batch that then fits.", MUTED)]
