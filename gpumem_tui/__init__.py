@@ -21,7 +21,7 @@ def attach() -> None:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`gpumem_tui.probe` need not be imported for `gpumem_tui.probe.callbacks.hugging_face()`."""
+    """Import `gpumem_tui.probe` when asked for: `gpumem_tui.probe.callbacks.hugging_face()` needs no import then."""
     if name != "probe":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -19,7 +19,7 @@ _NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """How much host memory a process may hold.
+    """The most host memory that a process may hold.
 
     Attributes:
         owner: whose limit it is: ``its control group``, ``ulimit -v`` or ``this machine``.

@@ -18,7 +18,7 @@ GIB = 1024**3
 
 
 class Bucket(Enum):
-    """One kind of row of a ledger: of a device, of a process or of a step. Definition order is the order on the screen.
+    """A kind of row of a ledger: of a device, of a process or of a step. Definition order is the order on the screen.
 
     Each is one entry: its key in JSON, which is the value; its title, and a shorter one where there is less room; the
     pattern and the colour of the theme that it is drawn with; what it is in a few words, empty where the title says it;
@@ -138,7 +138,7 @@ class Range:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is unknown."""
+        """Return whether nothing is unknown."""
         return self.low_bytes == self.high_bytes
 
     def as_json(self) -> dict[str, int]:
@@ -193,7 +193,7 @@ OwnerT = TypeVar("OwnerT")
 
 @dataclass(frozen=True)
 class LedgerRow(Generic[OwnerT]):
-    """One row. `process`: whose it is, for a process row; `note`: what there is to say about it."""
+    """A row of a ledger. `process`: whose memory it is, for a process row; `note`: what there is to say about it."""
 
     kind: Bucket
     size_bytes: Value

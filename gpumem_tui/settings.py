@@ -47,7 +47,7 @@ _CHOICES = {"severity": ("note", "warning", "critical"), "desktop": ("off", "aut
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may settle once for all."""
+    """The settings of a user, from `settings.toml`."""
 
     interval_s: float = _key(1.0, "Seconds between two readings of the GPUs.", low=0.2, high=3600)
     theme: str = _key("", "Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one.")

@@ -119,7 +119,7 @@ def why_silent(host: hosts.Host, *, under_run: bool = False) -> str:
 
 
 def was_attached_to(host: hosts.Host) -> bool:
-    """Whether `gpumem-tui attach` has put the probe into it: it publishes, or will once it trains."""
+    """Return whether `gpumem-tui attach` has put the probe into it: it publishes, or will once it trains."""
     with suppress(OSError, WireError), Folder(host.files.directory, (host.uid,)) as folder:
         folder.status(host.files.attached.name)
         return True
@@ -197,12 +197,12 @@ def _lines(found: Iterable[tuple[hosts.Host, str]]) -> list[str]:
 
 
 def _has_our_path(host: hosts.Host) -> bool:
-    """Whether it was started with the probe on its PYTHONPATH."""
+    """Return whether it was started with the probe on its PYTHONPATH."""
     return str(SITE_DIRECTORY) in host.environ().get("PYTHONPATH", "").split(os.pathsep)
 
 
 def _is_stray(host: hosts.Host, command: hosts.Host) -> bool:
-    """Whether it may have been started by a command and have left it, as daemons do: to process 1 or a systemd."""
+    """Return whether a command may have started it, which it left as daemons do: to process 1 or a systemd."""
     parent = hosts.find(host.parent_pid, host.proc.parent)
     left = host.parent_pid == 1 or (parent is not None and parent.name == "systemd")
     return left and host.start_ticks >= command.start_ticks and _has_our_path(host)

@@ -112,7 +112,7 @@ class PtraceRequest(TypedDict):
 
 
 class CallAnswer(TypedDict):
-    """What became of it.
+    """How a call that was made in the stopped process came out.
 
     `result`: the function's, a C int. `pause_s`: how long the thread stood still. `waits_in`: the number of the system
     call that it waited in, or -1. `error`: empty, or why there is no result.

@@ -80,7 +80,7 @@ class StartsLater(AttachFailed):
 
 
 class _Answer(msgspec.Struct):
-    """What `bootstrap.attach` says of how it went."""
+    """The report of `bootstrap.attach` on how it went."""
 
     state: str = ""
     problem: str = ""
@@ -151,7 +151,7 @@ def explanation(target: Target) -> str:
 
 
 def can_remote_exec(target: Target) -> bool:
-    """Whether both interpreters are of one minor version that has PEP 768, and see the same files as the same user."""
+    """Return whether both interpreters are of one minor version with PEP 768, and see the same files as one user."""
     ours = sys.version_info[:2]
     same_place = target.host.shares_files and target.host.uid == os.geteuid()
     return ours >= (3, 14) and target.python == ours and same_place

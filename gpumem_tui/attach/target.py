@@ -25,7 +25,7 @@ _CODE_BYTES = 16
 
 @dataclass(frozen=True)
 class Mapping:
-    """One part of a process's address space; `path` is a file as the process names it, or ``[vdso]`` and the like."""
+    """A part of a process's address space; `path` is a file as the process names it, or ``[vdso]`` and the like."""
 
     start: int
     end: int
@@ -236,7 +236,7 @@ def refusal(host: hosts.Host) -> AttachRefused:
 
 
 def is_being_attached_to(host: hosts.Host) -> bool:
-    """Whether another attach is stopping this process just now, which takes milliseconds."""
+    """Return whether another attach is stopping this process just now, which takes milliseconds."""
     tracer = hosts.find(host.tracer_pid, host.proc.parent) if host.tracer_pid else None
     return tracer is not None and any(word.endswith(_HELPER) for word in tracer.command)
 
@@ -280,7 +280,7 @@ def _python_functions(host: hosts.Host, mapped: tuple[Mapping, ...]) -> dict[str
 
 
 def _of_c_library(host: hosts.Host, mapped: tuple[Mapping, ...]) -> tuple[int, int]:
-    """Where its C library has `mmap`, and where it ends a signal handler."""
+    """Return where its C library has `mmap`, and where it ends a signal handler."""
     first = {mapping.path: mapping for mapping in reversed(mapped)}
     libraries = [path for path in first if _C_LIBRARY.match(Path(path).name)]
     with (host.proc / "mem").open("rb", buffering=0) as memory:

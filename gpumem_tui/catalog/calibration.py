@@ -25,7 +25,7 @@ _ALIKE_BYTES = 16 * MIB
 
 @dataclass(frozen=True)
 class Calibration:
-    """What one kind of GPU's context was measured to take, under one driver and one torch.
+    """A measurement of the context of one kind of GPU, under one driver and one torch.
 
     Attributes:
         gpu: as the driver calls it.
@@ -48,7 +48,7 @@ class Calibration:
 
     @property
     def context(self) -> Context:
-        """What a training process is expected to take: with cuBLAS and cuDNN, where both were loaded."""
+        """The context that a training process is expected to have: with cuBLAS and cuDNN, where both were loaded."""
         alone = [size_bytes for name, size_bytes in self.stages.items() if name != "NCCL"]
         eager = os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
         most = max([*alone, *([self.eager_bytes] if eager and self.eager_bytes else [])])
@@ -58,18 +58,18 @@ class Calibration:
 
     @property
     def size_words(self) -> str:
-        """What it takes, from the least to the most."""
+        """The least and the most that was measured, in words."""
         low, high = format_bytes(self.context.low_bytes), format_bytes(self.context.high_bytes)
         return low if low == high else f"{low} to {high}"
 
     @property
     def key(self) -> tuple[str, int, str, str]:
-        """What a file has one calibration of."""
+        """The GPU, driver and torch by which a file holds one calibration each."""
         return self.gpu, self.total_bytes, self.driver, self.torch
 
     @property
     def words(self) -> str:
-        """One that was learned as the word of a command, which `seen` reads."""
+        """The calibration as a word of a command, which `seen` reads."""
         return ",".join(map(str, (*self.key, *self.stages.values())))
 
 

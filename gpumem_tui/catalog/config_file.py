@@ -19,6 +19,13 @@ _HUB_PREFIX = "models--"
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST = ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length")
+_LONGEST_UNSAID = {
+    "whisper": 448, "blenderbot": 128, "ctrl": 256, "nystromformer": 510, "kyutai_speech_to_text": 750,
+    **dict.fromkeys(("openai-gpt", "bert-generation", "trocr", "flaubert", "xlm"), 512),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt-sw3", "biogpt", "git", "rwkv"), 1024),
+}  # fmt: skip
+"""By model_type, what transformers takes where the file does not say, of those that take less than is usual."""
+
 _USUAL_TOKENS = {True: 2048, False: 512}
 """Tokens a sample unless told otherwise: of a decoder, and of an encoder or an encoder–decoder."""
 
@@ -45,7 +52,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a config.json says, whatever it is of.
+    """What a `config.json` says of a network, whatever its architecture.
 
     Attributes:
         path: the file, absolute.
@@ -77,12 +84,12 @@ class ConfigFile:
 
     @property
     def takes_more_than_text(self) -> bool:
-        """Whether it takes images or sound beside tokens."""
+        """Return whether it takes images or sound beside tokens."""
         return "text_config" in self.values and len({"vision_config", "audio_config"} & self.values.keys()) > 0
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether a sample is tokens, as far as the file says."""
+        """Return whether a sample is tokens, as far as the file says."""
         return "vision_config" in self.values or not {"image_size", "num_channels", "patch_size"} & self.values.keys()
 
     @property
@@ -93,7 +100,8 @@ class ConfigFile:
         encodes = self.values.get("is_encoder_decoder") or any(
             self.architecture.endswith(head) for head in ("ForMaskedLM", "Classification", "ForQuestionAnswering")
         )
-        longest = next((value for key in _LONGEST if isinstance(value := self.text.get(key), int) and value > 0), None)
+        said = (value for key in _LONGEST if isinstance(value := self.text.get(key), int) and value > 0)
+        longest = next(said, _LONGEST_UNSAID.get(self.model_type))
         usual = _USUAL_TOKENS[not encodes and self.model_type not in ("t5", "mt5", "bart")]
         return usual if longest is None else min(longest, usual)
 
@@ -104,7 +112,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def read_config_file(path: str | Path) -> ConfigFile:
-    """Return a config.json.
+    """Read a `config.json` and return what it says.
 
     Args:
         path: the file, a folder that holds it, a model's folder in huggingface_hub's cache, or its name on the hub

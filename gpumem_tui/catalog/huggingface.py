@@ -60,7 +60,7 @@ class Gpt2Config(Struct, kw_only=True):
 
 
 class TransformerConfig(Struct, kw_only=True):
-    """What the newer configurations have in common."""
+    """The fields that the newer configurations have in common."""
 
     num_hidden_layers: Layers
     hidden_size: Size
@@ -75,7 +75,7 @@ class TransformerConfig(Struct, kw_only=True):
 
 
 class LlamaLikeConfig(TransformerConfig, kw_only=True):
-    """What Llama and its like have in common."""
+    """The fields that Llama and networks like it have in common."""
 
     vocab_size: Size
     max_position_embeddings: Size

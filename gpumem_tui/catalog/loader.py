@@ -57,7 +57,7 @@ US_DOLLARS = "USD"
 
 @dataclass(frozen=True)
 class GpuPrice:
-    """What an hour of one GPU costs.
+    """The price of an hour of one GPU.
 
     Attributes:
         source: who says so, and when.

@@ -41,7 +41,7 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FamilyRecord:
-    """One family of networks with a closed form and a network of ours.
+    """A family of networks that has a closed form and a network of ours.
 
     Attributes:
         inputs: what a sample is.
@@ -104,7 +104,7 @@ class GpuSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a process holds of one GPU beside its allocator, in bytes, and where that is known from."""
+    """The bytes that a process holds of a GPU beside its allocator, and where they are known from."""
 
     low_bytes: int
     expected_bytes: int
@@ -119,7 +119,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU.
+    """A kind of GPU.
 
     `total_bytes` is what the driver (NVML, nvidia-smi) reports; `cuda_total_bytes` what `cudaMemGetInfo` and
     PyTorch's out-of-memory message report. The difference is the driver's own reserve. `multiprocessors` is None where
@@ -146,17 +146,17 @@ class Gpu:
 
     @property
     def runtime(self) -> str:
-        """What its programs are compiled for."""
+        """The version of CUDA or ROCm that programs for this GPU are compiled for."""
         return "ROCm" if self.arch else "CUDA"
 
     @property
     def reserve_bytes(self) -> int:
-        """What the driver keeps for itself."""
+        """The bytes that the driver keeps for itself."""
         return self.total_bytes - self.cuda_total_bytes
 
     @property
     def cuda_total_range(self) -> Range:
-        """What CUDA reports, by driver where its reserve is known to move."""
+        """The least and the most that CUDA reports as the total, by driver where its reserve is known to move."""
         reserves = [self.reserve_bytes, *(size_bytes for _, size_bytes in self.reserves)]
         return Range(self.total_bytes - max(reserves), self.total_bytes - min(reserves))
 
@@ -271,7 +271,7 @@ class ModelShape:
 
     @property
     def record(self) -> FamilyRecord:
-        """What its family is like.
+        """The record of this network's family.
 
         Raises:
             LackingFamily: there is no record of it.
@@ -283,17 +283,17 @@ class ModelShape:
 
     @property
     def has_embedding(self) -> bool:
-        """Whether this part of the network has what precedes the blocks."""
+        """Return whether this part of the network has what precedes the blocks."""
         return self.part in ("whole", "first")
 
     @property
     def has_head(self) -> bool:
-        """Whether this part of the network has what follows the blocks, and the loss."""
+        """Return whether this part of the network has what follows the blocks, and the loss."""
         return self.part in ("whole", "last")
 
     @property
     def has_patches(self) -> bool:
-        """Whether it cuts an image into the tokens that its blocks see."""
+        """Return whether it cuts an image into the tokens that its blocks see."""
         return self.record.has_attention and self.record.inputs == "images"
 
     @property

@@ -126,7 +126,7 @@ class AskedHosts:
 
     @property
     def are_named(self) -> bool:
-        """Whether any machine is named."""
+        """Return whether any machine is named."""
         return bool(self.hosts or self.hosts_file or self.slurm_job)
 
 

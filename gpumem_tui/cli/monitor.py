@@ -88,7 +88,7 @@ def monitor(**values: Any) -> int:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was typed of the Monitor of this machine."""
+    """The options that were typed for the Monitor of this machine."""
 
     once: bool
     as_json: bool

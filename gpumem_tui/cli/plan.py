@@ -34,10 +34,13 @@ _CUTS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_par
 _USUAL_BATCH_SIZE = 8
 """What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
 
+_CHANGES = tuple(dict.fromkeys((*INJECTED, *TYPED)))
+_ALL = "all"
+
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was typed that is about the plan alone, by the name of its option; the rest says what is planned."""
+    """The options that were typed for the plan itself, by name; the others say what is planned."""
 
     as_json: bool
     markdown: bool
@@ -76,8 +79,8 @@ class _Asked:
 )
 @with_options(GOAL_OPTIONS)
 @click.option(
-    "--what-if", "what_ifs", type=click.Choice(tuple(dict.fromkeys((*INJECTED, *TYPED)))), multiple=True,
-    help="Of a command: run it with this change only, not with all that apply.",
+    "--what-if", "what_ifs", type=click.Choice((*_CHANGES, _ALL)), multiple=True,
+    help="Of a command: run it with this change only, not with those that are likely to help; `all` for every change.",
 )  # fmt: skip
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -225,11 +228,12 @@ def _plan_command(options: WorkloadOptions, config: SearchConfig, asked: _Asked)
         if not (asked.on_screen or asked.quiet):
             note(f"gpumem-tui: planning for batch {given}; --batch-size takes another")
     size = predicted_size(config, given)
+    what_ifs = _CHANGES if _ALL in asked.what_ifs else asked.what_ifs
     if asked.on_screen:
         from gpumem_tui.tui.start import open_command_plan
 
-        return open_command_plan(options, config, size, asked.what_ifs, run_all=not asked.no_what_if)
+        return open_command_plan(options, config, size, what_ifs, run_all=not asked.no_what_if)
     from gpumem_tui.plan.headless import show_command_plan
 
-    wanted = None if asked.no_what_if else asked.what_ifs
+    wanted = None if asked.no_what_if else what_ifs
     return show_command_plan(config, size, wanted, as_json=asked.as_json, quiet=asked.quiet)

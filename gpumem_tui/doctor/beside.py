@@ -32,7 +32,7 @@ _MOST_READINGS = 60
 
 @dataclass(frozen=True)
 class HeldBeside:
-    """What the driver says that a process holds of a GPU, more than its allocator reserves there by its last sample."""
+    """The bytes that a process holds of a GPU by the driver, beyond what its allocator reserves by its last sample."""
 
     gpu: GpuReading
     process: ProbedProcess

@@ -40,7 +40,7 @@ _CAP_SYS_PTRACE = 19
 
 
 class Status(Enum):
-    """How a check came out. The value is what JSON and the screen show."""
+    """The outcome of a check. The value is what JSON and the screen show."""
 
     OK = "ok"
     WARN = "warn"
@@ -50,7 +50,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `remedy` is empty where there is nothing to fix."""
+    """The outcome of one check, in words. `remedy` is empty where there is nothing to fix."""
 
     name: str
     status: Status
@@ -60,7 +60,7 @@ class Check:
 
 @dataclass(frozen=True)
 class System:
-    """Where the checks look. Tests point it elsewhere.
+    """The machine as the checks look at it. Tests point it elsewhere.
 
     Attributes:
         root: the file system.

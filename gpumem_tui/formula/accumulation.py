@@ -23,7 +23,7 @@ class Accumulation:
 
     @property
     def exact(self) -> bool:
-        """Whether the target is met without rounding up."""
+        """Return whether the target is met without rounding up."""
         return self.global_batch_size == self.target_batch
 
 
@@ -38,11 +38,8 @@ def accumulation(target_batch: int, batch_size: int, micro_batches: int = 1) -> 
     Raises:
         ValueError: a number below 1.
     """
-    for name, value in (
-        ("target batch", target_batch),
-        ("batch size", batch_size),
-        ("micro-batches of a pass", micro_batches),
-    ):
+    given = {"target batch": target_batch, "batch size": batch_size, "micro-batches of a pass": micro_batches}
+    for name, value in given.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
     per_pass = batch_size * micro_batches

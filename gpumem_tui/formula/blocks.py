@@ -169,7 +169,7 @@ def expert_gradients(r: Resolved, experts: Experts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
-    """What a block does not keep for frozen weights, in values per token.
+    """The values per token that a block need not keep where weights are frozen.
 
     Attributes:
         attention, feed_forward: inputs of linear layers that are not kept, as nothing there is trained.

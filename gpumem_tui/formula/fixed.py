@@ -17,10 +17,8 @@ from dataclasses import replace
 from math import ceil, prod
 from types import MappingProxyType
 
-from gpumem_tui.formula.parameters import (
-    ParameterTensor,
-)
-from gpumem_tui.formula.records import FP32_BYTES, QUANTIZATION_RECORDS, OptimizerRecord
+from gpumem_tui.formula.parameters import ParameterTensor
+from gpumem_tui.formula.records import FP32_BYTES, QUANTIZATION_RECORDS, ZERO3, OptimizerRecord
 from gpumem_tui.formula.resolved import Resolved
 from gpumem_tui.formula.rows import (
     ALWAYS,
@@ -35,13 +33,10 @@ from gpumem_tui.formula.rows import (
     Moment,
     row,
 )
-from gpumem_tui.formula.weights import values_of
+from gpumem_tui.formula.weights import GATHERED_BLOCKS, values_of
 from gpumem_tui.memory import Bucket
 
 _BF16_BYTES = 2
-_ZERO3 = 3
-"""The stage that spreads the weights too."""
-_GATHERED_BLOCKS = 2
 _REDUCE_BUCKET = 500_000_000
 """`reduce_bucket_size`: gradients that DeepSpeed sums at once."""
 _SUB_GROUP = 1_000_000_000
@@ -70,7 +65,7 @@ def fixed_rows(r: Resolved) -> list[FormulaRow]:
         rows = _usual_rows(r)
     else:
         rows = _deepspeed_rows(r) if r.sharding.keeps_masters else _fsdp2_rows(r)
-    if "offload-parameters" not in r.extras or r.sharding.stage < _ZERO3 or r.over == 1:
+    if "offload-parameters" not in r.extras or r.sharding.stage < ZERO3 or r.over == 1:
         return rows
     return [_in_host_memory(one) if one.name in _WEIGHTS else one for one in rows]
 
@@ -104,7 +99,7 @@ def _usual_rows(r: Resolved) -> list[FormulaRow]:
             at = frozenset({Moment.EMBEDDING})
             rows.append(row("gradients of the tied embedding", 2, *factors, at=at))
     rows += _scratch_rows(r, kept.state_bytes)
-    if r.sharding.stage == _ZERO3 and r.over > 1:
+    if r.sharding.stage == ZERO3 and r.over > 1:
         gathered = (r.counts.gathered, precision.parameter_bytes)
         whole = (r.counts.gathered_bytes,) if r.recipe.has_adapters else gathered
         rows.append(row("gathered parameters", *whole))
@@ -289,14 +284,14 @@ def _fsdp2_rows(r: Resolved) -> list[FormulaRow]:
     note = "made in 16 bits as backward begins, and reduced at its end with all else outside the blocks"
     made = row("gradient of the output head", head, width, at=LAST_BLOCK, source=source, note=note)
     rows.append(replace(made, bucket=Bucket.TEMPORARY))
-    outside = max(0, all_outside - _GATHERED_BLOCKS * r.counts.block)
+    outside = max(0, all_outside - GATHERED_BLOCKS * r.counts.block)
     if r.recipe.has_frozen_layers:
         outside = min(outside, trained)
     return [*rows, row("gradients being reduced", outside, width + FP32_BYTES, at=FIRST_BLOCK)]
 
 
 def _deepspeed_rows(r: Resolved) -> list[FormulaRow]:
-    width, source, partitioned = r.width, r.sharding.source, r.sharding.stage == _ZERO3
+    width, source, partitioned = r.width, r.sharding.source, r.sharding.stage == ZERO3
     trained, offloaded = r.counts.trained, "offload-optimizer" in r.extras
     parameters = trained + r.counts.frozen
     note = "in the format of the network; with data_types.grad_accum_dtype fp32 there are more"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpumem_tui.catalog.shapes import Gpu, GpuSpeed, ModelShape
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.records import PRECISION_RECORDS, stage_of
+from gpumem_tui.formula.records import PRECISION_RECORDS, ZERO3, stage_of
 from gpumem_tui.formula.weights import kept_bytes, trained_parameters
 from gpumem_tui.memory import Unknown
 
@@ -28,7 +28,7 @@ BRIDGED = ("rtx-2080-ti", "titan-rtx", "rtx-3090", "rtx-a5000", "rtx-a6000", "a4
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How GPUs are connected.
+    """A connection between GPUs.
 
     Attributes:
         name: for the reader.
@@ -51,13 +51,8 @@ def links(gpu: Gpu) -> tuple[Link, ...] | Unknown:
         return Unknown(f"the links of {gpu.title} are not in the catalog")
     inside = [Link("PCIe", speed.pcie, GPUS_OF_A_NODE)]
     if speed.nvlink is not None:
-        inside.append(
-            Link(
-                "Infinity Fabric" if gpu.arch else "NVLink",
-                speed.nvlink,
-                _PAIR if gpu.name.startswith(BRIDGED) else GPUS_OF_A_NODE,
-            )
-        )
+        most = _PAIR if gpu.name.startswith(BRIDGED) else GPUS_OF_A_NODE
+        inside.append(Link("Infinity Fabric" if gpu.arch else "NVLink", speed.nvlink, most))
     return (*inside, *_between_nodes(speed, inside[-1]))
 
 
@@ -77,7 +72,7 @@ def sent_bytes(shape: ModelShape, recipe: Recipe, gpus: int) -> float:
     """
     stored, cut = PRECISION_RECORDS[recipe.precision], recipe.tensor_parallel * recipe.pipeline_parallel
     gradients = trained_parameters(shape, recipe) * stored.gradient_bytes / cut
-    if stage_of(recipe) != 3:
+    if stage_of(recipe) != ZERO3:
         return 2 * (gpus - 1) / gpus * gradients
     gathered = kept_bytes(shape, recipe) * min(1.0, stored.compute_bytes / stored.parameter_bytes) / cut
     return (gpus - 1) / gpus * (gradients + 2 * gathered)
@@ -124,7 +119,7 @@ def efficiency(
     """
     if gpus == 1:
         return 1.0, 1.0
-    times = passes if stage_of(recipe) == 3 else 1
+    times = passes if stage_of(recipe) == ZERO3 else 1
     communication_s = times * sent_bytes(shape, recipe, gpus) / (link.gigabytes_per_s * _GIGA)
     exposed_s = max(0.0, communication_s - times * _BACKWARD_SHARE * step_s / passes)
     return step_s / (step_s + communication_s), step_s / (step_s + exposed_s)

@@ -33,7 +33,7 @@ class MeasuredNorm:
 
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
-    """What two batch sizes tell.
+    """The gradient noise scale that two batch sizes tell.
 
     Attributes:
         squared_gradient: |G|², of the true gradient.

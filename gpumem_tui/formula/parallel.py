@@ -39,7 +39,7 @@ _RING_BUFFERS = 2
 
 @dataclass(frozen=True, eq=False)
 class PipelineStage:
-    """One GPU of those that hold a copy of the network together.
+    """The part of a network that one GPU holds, of the GPUs that hold a copy of it together.
 
     Attributes:
         share: its share of its stage's part of the network.
@@ -55,7 +55,7 @@ class PipelineStage:
 
     @property
     def shape(self) -> ModelShape:
-        """Its share of the network."""
+        """The shape of this GPU's part of the network."""
         return self.share.shape
 
     def rows(self, batch_size: int) -> list[FormulaRow]:
@@ -74,7 +74,9 @@ class PipelineStage:
         if recipe.pipeline_parallel > 1:
             kept, of = micro_batches_kept(recipe, self.place)
             rows = [_times(one, kept, of) if _waits_for_backward(one, recipe) else one for one in rows]
-            rows = [_lasting(one) for one in rows if one.bucket is not Bucket.GRADIENTS or one.name == "gradients"]
+            # Gradients of earlier micro-batches are there at every moment.
+            rows = [one for one in rows if one.bucket is not Bucket.GRADIENTS or one.name == "gradients"]
+            rows = [replace(one, moments=ALWAYS) if one.bucket is Bucket.GRADIENTS else one for one in rows]
         return [*rows, *_ring_rows(self.share, batch_size)]
 
 
@@ -90,11 +92,6 @@ def stages(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> tup
     The stages between have no more blocks than the first, fewer micro-batches and nothing outside the blocks.
     """
     return tuple(_stage(shape, recipe, extras, place) for place in sorted({0, recipe.pipeline_parallel - 1}))
-
-
-def rows_by_stage(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[tuple[PipelineStage, list[FormulaRow]]]:
-    """Return `stages`, each with the rows of one sample."""
-    return [(stage, stage.rows(1)) for stage in stages(shape, recipe, extras)]
 
 
 def _stage(shape: ModelShape, recipe: Recipe, extras: Extras, place: int) -> PipelineStage:
@@ -205,11 +202,6 @@ def _waits_for_backward(one: FormulaRow, recipe: Recipe) -> bool:
     if one.name.endswith(THE_FIRST_BLOCK):
         return False
     return recipe.schedule == "gpipe" or not one.name.startswith(_HEAD)
-
-
-def _lasting(one: FormulaRow) -> FormulaRow:
-    """Return the rows with gradients made permanent: those of earlier micro-batches are there at every moment."""
-    return replace(one, moments=ALWAYS) if one.bucket is Bucket.GRADIENTS else one
 
 
 def _times(one: FormulaRow, kept: int, of: int) -> FormulaRow:

@@ -10,12 +10,12 @@ from itertools import accumulate
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula import convnet
-from gpumem_tui.formula.parallel import rows_by_stage, stages
+from gpumem_tui.formula.parallel import stages
 from gpumem_tui.formula.parameters import active_parameters, count_parameters
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe, Setup
 from gpumem_tui.formula.records import LOSS_BYTES
 from gpumem_tui.formula.resolved import Resolved
-from gpumem_tui.formula.rows import IN_A_BLOCK, OF_THE_LOSS, FormulaRow, Moment
+from gpumem_tui.formula.rows import IN_A_BLOCK, OF_THE_LOSS, ONE_BLOCK, FormulaRow, Moment
 from gpumem_tui.memory import Breakdown, Bucket, format_bytes
 
 DEFAULT_HEADROOM = 0.1
@@ -59,17 +59,17 @@ class FormulaPrediction:
 
     @property
     def needed_bytes(self) -> int:
-        """What the allocator must be able to reserve."""
+        """The bytes that the allocator must be able to reserve."""
         return self.peak_bytes + self.cache_bytes
 
     @property
     def fixed_bytes(self) -> int:
-        """What does not depend on the batch size at that moment: weights, their copies, gradients, optimizer state."""
+        """The bytes at that moment that no batch size changes: weights, their copies, gradients, optimizer state."""
         return sum(row.size_bytes for row in self.rows if not row.grows_with_batch)
 
     @property
     def activation_bytes_per_sample(self) -> int:
-        """What each sample adds at that moment: activations, head and loss, batch data. 0 at batch size 0."""
+        """The bytes that each sample adds then: activations, head and loss, batch data. 0 at batch size 0."""
         growing_bytes = sum(row.size_bytes for row in self.rows if row.grows_with_batch)
         return growing_bytes // self.batch_size if self.batch_size else 0
 
@@ -124,7 +124,7 @@ _ORDER = {bucket: place for place, bucket in enumerate(Bucket)}
 
 @dataclass(frozen=True)
 class MomentBytes:
-    """What is needed at one moment, pieces included: whatever the batch size, and what each sample adds.
+    """The bytes needed at one moment, pieces included: those of any batch size, and those that each sample adds.
 
     Attributes:
         beyond: what is needed instead from a batch size on, and that size; None where pieces do not end.
@@ -168,7 +168,7 @@ class MomentBytes:
 @lru_cache(4096)
 def by_stage(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> tuple[dict[Moment, MomentBytes], ...]:
     """Return the bytes of every moment, on a GPU of each stage that can need the most; one but for pipelines."""
-    return tuple(_moments(stage.share, rows) for stage, rows in rows_by_stage(shape, recipe, extras))
+    return tuple(_moments(stage.share, stage.rows(1)) for stage in stages(shape, recipe, extras))
 
 
 def by_moment(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> dict[Moment, MomentBytes]:
@@ -195,29 +195,56 @@ def _moments(r: Resolved, rows: list[FormulaRow]) -> dict[Moment, MomentBytes]:
         pieces = 0 if "chunked-loss" in r.extras or not r.shape.has_head else _pieces_bytes(r, moment)
         of_logits = pieces and r.shape.record.predicts_tokens and moment in OF_THE_LOSS
         if of_logits and r.recipe.recompute == "full":
-            state = sum(one.size_bytes for one in rows if one.name == "optimizer state")
-            found[moment] = _by_batch(r, fixed, growing, pieces, state)
+            found[moment] = _by_batch(r, fixed, growing, pieces, rows)
         else:
             found[moment] = _reserved(fixed, growing + pieces, r, moment)
     return found
 
 
-def _by_batch(r: Resolved, fixed: int, growing: int, piece: int, state: int) -> MomentBytes:
+def _by_batch(r: Resolved, fixed: int, growing: int, piece: int, rows: list[FormulaRow]) -> MomentBytes:
     """Return what a recomputed language model needs as the loss is there, for batches of three kinds.
+
+    Args:
+        fixed, growing: bytes of the rows at that moment, and what a sample adds. `piece`: of a sample's logits in fp32.
+        rows: of every moment, for one sample.
 
     What splits a block of logits are the optimizer's state and the inputs of the last blocks that are kept, where these
     do not fit into smaller segments, which forward made for the values of one feed-forward network. The state does not
     grow, segments do. So where it is larger than a block of logits, blocks are split; then one is, of which the state
-    takes the less the larger the batch; and from some batch size on none, as all that is kept has room elsewhere.
+    takes the less the larger the batch; and from some batch size on none, as all that is kept has room elsewhere. Where
+    blocks are split it is these or, if more, what the last step's gradients have left empty between their state; where
+    none is, what the state leaves of the segments in which a block was recomputed.
     """
-    spilt, share = _SPILT_STATE * state, _BLOCKS_OF_STATE[r.precision.parameter_bytes]
+    state, gradients = (sum(one.size_bytes for one in rows if one.name == name) for name in _BESIDE_EACH_OTHER)
+    values = sum(one.size_bytes for one in rows if one.grows_with_batch and one.name.endswith(ONE_BLOCK))
+    spilt = _SPILT_STATE * state
     room = _ROOM["autocast" if r.is_autocast else "gated" if r.shape.record.is_gated else "plain"]
     room *= r.shape.tokens * r.shape.ffn * r.width
-    whole = _reserved(fixed, growing, r, Moment.LOSS)
+    whole = _less(_reserved(fixed, growing + int(_OF_A_BLOCK * values), r, Moment.LOSS), int(spilt))
+    whole = _larger(_reserved(fixed, growing, r, Moment.LOSS), whole)
     one = _reserved(fixed, growing + piece + int(room), r, Moment.LOSS)
-    one = MomentBytes(one.fixed_bytes - int(spilt), one.sample_bytes, (int(spilt / room) + 1, whole))
+    one = replace(_less(one, int(spilt)), beyond=(int(spilt / room) + 1, whole))
     many = _reserved(fixed, growing + int(_PIECES * piece), r, Moment.LOSS)
-    return replace(many, beyond=(int(share * state / piece) + 1, one)).at(1)
+    between = _larger(_reserved(fixed + int(_BETWEEN * gradients), growing, r, Moment.LOSS), many)
+    return _until(between, int(_BLOCKS_OF_STATE * state / piece) + 1, one).at(1)
+
+
+def _less(one: MomentBytes, size_bytes: int) -> MomentBytes:
+    return replace(one, fixed_bytes=one.fixed_bytes - size_bytes)
+
+
+def _larger(*both: MomentBytes) -> MomentBytes:
+    """Return the larger of two at each batch size: from where they are alike on the one that grows faster."""
+    slower, faster = sorted(both, key=lambda one: one.sample_bytes)
+    alike = (slower.fixed_bytes - faster.fixed_bytes) // max(1, faster.sample_bytes - slower.sample_bytes)
+    return replace(slower, beyond=(max(1, alike + 1), faster)).at(1)
+
+
+def _until(one: MomentBytes, batch_size: int, other: MomentBytes) -> MomentBytes:
+    """Return what counts up to a batch size, and from there on the other."""
+    if one.beyond is None or one.beyond[0] >= batch_size:
+        return replace(one, beyond=(batch_size, other))
+    return replace(one, beyond=(one.beyond[0], _until(one.beyond[1], batch_size, other)))
 
 
 def usable_bytes(total_bytes: int, headroom: float = DEFAULT_HEADROOM) -> int:
@@ -326,10 +353,10 @@ def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacit
 # piece is in use stays. Which pieces those are only a replay tells; these are what the traced steps of the catalog's
 # models came to, on twelve GPUs: `python -m tests.published.formula_vs_trace`.
 
-_SHARE = 0.05
+_SHARE = 0.055
 """Of what is reserved, that lies in such pieces at the largest batch."""
 
-_OF_FIXED, _OF_GROWING, _OF_UPDATE, _OF_SHORT_SEQUENCES = 0.05, 0.03, 0.01, 0.065
+_OF_FIXED, _OF_GROWING, _OF_UPDATE, _OF_SHORT_SEQUENCES = 0.05, 0.03, 0.02, 0.065
 """The same with full recompute: of a language model, beside what `_by_batch` says, as weights are updated, and of what
 grows of other networks under autocast, which is the most of ViTs with 50 tokens."""
 
@@ -339,8 +366,12 @@ _SPILT_STATE = 0.78
 _ROOM = {"plain": 1.45, "gated": 1.53, "autocast": 1.8}
 """Times the feed-forward's values: what is free for the state in smaller segments."""
 
-_PIECES, _BLOCKS_OF_STATE = 1.2, {4: 0.95, 2: 1.3}
-"""Blocks of logits in pieces where the state is larger than so many of them, by bytes of a weight."""
+_PIECES, _BLOCKS_OF_STATE = 1.1, 1.15
+"""Blocks of logits in pieces where the state is larger than so many of them."""
+
+_BESIDE_EACH_OTHER, _BETWEEN, _OF_A_BLOCK = ("optimizer state", "gradients"), 0.75, 0.75
+"""Of the gradients, that lie between their state (the others are in blocks of logits), and of a block's values, whose
+segments the state splits."""
 
 _SHORT_PATH = 2
 """Convolutions in a block of the shallower ResNets; deeper ones have three."""

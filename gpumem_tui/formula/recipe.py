@@ -12,19 +12,9 @@ from gpumem_tui.catalog.shapes import ModelShape
 
 Precision = Literal["fp32", "amp-bf16", "amp-fp16", "bf16", "fp16"]
 Optimizer = Literal[
-    "adamw",
-    "adam",
-    "sgd",
-    "sgd-momentum",
-    "adafactor",
-    "adagrad",
-    "rmsprop",
-    "lion",
-    "adamw-8bit",
-    "adamw-fused",
-    "adamw-for-loop",
-    "muon",
-]
+    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "rmsprop", "lion", "adamw-8bit", "adamw-fused",
+    "adamw-for-loop", "muon",
+]  # fmt: skip
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["auto", "flash", "efficient", "math"]
 Sharding = Literal["none", "zero1", "zero2", "zero3", "fsdp2", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"]
@@ -68,7 +58,7 @@ DEFAULT_LORA_RANK = 8
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One training configuration.
+    """A training configuration.
 
     Attributes:
         precision: ``fp32``; ``amp-bf16`` and ``amp-fp16``: fp32 weights under `torch.autocast` (fp16 with a
@@ -156,18 +146,23 @@ class Recipe:
         return self.data_parallel * self.context_parallel
 
     @property
+    def ranks(self) -> int:
+        """GPUs that exchange tensors where PyTorch runs the recipe here: over which it is cut, else sharded."""
+        return self.tensor_parallel if self.tensor_parallel > 1 or self.sharding == "none" else self.gpus
+
+    @property
     def has_adapters(self) -> bool:
-        """Whether the network's own weights are frozen, and adapters trained."""
+        """Return whether the network's own weights are frozen, and adapters trained."""
         return self.adapter != "none"
 
     @property
     def has_frozen_layers(self) -> bool:
-        """Whether some of the network's own weights are frozen, and the others trained."""
+        """Return whether some of the network's own weights are frozen, and the others trained."""
         return self.freeze != NOTHING_FROZEN
 
     @property
     def freeze_words(self) -> str:
-        """What is frozen in a few words; empty for nothing."""
+        """Which weights are frozen, in a few words; empty for none."""
         if not self.has_frozen_layers:
             return ""
         if self.freeze == ALL_BUT_HEAD:
@@ -187,7 +182,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is trained and how, in all that a technique may change."""
+    """A network, its recipe and all else that a technique may change."""
 
     shape: ModelShape
     recipe: Recipe

@@ -27,6 +27,9 @@ bfloat16 are assumed to cast the logits first."""
 FP32_BYTES = 4
 """Bytes of a value in fp32."""
 
+ZERO3 = 3
+"""The stage of ZeRO that spreads the weights too."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRecord:
@@ -108,13 +111,13 @@ class PrecisionRecord:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether weights are kept in another format than the step computes in."""
+        """Return whether weights are kept in another format than the step computes in."""
         return bool(self.autocast)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingRecord:
-    """One way to spread the fixed memory over GPUs.
+    """A way to spread parameters, gradients and optimizer state over GPUs, as `catalog/sharding.toml` has it.
 
     Attributes:
         stage: of ZeRO: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
@@ -135,7 +138,7 @@ class ShardingRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationRecord:
-    """One format of frozen weights.
+    """A format of frozen weights, as `catalog/quantization.toml` has it.
 
     Attributes:
         title: as a reader knows it.

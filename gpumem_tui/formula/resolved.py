@@ -12,6 +12,7 @@ from gpumem_tui.formula.records import (
     OPTIMIZER_RECORDS,
     PRECISION_RECORDS,
     SHARDING_RECORDS,
+    ZERO3,
     OptimizerRecord,
     PrecisionRecord,
     ShardingRecord,
@@ -39,13 +40,9 @@ def fused(shape: ModelShape, recipe: Recipe) -> bool:
     return recipe.attention != "math" and not shape.sinks
 
 
-_ZERO3 = 3
-"""The stage of ZeRO that spreads the weights too."""
-
-
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """What a step of one network by one recipe is, on a GPU that runs it alone.
+    """A step of one network by one recipe, worked out, on a GPU that runs it alone.
 
     Attributes:
         shape: the network, or a GPU's part of it. `after`: what comes after its frozen blocks.
@@ -98,7 +95,7 @@ def resolve(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> Re
     run = replace(recipe, precision="bf16") if in_16_bits else recipe
     precision, is_fused = PRECISION_RECORDS[run.precision], fused(shape, run)
     tensors = parameter_tensors(shape)
-    copies, gathers = bool(precision.working_copy_bytes), sharding.stage == _ZERO3
+    copies, gathers = bool(precision.working_copy_bytes), sharding.stage == ZERO3
     return Resolved(
         shape=shape,
         after=tail(shape, run),

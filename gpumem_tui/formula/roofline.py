@@ -33,7 +33,7 @@ _LEAST_SIDE = 32
 
 @dataclass(frozen=True, slots=True)
 class AssumedShare:
-    """What share of the highest arithmetic rate training is assumed to achieve: published results.
+    """The share of the highest arithmetic rate that training is assumed to achieve, from published results.
 
     Attributes:
         least, most: from 0 to 1.
@@ -64,7 +64,7 @@ _CUDA_CORES = AssumedShare(
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What computes a step's products.
+    """The unit of the GPU that computes a step's products.
 
     Attributes:
         name: in words. `tflops`: its highest rate.
@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def words(self) -> str:
-        """What computes, and its highest rate."""
+        """The name of the unit, and its highest rate."""
         return f"the {self.tflops:,.4g} TFLOP/s of its {self.name}"
 
 

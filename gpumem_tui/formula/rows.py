@@ -50,7 +50,7 @@ THE_FIRST_BLOCK = ", the first block's"
 
 @dataclass(frozen=True, slots=True)
 class FormulaRow:
-    """One term of the prediction.
+    """A row of the prediction: one term of the formula, with its bytes.
 
     Attributes:
         size_bytes: on one GPU.
@@ -81,7 +81,7 @@ class FormulaRow:
 
 
 class RowWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said of a row, whatever its numbers: a table of rows.toml.
+    """The words of a row, whatever its numbers: a table of rows.toml.
 
     Attributes:
         bucket: of the ledger; `grows`: with the batch.

@@ -85,7 +85,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """One technique: a table of techniques.toml or optimizers.toml, with what it changes filled in.
+    """A technique: a table of techniques.toml or optimizers.toml, with what it changes filled in.
 
     Attributes:
         key: names it in code and help.

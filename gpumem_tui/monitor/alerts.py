@@ -46,7 +46,7 @@ _LONGEST_OUTLOOK_S = 3600.0
 
 
 class Severity(Enum):
-    """How bad it is. The value is the key used in JSON."""
+    """How urgent an alert is. The value is the key used in JSON."""
 
     NOTE = "note"
     """Worth knowing; nothing needs to be done."""
@@ -55,7 +55,7 @@ class Severity(Enum):
 
 
 class AlertKind(Enum):
-    """What is the matter. The value is the key used in JSON.
+    """The condition that an alert is about. The value is the key used in JSON.
 
     Of one severity they stand in this order: why GPUs are lost, what just happened, what lasts.
     """
@@ -102,7 +102,7 @@ Key = tuple[str, str, AlertKind]
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing that is the matter.
+    """A condition that somebody should know of.
 
     Attributes:
         gpu_uuid: empty if it concerns the whole machine.
@@ -131,7 +131,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class _Finding:
-    """What one rule says of one GPU, or of one MIG instance, now.
+    """A condition that one rule found on a GPU, or on a MIG instance, now.
 
     Attributes:
         begins: cause enough to begin an alert; otherwise only enough to keep one.
@@ -155,7 +155,7 @@ class _Lasting:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What has memory of its own: a GPU, or each of its MIG instances."""
+    """A device that has memory of its own: a GPU, or each of its MIG instances."""
 
     title: str
     instance: str
@@ -205,7 +205,7 @@ def _slope(points: list[tuple[float, int]]) -> float:
 
 @dataclass
 class _Past:
-    """What earlier snapshots said of a scope.
+    """The facts that earlier snapshots left about a scope.
 
     Attributes:
         full_s: when it was last at its limit.

@@ -51,7 +51,7 @@ class StartFault(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """What names a GPU, and what never changes of it.
+    """The names of a GPU and its facts that never change.
 
     Attributes:
         compute_capability: (8, 0) for sm_80; only CUDA devices have one.
@@ -107,7 +107,7 @@ class InstanceHandle(MemoryHolder, Protocol):
 
 
 class GpuHandle(MemoryHolder, Protocol):
-    """One GPU, for the thread of the backend it comes from; good for one start of the driver."""
+    """A GPU, for the thread of the backend it comes from; good for one start of the driver."""
 
     @property
     def identity(self) -> Identity:

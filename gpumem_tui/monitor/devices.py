@@ -19,7 +19,7 @@ IDLE_BYTES = 512 * MIB
 
 @dataclass(frozen=True)
 class RealGpu:
-    """One GPU at one moment.
+    """A GPU of this machine, as it stood at one moment.
 
     Attributes:
         used_bytes: held by processes; the driver's own reserve (`reserved_bytes`) is apart, except on drivers before
@@ -97,7 +97,7 @@ def _list(vendor: Vendor, backend: GpuBackend) -> tuple[RealGpu, ...] | Unknown:
 
 
 class _Unreadable(Exception):
-    """What a search needs to know of a GPU cannot be read."""
+    """A figure that a search needs of a GPU cannot be read."""
 
 
 def _read(backend: GpuBackend, index: int) -> RealGpu:

@@ -37,7 +37,7 @@ Hosts = Mapping[int, Reading[HostProcess]]
 
 @dataclass(frozen=True)
 class InstanceRead:
-    """What one MIG instance holds now."""
+    """The memory and processes of one MIG instance, just read."""
 
     instance: InstanceHandle
     memory: Reading[Memory]
@@ -46,7 +46,7 @@ class InstanceRead:
 
 @dataclass
 class RawReadings:
-    """What was read of one GPU, each value the newest there is. The reader's thread writes, others only read.
+    """The newest value of each reading of one GPU. The reader's thread writes them, others only read.
 
     Attributes:
         identity: None while the GPU never answered.

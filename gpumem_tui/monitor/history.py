@@ -25,7 +25,7 @@ _GAP_INTERVALS = 2.5
 
 
 class Column(Enum):
-    """What is kept of a GPU. Bytes, but for the utilization in per cent."""
+    """A quantity of a GPU whose past is kept. Bytes, but for the utilization in per cent."""
 
     USED = "used"
     ALLOCATED = "allocated"
@@ -137,7 +137,7 @@ class _Gpu:
 
 
 class _Ring:
-    """One tier. Bucket n covers the seconds [n × step, (n + 1) × step) since the epoch, in slot n mod length."""
+    """A tier. Bucket n covers the seconds [n × step, (n + 1) × step) since the epoch, in slot n mod length."""
 
     def __init__(self, step_s: int, length: int) -> None:
         self.step_s = step_s

@@ -131,7 +131,7 @@ class CannotServe(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine at one moment.
+    """A machine at one moment: its name, its snapshot and what its probes say.
 
     Attributes:
         host: its name.
@@ -207,7 +207,7 @@ class _Silent(WSGIRequestHandler):
 
 
 class _Connections(ThreadingMixIn, WSGIServer):
-    """So many connections at once, none for longer than `_LONGEST_S`, whatever their other ends do."""
+    """A limit on connections at once, none of which stays longer than `_LONGEST_S`, whatever its other end does."""
 
     daemon_threads = True
 
@@ -288,7 +288,7 @@ class _MachinesCollector(Collector):
 
 
 class _Ourselves(Collector):
-    """What this very process takes."""
+    """The open files and the resident memory of the Monitor's own process."""
 
     def collect(self) -> Iterable[Metric]:
         sheet, host = Sheet(), socket.gethostname()

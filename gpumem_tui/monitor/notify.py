@@ -38,7 +38,7 @@ _LAST_S = 1.0
 
 @dataclass(frozen=True)
 class Told:
-    """One alert that began on a host."""
+    """An alert that began, and the host that it began on."""
 
     host: str
     alert: Alert

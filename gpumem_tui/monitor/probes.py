@@ -79,7 +79,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What all probes of the machine say at one moment, to be printed.
+    """The figures of all probes of the machine at one moment, to be printed.
 
     Attributes:
         figures: for histories and alerts.

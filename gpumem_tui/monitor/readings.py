@@ -55,7 +55,7 @@ class ReadingMetric:
 
 @dataclass(frozen=True)
 class ReadingEntry:
-    """What is known of a reading.
+    """The words, pace and metric of a reading.
 
     Attributes:
         words: what it is, for people.
@@ -79,7 +79,7 @@ _ECC = "Memory errors since the driver was loaded"
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What a GPU does now: load, power, heat, clocks, link, errors. The table itself."""
+    """The state of a GPU beside its memory: load, power, heat, clocks, link, errors. The table itself."""
 
     utilization_percent: Reading[int] = _entry(
         "Share of the last sample period in which a kernel ran",

@@ -75,7 +75,7 @@ _LEDGER_TITLES = {
 
 
 class SnapshotKeeper(Protocol):
-    """What keeps every reading, such as a recording."""
+    """An object that keeps every snapshot, such as a recording."""
 
     def add(self, snapshot: Snapshot, alerts: tuple[Alert, ...], probes: ProbeReport) -> None:
         """Append one snapshot.

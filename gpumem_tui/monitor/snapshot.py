@@ -38,7 +38,7 @@ class DeviceState(Enum):
 
 
 class ProcessKind(Enum):
-    """What a process does on a GPU, as the driver lists it. The value is what the screen shows."""
+    """The kind of work a process does on a GPU, as the driver lists it. The value is what the screen shows."""
 
     COMPUTE = "C"
     GRAPHICS = "G"
@@ -232,7 +232,7 @@ class HostReading:
 
 @dataclass(frozen=True)
 class DriverReading:
-    """What a vendor's driver says of itself.
+    """The name and version of a vendor's driver, as it gives them.
 
     Attributes:
         vendor: whose ("NVIDIA").

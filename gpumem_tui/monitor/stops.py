@@ -18,7 +18,7 @@ _LONGEST = 60
 
 @dataclass(frozen=True)
 class StoppedAt:
-    """Where the training thread of a process stands, as its probe says.
+    """The place where the training thread of a process stands, as its probe says.
 
     Attributes:
         phase: of the step; empty if unknown. collective: the function of ``torch.distributed`` that it is in.
@@ -43,7 +43,7 @@ class StoppedAt:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks: in a collective, or in backward, where they average gradients."""
+        """Return whether the rank waits for others: in a collective, or in backward, where they average gradients."""
         return bool(self.collective) or (self.phase == "backward" and not self.busy)
 
     @property

@@ -16,7 +16,7 @@ from gpumem_tui.report.tables import TextColumn, TextTable
 
 @dataclass(frozen=True)
 class UserTotal:
-    """All that one user's processes hold.
+    """The sum of what the processes of one user hold.
 
     Attributes:
         user: None for those of which it is not known whose they are.

@@ -18,7 +18,7 @@ _LONGEST_BACK_OFF_S = 10.0
 
 
 class VendorGpus:
-    """What a sampler watches of one vendor; all but the workers' jobs is for the sampler's thread.
+    """The GPUs of one vendor that a sampler watches; all but the workers' jobs is for the sampler's thread.
 
     Args:
         proc: the folder of the kernel's own files, ``/proc``.

@@ -40,7 +40,7 @@ TYPED_CONTEXT = "--context-bytes"
 
 @dataclass(frozen=True)
 class Options(SearchTerms):
-    """All that a user may say of a search, a prediction or a plan, by the names of the table of options.
+    """The options of a search, a prediction or a plan, by their names in the table of options.
 
     Attributes:
         trained: what is trained, and how.

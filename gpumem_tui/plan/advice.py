@@ -20,7 +20,7 @@ _MOST_SINGLE = 3
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, or several together. `option`: as typed; `buys` and `cost`: in words."""
+    """A change to the plan, or several together. `option`: as typed; `buys` and `cost`: in words."""
 
     option: str
     buys: str

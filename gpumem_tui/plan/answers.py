@@ -60,12 +60,12 @@ class Answer(Outlook):
 
     @property
     def spare_bytes(self) -> int:
-        """What is left within `usable_bytes`; negative: what is missing."""
+        """The bytes left within `usable_bytes`; negative: the bytes that are missing."""
         return self.usable_bytes - self.prediction.needed_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the step stays within `usable_bytes`, the allocator's cache with it."""
+        """Return whether the step stays within `usable_bytes`, the allocator's cache with it."""
         return self.spare_bytes >= 0
 
 
@@ -221,17 +221,17 @@ class TracedAnswer:
 
     @cached_property
     def free_range(self) -> Range:
-        """What `device_used_range` leaves of the GPU; below zero: what is missing."""
+        """The bytes that `device_used_range` leaves of the GPU; negative: the bytes that are missing."""
         return self.traced.free_range(self.plan.batch_size)
 
     @cached_property
     def unknowns(self) -> tuple[KnownUnknown, ...]:
-        """What is known as a range only."""
+        """The parts of the device's memory that are known as a range only."""
         return self.traced.unknowns(self.plan.batch_size)
 
     @cached_property
     def fit(self) -> Fit:
-        """Whether the whole run goes through without running out of memory, as far as is known."""
+        """Return whether the whole run goes through without running out of memory, as far as is known."""
         return self.traced.fit(self.plan.batch_size)
 
     @cached_property
@@ -257,27 +257,27 @@ class TracedAnswer:
 
     @property
     def total_bytes(self) -> int:
-        """What CUDA says the GPU has."""
+        """The bytes that the GPU has as CUDA reports them."""
         return self.plan.gpu.cuda_total_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """What the device has left at the peak; negative: what is missing. Cached segments count as used."""
+        """The bytes of the device left at the peak; negative: those missing. Cached segments count as used."""
         return self.total_bytes - self.device_used_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether it fits with the most that is possible and leaves the headroom free."""
+        """Return whether the step fits with the most that is possible and leaves the headroom free."""
         return self.fit == "fits" and self.keeps_headroom
 
     @property
     def keeps_headroom(self) -> bool:
-        """Whether it leaves the plan's headroom free."""
+        """Return whether it leaves the plan's headroom free."""
         return isinstance(self.max_batch_size, Unknown) or self.plan.batch_size <= self.max_batch_size
 
     @property
     def frees_cache(self) -> bool:
-        """Whether it leaves the headroom free by giving back cached segments, which it keeps on the whole GPU."""
+        """Return whether the headroom is left free by giving back cached segments, which are kept on the whole GPU."""
         known = isinstance(self.max_batch_size, int)
         return known and self.fits and self.free_range.low_bytes < headroom_of(self.plan)
 
@@ -333,8 +333,8 @@ def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Tra
     """
     ready = traced.ready
     if not ready.profile.endswith(f" {plan.gpu.sm}"):
-        there = Ready.of(ready.torch_version, profile_for(ready.profile.split()[1], plan.gpu))
-        ready = replace(there, profile=ready.profile)
+        profile = profile_for(ready.profile.split()[1], plan.gpu).among(ready.groups, plan.gpu)
+        ready = replace(Ready.of(ready.torch_version, profile), profile=ready.profile)
     return replace(traced.on(plan.gpu, ready), finder=finder or traced.finder)
 
 

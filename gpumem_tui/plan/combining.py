@@ -22,6 +22,9 @@ from gpumem_tui.search.prediction import Traced
 MOST_RUNS = 5
 """So many sets are run at most: work, not seconds, so that the answer is the same on a slow machine."""
 
+MOST_WHERE_IT_FITS = 4
+"""So many changes are run where the command fits as it is, or by what costs no more: those that mostly save most."""
+
 _MOST_CHANGES = 4
 _MOST_SIZES = 2
 """Sizes of a pass that are tried with one set of changes."""
@@ -83,7 +86,7 @@ def _micro_batches(plan: CommandPlan) -> list[int]:
 
 @dataclass(frozen=True)
 class Planning:
-    """How far the runs of a plan have come.
+    """The progress of a plan's runs.
 
     Attributes:
         running: the change, or the set of them, that is being run; None: `ran` has just ended.
@@ -104,16 +107,16 @@ class _Ahead:
     def __init__(self, runs: Runs, base: Traced, control: Control, watch: Watch) -> None:
         self._pool = ThreadPoolExecutor(2) if base.done.only_at and has_room_for_two() else None
         self._trace: Callable[[Technique], WhatIf] = lambda change: runs.trace_change(change, base, control, watch)
-        self._begun: dict[str, Future[WhatIf]] = {}
+        self.begun: dict[str, Future[WhatIf]] = {}
 
     def begin(self, left: Sequence[Technique]) -> None:
         """Begin the first of the changes that are left, unless one has begun."""
-        if self._pool is not None and left and not self._begun:
-            self._begun[left[0].key] = self._pool.submit(self._trace, left[0])
+        if self._pool is not None and left and not self.begun:
+            self.begun[left[0].key] = self._pool.submit(self._trace, left[0])
 
     def ran(self, change: Technique, left: Sequence[Technique]) -> WhatIf:
         """Run a change to its end, and begin the next of those that are left; what dies beside that is run again."""
-        begun = self._begun.pop(change.key, None)
+        begun = self.begun.pop(change.key, None)
         self.begin(left)
         found = self._trace(change) if begun is None else begun.result()
         died = begun is not None and isinstance(found.traced, Unknown) and found.traced.reason.startswith(DIED)
@@ -130,7 +133,8 @@ def planned(
 ) -> Iterator[Planning]:
     """Run what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
 
-    Yields before each run and after it. What fits asks for no sets but cheaper ones, nor for further GPUs.
+    Yields before each run and after it. What fits asks for no sets but cheaper ones, nor for further GPUs, nor for more
+    than `MOST_WHERE_IT_FITS` changes that cost as much, unless they are asked for.
 
     Args:
         waiting: the changes to run.
@@ -139,44 +143,62 @@ def planned(
     Raises:
         Cancelled: the user ended it; what was yielded last is what is known.
     """
-    began_s, made, left = clock(), 0, tuple(waiting)
+    unasked = [one for one in waiting if one.key not in runs.wanted]
+    further = [one for one in unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)]
+    left = (*(one for one in waiting if one not in further), *further)
+    began_s, made, tried = clock(), 0, 0
+    most = MOST_WHERE_IT_FITS if plan.config.workload.hugging_face is None else 0  # it would be trained by nobody yet
     ahead = _Ahead(runs, plan.base, control, watch)
+
+    def to_run() -> list[Technique]:
+        return [one for one in left if one not in further and not is_spared(one)]
+
+    def is_spared(change: Technique) -> bool:
+        cost = _cost(plan)
+        if cost is None or change not in unasked or change.key in ahead.begun:
+            return False
+        return change in further or (tried >= most and cost <= change.price)
 
     def now(running: Technique | Together | None, ran: Together | None = None) -> Planning:
         each_s = (clock() - began_s) / made if made else plan.base.done.seconds
-        return Planning(plan, running, ran, left, each_s * (len(left) + (running is not None)))
+        return Planning(plan, running, ran, left, each_s * (len(to_run()) + (running is not None)))
 
     def sets() -> Iterator[Planning]:
         nonlocal plan, made
         for _ in range(MOST_RUNS):
-            one = None if plan.base.fits(plan.batch_size) else _next_set(plan)
-            if one is None:
+            if (one := _next_set(plan)) is None:
                 return
             yield now(one)
-            ahead.begin([one for one in left if one not in further])
+            ahead.begin(to_run())
             done = runs.trace_together(one, control, watch)
             plan, made = replace(plan, together=(*plan.together, done)), made + 1
             yield now(None, done)
 
-    unasked = [one for one in left if one.key not in runs.wanted]
-    further = [one for one in unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)]
     yield from sets()
     while left:
-        change = next((one for one in left if one not in further), left[0])
-        left = tuple(one for one in left if one != change)
+        change, *others = left
+        left = tuple(others)
         if change in further:
             yield from sets()
-            if plan.base.fits(plan.batch_size) or plan.fitting is not None:
-                fits = "on the GPUs that there are" if change.key == SHARDED else "without"
-                spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
-                plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
-                continue
+        if is_spared(change):
+            fits = "on the GPUs that there are" if change.key == SHARDED else "without"
+            spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
+            plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
+            continue
+        tried += 1
         yield now(change)
-        found = ahead.ran(change, [one for one in left if one not in further])
+        found = ahead.ran(change, to_run())
         plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
         yield now(None, Together((change,), plan.batch_size, 1, found.traced))
     yield from sets()
     yield Planning(plan, None, None, (), 0.0)
+
+
+def _cost(plan: CommandPlan) -> Price | None:
+    """Return the price of the cheapest that fits, which is none where the command does as it is; None for nothing."""
+    if plan.base.fits(plan.batch_size):
+        return Price()
+    return None if plan.fitting is None else plan.fitting.price
 
 
 def _next_set(plan: CommandPlan) -> Together | None:
@@ -184,10 +206,10 @@ def _next_set(plan: CommandPlan) -> Together | None:
 
     None where it would cost as much as what fits already.
     """
-    known, best = [(one.changes, one.batch_size) for one in plan.together], plan.fitting
+    known, cost = [(one.changes, one.batch_size) for one in plan.together], _cost(plan)
     known += [((one.change,), plan.batch_size) for one in plan.what_ifs]
     failed = [set(one.changes) for one in plan.together if isinstance(one.traced, Unknown) and one.changes]
-    cheaper = (one for one in likely(plan) if best is None or one.price < best.price)
+    cheaper = (one for one in likely(plan) if cost is None or one.price < cost)
     fresh = (one for one in cheaper if (one.changes, one.batch_size) not in known)
     return next((one for one in fresh if not any(less <= set(one.changes) for less in failed)), None)
 

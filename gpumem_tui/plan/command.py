@@ -83,7 +83,7 @@ class Together:
 
     @property
     def words(self) -> str:
-        """What it takes, by name."""
+        """The changes by name."""
         names = [change.name for change in self.changes]
         if self.passes > 1:
             names.append(f"{self.passes:,} passes of {self.batch_size:,}")
@@ -138,7 +138,7 @@ class CommandPlan:
 
     @property
     def says_batch(self) -> bool:
-        """Whether the command's line says its batch size; else `batch_size` stands for whatever it is."""
+        """Return whether the command's line says its batch size; else `batch_size` stands for whatever it is."""
         command = self.config.workload.command
         return command is None or command.says_batch
 
@@ -172,7 +172,7 @@ class CommandPlan:
         version = self.predicted.ready.torch_version
         then, now = profile_for(version, made_on), profile_for(version, self.gpu)
         trace = _with_workspace(traced.trace, then.cublas_workspace_bytes, now.cublas_workspace_bytes)
-        return traced.with_trace(trace).on(self.gpu, Ready.of(version, now.among(self.ranks, self.gpu)))
+        return traced.with_trace(trace).on(self.gpu, Ready.of(version, now.among(traced.ready.groups, self.gpu)))
 
     @property
     def fitting(self) -> Together | None:
@@ -189,7 +189,7 @@ class CommandPlan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether kernels choose and split their work on the planned GPU as on the one that was traced."""
+        """Return whether kernels choose and split their work on the planned GPU as on the one that was traced."""
         here, made_on = self.gpu, self.config.device.gpu
         return (here.sm, here.multiprocessors) == (made_on.sm, made_on.multiprocessors)
 
@@ -212,7 +212,7 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
 
 
 class Runs(Protocol):
-    """What runs a command for its plan, such as `CommandRuns`."""
+    """An object that runs a command for its plan, such as `CommandRuns`."""
 
     @property
     def config(self) -> SearchConfig:
@@ -493,7 +493,7 @@ def on_every_gpu(plan: CommandPlan) -> list[CommandAnswer]:
 
 @dataclass(frozen=True)
 class CommandFigures:
-    """All that a plan for a command says of one GPU, worked out."""
+    """The figures of a plan for a command on one GPU, worked out."""
 
     answer: CommandAnswer
     batches: tuple[CommandAnswer, ...]

@@ -97,7 +97,7 @@ def image_unit(draft: Draft) -> int:
 
 @dataclass(frozen=True)
 class Option:
-    """One value of a choice, and what helps to choose it."""
+    """A value of a choice, and what helps to choose it."""
 
     value: str
     note: str = ""

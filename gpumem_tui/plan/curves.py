@@ -27,7 +27,7 @@ _WIDTHS = 5
 
 @dataclass(frozen=True)
 class CurveSeries:
-    """One line: points by rising x. `names`: what each point is, where x alone does not say it."""
+    """A line of a plot: points by rising x. `names`: what each point is, where x alone does not say it."""
 
     name: str
     points: tuple[tuple[float, float], ...]

@@ -50,7 +50,7 @@ _SHORTEST = 128
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the programs of a framework are told a change: a table of dialects.toml, which explains the fields."""
+    """How a framework's programs are told a change: a table of dialects.toml, which explains the fields."""
 
     title: str = ""
     by_program: tuple[str, ...] = ()

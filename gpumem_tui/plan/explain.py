@@ -24,7 +24,7 @@ from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the help says of a row, a technique, a judgement or a decision.
+    """The help's text for a row, a technique, a judgement or a decision.
 
     Attributes:
         key: a row's name, a technique's or a judgement's key, or one of `DECISIONS`.

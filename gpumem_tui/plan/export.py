@@ -311,7 +311,7 @@ def _run_json(plan: Plan) -> dict[str, Any]:
 
 
 def _combination_json(found: Combination | Unknown, traced: TracedAnswer | Unknown) -> dict[str, Any]:
-    """Return a combination.
+    """Return the JSON object of a combination of techniques.
 
     Args:
         traced: of the combination, unless only the formula knows it; or why there is no trace.

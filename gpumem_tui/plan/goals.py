@@ -21,7 +21,7 @@ MOST_TOKENS = 10**15
 
 @dataclass(frozen=True)
 class Goals:
-    """How much is trained, at what price, and what is known of batch and rate. None of it changes what fits.
+    """The tokens to train, their price, and what is known of batch and rate. None of it changes what fits.
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.

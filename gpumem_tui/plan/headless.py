@@ -204,9 +204,6 @@ def _planned(
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False
-    if not wanted and config.workload.hugging_face is not None and plan.base.fits(batch_size):
-        spared = (WhatIf(one, Unknown(f"not run, as it fits without: --what-if {one.key} runs it")) for one in changes)
-        return replace(plan, what_ifs=(*spared, *refused)), False
     left: tuple[Technique, ...] = tuple(changes)
     interrupted, log = True, _PlanLog(len(changes), quiet=quiet)
     try:

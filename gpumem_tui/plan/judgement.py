@@ -34,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One piece of advice.
+    """A piece of advice on a plan, with the papers behind it.
 
     Attributes:
         key: names it in code.
@@ -362,7 +362,7 @@ def learning_rate(plan: Plan) -> Judgement:
     noise = plan.goals.noise
     if noise is not None:
         factor = noise.rate_factor(known.batch_size, batch)
-        rates = "" if known.learning_rate is None else f", to {known.learning_rate * factor:.2g}"
+        rates = "" if known.learning_rate is None else f", to {known.learning_rate * factor:.3g}"
         text = advice.text("by_noise", begins=begins, factor=f"{factor:.2f}", rates=rates)
         return advice.judgement(text, before=advice.text("noise_source"))
     cap, scaled, capped = _cap(plan, advice), float(batch), ""
@@ -371,7 +371,7 @@ def learning_rate(plan: Plan) -> Judgement:
     least, most = rate_factors(known.batch_size, scaled)
     rates = ""
     if (rate_there := known.learning_rate) is not None:
-        rates = f", from {rate_there:.2g} to {rate_there * least:.2g} to {rate_there * most:.2g}"
+        rates = f", from {rate_there:.3g} to {rate_there * least:.3g} to {rate_there * most:.3g}"
     doublings, words = f"{log2(batch / known.batch_size):+.1f}", {"least": f"{least:.2f}", "most": f"{most:.2f}"}
     text = advice.text("range", begins=begins, doublings=doublings, rates=rates, capped=capped, **words)
     if batch > known.batch_size:

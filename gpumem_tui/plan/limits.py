@@ -28,7 +28,7 @@ _MOST_ROUNDS = 24
 
 @dataclass(frozen=True)
 class Narrowed:
-    """How far a search has come. `wanted`: what to run next; `why`: why there is nothing to run for that."""
+    """The state of a search for a limit. `wanted`: what to run next; `why`: why there is nothing to run for that."""
 
     settled: bool
     wanted: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class EndSearch:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing lies between what fits and what does not, or all there is fits."""
+        """Return whether nothing lies between what fits and what does not, or all there is fits."""
         return self.low >= self.most or (self.high is not None and self.high - self.low <= self.step)
 
     def _values(self, guess: int) -> Iterator[tuple[int, ...]]:
@@ -153,7 +153,7 @@ _FORM_RUNS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """One of a plan's numbers, solved for.
+    """The value that was solved for one of a plan's numbers.
 
     Attributes:
         value: None where no value will do.

@@ -26,7 +26,7 @@ MOST_GPUS = 100_000
 
 
 class Subject(Protocol):
-    """What is planned for one GPU: a model with a closed form (`Plan`) or a command (`command.CommandPlan`)."""
+    """What a plan is about, for one GPU: a model with a closed form (`Plan`) or a command (`command.CommandPlan`)."""
 
     @property
     def gpu(self) -> Gpu:
@@ -43,7 +43,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """One training configuration of a model.
+    """A model, its recipe and the GPUs that are to train it.
 
     Attributes:
         batch_size: samples of one forward and backward on one GPU (the micro-batch).

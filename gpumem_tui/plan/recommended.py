@@ -33,7 +33,7 @@ Known = Callable[[Plan], TracedAnswer | Unknown]
 
 @dataclass(frozen=True)
 class Recommended:
-    """What to do to make a plan fit.
+    """The changes that make a plan fit, and how certain that is.
 
     Attributes:
         combination: the cheapest; or why there is none.

@@ -21,7 +21,7 @@ Bytes = dict[str, int]
 
 
 class _Printed(msgspec.Struct, forbid_unknown_fields=True):
-    """What is printed has these keys and no others; those that may be absent are `UnsetType`."""
+    """A printed object: it has these keys and no others; those that may be absent are `UnsetType`."""
 
 
 class _Range(_Printed):
@@ -43,7 +43,7 @@ _OfRecipe: Any = msgspec.defstruct(
 
 
 class _Workload(_OfRecipe, kw_only=True):  # type: ignore[call-arg,misc]
-    """What is trained: a model with its recipe, or a command."""
+    """The training that a result is about: a model with its recipe, or a command."""
 
     model: str
     batch_size: int | UnsetType | None = UNSET
@@ -156,6 +156,7 @@ class _Traced(_Printed):
     fits: bool | UnsetType = UNSET
     fit: Fit | UnsetType = UNSET
     device_used_range: _Range | UnsetType = UNSET
+    expected_batch_size: int | UnsetType | None = UNSET
     may_fit_batch_size: int | UnsetType | None = UNSET
     unknowns: list[_Unknown] | UnsetType = UNSET
     peak: _Moment | UnsetType | None = UNSET
@@ -189,7 +190,7 @@ class _Predicted(_Printed, kw_only=True):
 
 
 class PredictObject(_Predicted, kw_only=True):
-    """`predict --json`."""
+    """The object that `predict --json` prints."""
 
     gate: dict[str, Any] | UnsetType = UNSET
 
@@ -378,7 +379,7 @@ class CommandPlanObject(_Predicted, kw_only=True):
 
 
 class SolveObject(_Printed):
-    """`plan --solve --json`."""
+    """The object that `plan --solve --json` prints."""
 
     schema: Literal[1]
     solve: Quantity

@@ -48,7 +48,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Run:
-    """What the wanted tokens take over all of a plan's GPUs.
+    """The time and cost of the wanted tokens over all of a plan's GPUs.
 
     Attributes:
         link: what joins the GPUs; None for one.
@@ -214,7 +214,7 @@ def run(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Run | Unknown:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a million tokens cost on one kind of GPU, of a network without tokens a million samples.
+    """The cost of a million tokens on one kind of GPU; of a network without tokens, of a million samples.
 
     Attributes:
         per_million: the least and the most.

@@ -23,7 +23,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the controls say, and the last plan that they, or the ones before, described.
+    """The values of the controls, and the last plan that they, or the ones before, described.
 
     Attributes:
         problem: why `draft` itself is no plan; None if `plan` is it.
@@ -56,12 +56,12 @@ class PlanState:
 
     @property
     def draft(self) -> Draft:
-        """What the controls say."""
+        """The values that the controls show."""
         return self.now.draft
 
     @property
     def problem(self) -> Problem | None:
-        """What to explain beside a control."""
+        """The explanation to show beside a control whose value cannot be used."""
         return self.now.problem or self.refused
 
 

@@ -38,7 +38,7 @@ class SavedPlan:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """What a file holds: the shape and the GPU in full, so that a later catalog does not change a saved plan."""
+    """The content of a saved plan: shape and GPU in full, so that a later catalog does not change it."""
 
     schema: int
     shape: ModelShape

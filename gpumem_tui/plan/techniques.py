@@ -53,7 +53,7 @@ COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
 
 @dataclass(frozen=True)
 class Effect:
-    """One technique, applied to the plan alone.
+    """The effect of one technique, applied to the plan alone.
 
     Attributes:
         key: names it for `explain`.
@@ -110,12 +110,12 @@ class Combination:
 
     @property
     def smaller_passes(self) -> bool:
-        """Whether one of its changes is a micro-batch smaller than planned, with more passes for it."""
+        """Return whether one of its changes is a micro-batch smaller than planned, with more passes for it."""
         return self.price.changes > len(self.changes)
 
     @property
     def words(self) -> str:
-        """What it takes, by name; empty for nothing."""
+        """The techniques by name; empty for none."""
         names = [change.name for change in self.changes]
         if self.smaller_passes:
             names.append(f"{self.accumulation.steps} passes of {self.plan.batch_size}")

@@ -78,7 +78,7 @@ _Found = tuple[Traced, BatchFinder | None] | Unknown
 
 @dataclass(frozen=True)
 class TraceKey:
-    """All of a plan that a trace depends on. `only_at`: the one batch size that it answers for; 0 for every one."""
+    """The parts of a plan that a trace depends on. `only_at`: the one batch size that it answers for; 0 for all."""
 
     shape: ModelShape
     recipe: Recipe
@@ -129,7 +129,7 @@ def trace_key(plan: Plan) -> TraceKey | Unknown:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What is the same for every trace of a session.
+    """The options that all traces of a session share.
 
     Attributes:
         python: the interpreter that has torch.

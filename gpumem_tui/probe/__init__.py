@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`callbacks`, imported on first use."""
+    """Import `callbacks` on its first use."""
     if name != "callbacks":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

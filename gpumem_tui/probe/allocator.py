@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Figures:
-    """One device's allocator at one moment; -1 where this allocator does not say. See `wire.Record`."""
+    """The figures of one device's allocator at one moment; -1 where it does not say. See `wire.Record`."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -28,7 +28,7 @@ UNKNOWN = Figures(-1, -1, -1, -1, -1, -1, -1, -1)
 
 
 def is_running() -> bool:
-    """Whether this process uses CUDA."""
+    """Return whether this process uses CUDA."""
     return bool(torch.cuda.is_initialized())
 
 

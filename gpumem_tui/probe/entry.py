@@ -14,7 +14,7 @@ _problem = ""
 
 
 def is_attached() -> bool:
-    """Whether `attach` has been called in this process, or in the one that it was forked from."""
+    """Return whether `attach` has been called in this process, or in the one that it was forked from."""
     return _attached
 
 

@@ -120,7 +120,7 @@ class Modules:
                 self.changed = True
 
     def alive(self) -> list[nn.Module]:
-        """All that are known and not gone; one that is being made just now is left out."""
+        """Return all known objects that are not gone; one that is being made just now is left out."""
         modules = (ref() for ref in self._known.valuerefs())
         return [module for module in modules if module is not None and "_modules" in module.__dict__]
 
@@ -249,7 +249,7 @@ class FoundTraining:
 
     @property
     def optimizer(self) -> list[torch.Tensor]:
-        """All that optimizers keep."""
+        """The tensors that optimizers keep."""
         return [tensor for tensors in self.state.values() for tensor in tensors]
 
     def holdings(self) -> dict[int, Holdings]:
@@ -319,7 +319,7 @@ class Finder:
 
     @property
     def stale(self) -> bool:
-        """Whether an `update` would find something, or may."""
+        """Return whether an `update` would find something, or may."""
         return self._stale or self._known.changed or (not self.complete and self._budget_s <= _LAST_BUDGET_S)
 
     @property

@@ -33,7 +33,7 @@ _COMPILED = "code compiled by torch.compile would be recompiled to be followed"
 
 
 class Look:
-    """One look, which answers one request.
+    """A look at one step, which answers one request.
 
     Everything that it puts into the process it takes out again when it is over: the recording, hooks on modules and
     optimizers, and a mark in `torch.autograd.backward`.
@@ -157,7 +157,7 @@ class Look:
             self._enter(Phase.BACKWARD)
 
     def ends_with(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this optimizer's step ends the looked one; or it can no longer end as it should."""
+        """Return whether this optimizer's step ends the looked one; or it can no longer end as it should."""
         return self._optimizer() is optimizer or bool(self._problem())
 
     def step_ended(self, step: int) -> LookAnswer | None:
@@ -309,12 +309,12 @@ class Look:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the memory is this tensor's alone: FSDP's first version keeps those of many modules in one flat one."""
+    """Return whether the memory is this tensor's alone: FSDP1 keeps the tensors of many modules in one flat one."""
     return sum(storage.nbytes() for _, storage in memory_of(tensor)) <= tensor.numel() * tensor.element_size()
 
 
 def _has_compiled_code(modules: Iterable[nn.Module]) -> bool:
-    """Whether torch.compile has compiled anything here, or is to compile one of these modules.
+    """Return whether torch.compile has compiled anything here, or is to compile one of these modules.
 
     What it compiles with `fullgraph` is no frame in its counts, but a graph; and is an error in the program where it
     cannot be compiled, such as below our recorder.

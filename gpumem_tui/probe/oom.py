@@ -40,7 +40,7 @@ _GROUPS: tuple[type[BaseException], ...] = tuple(
 
 @dataclass(frozen=True)
 class LastState:
-    """What the probe knows at the moment. `samples` are the last records, oldest first."""
+    """The figures that the probe has at the moment. `samples` are the last records, oldest first."""
 
     step: int
     holdings: dict[int, Holdings]
@@ -181,7 +181,7 @@ class BlackBox:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says itself that a device's memory ran out, or the host's."""
+    """Return whether it says itself that a device's memory ran out, or the host's."""
     if isinstance(error, RuntimeError) and _HOST_MEMORY.search(str(error)):
         return True
     return isinstance(error, (_OutOfMemory, MemoryError))
@@ -203,7 +203,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_interactive() -> bool:
-    """Whether the interpreter remembers the last error of a session that went on: a prompt's, a notebook's."""
+    """Return whether the interpreter remembers the last error of a session that went on: a prompt's, a notebook's."""
     ipython = sys.modules.get("IPython")
     return hasattr(sys, "ps1") or (ipython is not None and ipython.get_ipython() is not None)
 

@@ -301,7 +301,7 @@ class Probe:
         self._scan_s += time.monotonic() - started
 
     def _may_scan(self, now: float, phase: str) -> bool:
-        """Whether there is time for it; as the program ends (no phase) there is."""
+        """Return whether there is time for a scan of all tensors; as the program ends (no phase) there is."""
         return not phase or self._scan_s <= SCAN_ALLOWANCE_S + SCAN_SHARE * (now - self._scanned_since)
 
     def _publish_model(self, ring: Ring) -> None:
@@ -316,7 +316,7 @@ class Probe:
         write_document(ring.files.model, encode_document(document))
 
     def _records(self, now: float, phase: str) -> list[wire.Record]:
-        """One record for each device on which something is; the allocator's figures for those that have one."""
+        """Return one record for each device in use; the allocator's figures for those that have one."""
         holdings = self._finder.trained().holdings()
         steps = self._steps.steps
         before, self._last = self._last, (now, steps)

@@ -51,7 +51,7 @@ class StepCount:
         return self.current, self.run, self._steps
 
     def knows(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it was met."""
+        """Return whether the optimizer was met before."""
         return id(optimizer) in self._fired
 
     def fire(self, key: int) -> bool:
@@ -92,7 +92,7 @@ class StepCount:
             table.pop(key, None)
 
     def is_whole(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether no call of this optimizer's `step` is still to end."""
+        """Return whether no call of this optimizer's `step` is still to end."""
         self._settle()
         key = id(optimizer)
         return self._fired[key] % self._fires_per_step[key] == 0

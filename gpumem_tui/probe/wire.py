@@ -72,7 +72,7 @@ class TrainedOptimizer:
 
 @dataclass(frozen=True)
 class Untrained:
-    """What untrained module trees of one class hold of one device: a frozen teacher, a moving average.
+    """The bytes that untrained module trees of one class hold of a device: a frozen teacher, a moving average.
 
     `bytes` are of parameters and buffers that no trained tree holds too.
     """
@@ -102,7 +102,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class HeldPlace:
-    """What one place in the program holds of one bucket at the peak. A text that is empty is unknown.
+    """The bytes that one place in the program holds of one bucket at the peak. A text that is empty is unknown.
 
     `bucket` is a key of `gpumem_tui.memory.Bucket`, `module` a qualified name, `source` ``file.py:line``. What was
     there before the step (`before_step`) has no line; its module is the one whose parameter or buffer it is, or whose
@@ -126,7 +126,7 @@ class HeldPlace:
 
 @dataclass(frozen=True)
 class LookedDevice:
-    """One device during the looked step.
+    """The figures of one device during the looked step.
 
     Attributes:
         device, device_uuid: as in `Record`.
@@ -156,7 +156,7 @@ class LookedDevice:
 
 @dataclass(frozen=True)
 class KeptPlace:
-    """What each step allocates at one place and has not released two steps later: a leak, if memory grows by it.
+    """The bytes that each step allocates at one place and still holds two steps later: a leak, if memory grows by it.
 
     `bytes` and `allocations` are of one step: the least that any of the followed steps kept there. Parameters,
     gradients and optimizer state are left out. Texts as in `HeldPlace`.
@@ -321,7 +321,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class ViewerRequest:
-    """What a viewer asks of the probe; it answers at a step's end, in the document of the same name.
+    """A request of a viewer to the probe, which answers at a step's end in the document of the same name.
 
     Attributes:
         number: repeated in the answer. Larger than that of every request before.
@@ -413,7 +413,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Record:
-    """One sample of one device. Records of one sample share `monotonic_ns`. A byte or event count of -1 is unknown.
+    """A sample of one device. Records of one sample share `monotonic_ns`. A byte or event count of -1 is unknown.
 
     Attributes:
         sequence: counts records from 1; also says which slot.

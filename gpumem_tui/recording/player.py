@@ -33,7 +33,7 @@ _BEGAN = f'"{BEGAN}":['.encode()
 
 
 class RecordingIndex:
-    """Where in a recording each moment is, and which alerts began when; filled from its beginning to its end.
+    """The moments of a recording and when its alerts began; filled from its beginning to its end.
 
     Attributes:
         last_s: the latest moment that is known; `share`: of the file, how much.
@@ -342,7 +342,7 @@ class Player:
 
 
 class PlayedHost:
-    """One host of a recording, as a connection to it is: a source of snapshots too."""
+    """A host of a recording, in the place of a connection to one: a source of snapshots too."""
 
     def __init__(self, player: Player, host: RemoteHost) -> None:
         self.host = host

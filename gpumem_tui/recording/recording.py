@@ -41,7 +41,7 @@ _END_S = 10.0
 
 @dataclass(frozen=True)
 class HostsPicture:
-    """How all hosts stood at one moment, seconds since the epoch."""
+    """The state of all hosts at one moment, in seconds since the epoch."""
 
     time_s: float
     statuses: tuple[HostStatus, ...]

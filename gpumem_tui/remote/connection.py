@@ -49,7 +49,7 @@ _REFUSED_BACK_OFF_S = 60.0
 
 
 class BackOff:
-    """How long to wait after each try: longer with each one that failed, from the beginning again after an answer."""
+    """The wait after each try: longer with each one that failed, from the beginning again after an answer."""
 
     def __init__(self) -> None:
         self._failed = 0

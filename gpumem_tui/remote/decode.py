@@ -254,7 +254,7 @@ _ReadingChange = _change_of(
 
 
 class ChangesLine(msgspec.Struct):
-    """What has changed since the reading of a time (`monitor.report.changes_json`)."""
+    """A line that says what has changed since the reading of a time (`monitor.report.changes_json`)."""
 
     schema: Whole
     since: float
@@ -274,7 +274,7 @@ _CHANGES_START = re.compile(rb'\{"schema": ?\d+, ?"since":')
 
 
 class HostReport:
-    """What one line says; most of it is made of the line only when it is asked for.
+    """The content of one line from a host; most of it is decoded only when it is asked for.
 
     Args:
         reading: a snapshot, or the checked line that one can be made of.

@@ -142,7 +142,7 @@ class RemoteSearch:
 
 
 class _Steered:
-    """What `Control` holds and ends. A search that is over leaves the connection for the next one."""
+    """The remote search that `Control` holds and ends. One that is over leaves the connection for the next."""
 
     def __init__(self, link: HostLink) -> None:
         self._link = link

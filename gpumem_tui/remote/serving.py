@@ -56,7 +56,7 @@ def serve() -> int:
 
 
 class _Requests:
-    """What comes on stdin, read by a thread: pause, resume and cancel act at once, the rest waits for its turn."""
+    """The requests on stdin, read by a thread: pause, resume and cancel act at once, the rest waits for its turn."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -56,7 +56,7 @@ class LinkLost(Exception):
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How hosts are reached.
+    """The options of ssh with which hosts are reached.
 
     Attributes:
         remote_command: what is called there, as its shell takes it; empty to look for the program.
@@ -424,7 +424,7 @@ class NotSignalled(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """What a command on a host came to: its exit code, the lines that it printed, and those of its stderr."""
+    """The outcome of a command on a host: its exit code, its lines, and those of its stderr."""
 
     code: int
     lines: tuple[str, ...]

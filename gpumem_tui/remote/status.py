@@ -306,7 +306,7 @@ def _memory_of(gpu: Device) -> Any:
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host at one moment.
+    """The state of a host at one moment.
 
     Attributes:
         report: the last reading; None before the first.

@@ -22,7 +22,7 @@ _TICK_S = 1.0
 
 
 class Progress:
-    """One line on stderr that the next one overwrites; nothing where stderr is no terminal, or with `quiet`."""
+    """A line on stderr that the next one overwrites; nothing where stderr is no terminal, or with `quiet`."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._is_shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
@@ -133,7 +133,7 @@ def complain(message: str, code: int) -> int:
 
 
 class Complaints:
-    """What is wrong for a while, said once on stderr: again only after it was another thing, or none."""
+    """Complaints that last for a while, said once on stderr: again only after another one, or none."""
 
     def __init__(self) -> None:
         self._last = ""

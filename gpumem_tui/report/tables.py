@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TextColumn:
-    """One column of a table.
+    """A column of a text table.
 
     Attributes:
         width: in characters; a longer text is printed whole, and moves what follows, unless `cut`.

@@ -187,7 +187,7 @@ def checkpoint_blocks(root: nn.Module) -> int:
 
 
 class _Observed:
-    """What the program does by itself."""
+    """The memory techniques that the program was seen to use by itself."""
 
     def __init__(self, compiler: Followed) -> None:
         self.compiler = compiler

@@ -84,7 +84,7 @@ def _cannot_start(error: OSError, python: str = "") -> CannotStart:
 
 
 class _Lines:
-    """One stream of events, whose lines arrive in pieces."""
+    """A stream of events whose lines arrive in pieces."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
@@ -109,7 +109,7 @@ class _Lines:
 
 
 class Child(ABC):
-    """What runs for one request, from its start until `end`."""
+    """The process, or the processes, that run for one request, from their start until `end`."""
 
     def __init__(self) -> None:
         self._held = ExitStack()
@@ -278,7 +278,7 @@ class ForkedChild(Child):
 
 @dataclass
 class _Member:
-    """One process of a command."""
+    """A process of a command."""
 
     pid: int = 0
     ranks: int = 1

@@ -26,7 +26,7 @@ _SPARE_HOST_BYTES = 4 * GIB
 
 @dataclass(frozen=True)
 class Terms:
-    """What a child runs under, whatever its request is.
+    """The terms that a child runs under, whatever its request is.
 
     Attributes:
         python: the interpreter; a command brings its own.
@@ -42,7 +42,7 @@ class Terms:
 
 
 class Steered(Protocol):
-    """What runs and can be held."""
+    """A run that can be held and ended."""
 
     def pause(self) -> None:
         """Stop after the step that is running."""
@@ -210,7 +210,7 @@ class _Ahead:
         self._thread.join()
 
     def close(self) -> None:
-        """End it."""
+        """End the child."""
         self._closed.set()
         self.wait()
 

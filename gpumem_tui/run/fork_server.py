@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # any interpreter may be given with --python, and is to say t
     from typing import NoReturn, TypedDict
 
     class Task(TypedDict):
-        """What one child does otherwise than this process: its directory, and variables; None removes one."""
+        """What one child has otherwise than this process: its directory, and variables; None removes one."""
 
         directory: str
         environment: dict[str, str | None]

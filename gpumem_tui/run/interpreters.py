@@ -168,7 +168,7 @@ class CommandServer:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, as where there is no torch: it runs nothing more."""
+        """Return whether the interpreter has ended, as where there is no torch: it runs nothing more."""
         return self._process.poll() is not None
 
     def fork(self, words: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> bool:

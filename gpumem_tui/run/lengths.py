@@ -39,7 +39,7 @@ _TOKENS, _SEQUENCE, _IMAGE = "sequence length", "length", "image size"
 
 @dataclass(frozen=True)
 class _Input:
-    """What a model was called with: the first of its inputs that has a length."""
+    """The input that a model was called with: the first that has a length."""
 
     shape: tuple[int, ...]
     kind: str

@@ -78,7 +78,7 @@ def _generate_in_full(program: Program, module: Any) -> None:
 
 
 def _iterate_in_full(program: Program) -> None:
-    """LBFGS iterates within a step until nothing changes, and losses without values never do."""
+    """Let LBFGS make all of its iterations: it stops when nothing changes, and losses without values never do."""
     optimizer: Any = torch.optim.LBFGS
     step = original(optimizer, "step")
 
@@ -435,7 +435,7 @@ def answer_nvml(device: Backend, context_bytes: int) -> None:
     after_import("pynvml", answer)
 
     def number_as_nvml(module: Any) -> None:
-        """DeepSpeed looks its GPU up in CUDA_VISIBLE_DEVICES, which hides all real ones from a simulated run."""
+        """Let DeepSpeed number GPUs as if all were visible: a simulated run hides the real ones."""
         module.CUDA_Accelerator._get_nvml_gpu_id = lambda _, index: index
 
     after_import("deepspeed.accelerator.cuda_accelerator", number_as_nvml)

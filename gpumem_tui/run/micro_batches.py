@@ -23,7 +23,7 @@ _LATEST = 3
 
 @dataclass(frozen=True)
 class HowFar:
-    """Where a run is.
+    """The place of a run among its steps and micro-batches.
 
     Attributes:
         micro_batch: which of the step runs, from 1; 0 before the first.

@@ -36,7 +36,7 @@ def torch_optimizers() -> tuple[type[torch.optim.Optimizer], ...]:
 
 @dataclass(frozen=True)
 class _Replacement:
-    """What takes an optimizer's place. `is_like`: of an optimizer, whether it keeps the same, or less, already."""
+    """An optimizer that takes another's place. `is_like`: whether an optimizer keeps the same, or less, already."""
 
     kind: type[torch.optim.Optimizer]
     is_like: Callable[[torch.optim.Optimizer], bool]

@@ -71,7 +71,7 @@ class _WithoutCollector:
 
 
 class _Session:
-    """What one process knows of the trial."""
+    """The facts that one process has about its trial."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -17,7 +17,7 @@ _ENDLESS = 1 << 62
 
 @dataclass
 class StepMemory:
-    """What ran on the simulated GPU took; the figures are there once its `with` block has ended.
+    """The memory that a step took on the simulated GPU; the figures are there once its `with` block has ended.
 
     Attributes:
         peak_allocated_bytes, peak_reserved_bytes: as `torch.cuda` counts them.

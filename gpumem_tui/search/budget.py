@@ -28,7 +28,7 @@ _TITLES = {bucket.value: bucket.title for bucket in Bucket}
 
 
 class PlaceTaken(msgspec.Struct, frozen=True):
-    """What a source line holds at the peak. `source` is ``file:line``; "" where no line of the program is known."""
+    """The bytes of a source line at the peak. `source` is ``file:line``; "" where no line of the program is known."""
 
     bucket: str
     source: str
@@ -37,7 +37,7 @@ class PlaceTaken(msgspec.Struct, frozen=True):
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """What a predicted step takes: the content of a baseline's file.
+    """The memory of a predicted step: the content of a baseline's file.
 
     Attributes:
         what: command or model, as in the report.
@@ -288,7 +288,7 @@ def _place_name(place: PlaceTaken) -> str:
 
 @dataclass(frozen=True)
 class GateTerms:
-    """What a prediction is to be held against: see `Gate`. `baseline` is a file of earlier figures."""
+    """The limits that a prediction is held against: see `Gate`. `baseline` is a file of earlier figures."""
 
     budget_bytes: int | None
     baseline: Path | None

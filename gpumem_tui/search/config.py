@@ -21,7 +21,7 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 @dataclass(frozen=True)
 class Device:
-    """Where to search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": it was asked for).
+    """The place of a search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": asked for).
 
     `others_bytes` is what other processes hold on it: a search beside them stays within what they leave. `more_uuids`
     are the further GPUs of a command that starts several ranks. `host` is the machine that it is on; "": this one.
@@ -71,7 +71,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTerms:
-    """How a search goes about it, whatever is searched and wherever.
+    """The terms of a search: strategy, steps, headroom and limits, whatever is searched and wherever.
 
     Attributes:
         steps: full training steps a trial runs; three show lazily made state and steady reuse.

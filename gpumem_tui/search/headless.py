@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import Unknown
@@ -21,7 +21,7 @@ from gpumem_tui.search.words import how_far
 
 
 class CommandLog:
-    """What a command prints, on stderr and marked as its own, so that stdout is the program's alone.
+    """The output of a command, on stderr and marked as its own, so that stdout is the program's alone.
 
     Args:
         progress: the line that is under way on stderr, to be cleared first.
@@ -81,7 +81,7 @@ def run(
                 else:
                     printer.show(event)
         except Unusable as error:
-            printer.progress.clear()
+            printer.release()
             return complain(f"{error}{_without_torch(config, error)}", error.exit_code)
         assert verdict is not None, "a search ends with a verdict"
         printer.finish(verdict)
@@ -143,8 +143,19 @@ def _without_torch(config: SearchConfig, error: Unusable) -> str:
     return f"; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
+def _verdict_line(verdict: Verdict, advice: Sequence[str]) -> str:
+    """Return how a search has ended in one line that stands first: what fits with room left, or what to change."""
+    line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
+    if verdict.with_headroom is not None:
+        line += f"; {report.headroom_line(verdict.with_headroom)}"
+    change = next((one.partition(";")[0] for one in advice if one.startswith("--")), "")
+    return f"{line}. To change: {change}." if change else f"{line}."
+
+
 class _Printer:
-    """Prints a search as it goes on. As JSON the predictions come with the result.
+    """Prints a search as it goes on: as JSON, where the predictions come with the result, and on a real GPU.
+
+    On a simulated one, where it takes seconds, its lines are held until the answer stands above them.
 
     Attributes:
         progress: what is under way, on stderr.
@@ -157,23 +168,35 @@ class _Printer:
         self._results: dict[int, TrialDone] = {}
         self._output = Printer(as_json=as_json)
         self.progress = self._output.progress
-        self._output.show(lines=lambda: report.begun_lines(config))
+        self._held: list[str] | None = [] if config.device.simulated and not as_json else None
+        self._log(lambda: report.begun_lines(config))
+
+    def _log(self, lines: Callable[[], Iterable[str]], body: Callable[[], object] | None = None) -> None:
+        if self._held is None:
+            self._output.show(body=body, lines=lines)
+        else:
+            self._held += lines()
+
+    def release(self) -> None:
+        """Print the lines that were held."""
+        held, self._held = self._held or (), None
+        self._output.show(lines=lambda: held)
 
     def show(self, event: Predicted | TrialStarted | TrialProgress | TrialFinished) -> None:
         """Print an event."""
         match event:
             case Predicted(prediction=prediction, ready=ready):
                 self._prediction = prediction
-                self._output.show(lines=lambda: report.predicted_lines(prediction, ready))
+                self._log(lambda: report.predicted_lines(prediction, ready))
             case TrialStarted():
                 self.progress.say(f"trial {event.number}: batch {event.batch_size} …")
             case TrialProgress(sample=sample):
                 self.progress.say(f"trial {event.number}: batch {event.batch_size}, {how_far(sample)}")
             case TrialFinished(number=number, result=result):
                 self._results[result.batch_size] = result
-                self._output.show(
-                    body=lambda: report.trial_json(number, result, self._config.device),
-                    lines=lambda: [report.trial_line(self._config, number, result, self._prediction)],
+                self._log(
+                    lambda: [report.trial_line(self._config, number, result, self._prediction)],
+                    lambda: report.trial_json(number, result, self._config.device),
                 )
 
     def finish(self, verdict: Verdict) -> None:
@@ -181,6 +204,9 @@ class _Printer:
         config, prediction = self._config, self._prediction
         advice = self._advise(config) if verdict.outcome == "nothing_fits" else []
         largest = self._results.get(verdict.max_batch_size)
+        if self._held is not None:
+            self._held.insert(0, _verdict_line(verdict, advice))
+        self.release()
         self._output.show(
             body=lambda: report.result_json(config, verdict, prediction, advice),
             lines=lambda: report.result_lines(config, verdict, prediction, largest, advice),

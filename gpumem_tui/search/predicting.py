@@ -295,7 +295,7 @@ class _CommandTraces:
 
     @property
     def _seems_compiled(self) -> bool:
-        """Whether a script of the command names `torch.compile`, and no word switches that off."""
+        """Return whether a script of the command names `torch.compile`, and no word switches that off."""
         command = self.config.workload.command
         if command is None or not self.takes_many or any(map(_DOES_NOT.search, command.words)):
             return False

@@ -277,7 +277,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the formula and the trace predict of one workload on one device."""
+    """The formula's and the trace's figures for one workload on one device."""
 
     formula: Formula
     traced: Traced | Unknown

@@ -26,7 +26,7 @@ segments, so two sizes side by side can predict a next one that is only one furt
 
 @dataclass(frozen=True)
 class Tried:
-    """One batch size that was run; where it fits, `peak_bytes` is the reserved and `allocated_bytes` the other peak."""
+    """A batch size that was run; where it fits, `peak_bytes` is the reserved and `allocated_bytes` the other peak."""
 
     batch_size: int
     fits: bool
@@ -75,7 +75,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class StrategySettings:
-    """What a strategy may know besides the results.
+    """The facts that a strategy may use besides the results.
 
     Attributes:
         predicted: largest batch size predicted (traced, else by formula); None if nobody could tell.
@@ -174,7 +174,7 @@ def _ramp(tried: Sequence[Tried], settings: StrategySettings) -> int:
 
 
 def _double(tried: Sequence[Tried], settings: StrategySettings) -> int:
-    """1, 2, 4, … until it fails, then halve the gap."""
+    """Try 1, 2, 4, … until one fails, then halve the gap."""
     fit, oom = bracket(tried, settings.floor)
     return 2 * fit or 1 if oom is None else (fit + oom) // 2
 

@@ -22,7 +22,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Configured:
-    """What will be searched, and in which directory."""
+    """The search that will run, and its directory."""
 
     config: SearchConfig
     directory: str
@@ -50,7 +50,7 @@ class _PredictedParts:
 
 
 class _Line(msgspec.Struct):
-    """What every line has."""
+    """The fields of every line."""
 
     schema: int
     event: str

@@ -26,7 +26,7 @@ _SENT_S = 1.0
 
 
 class Visit(AppService):
-    """One process, for as long as its visitor stays.
+    """A process of the program for one visitor, for as long as the visitor stays.
 
     Args:
         command: starts it.

@@ -70,7 +70,7 @@ class Differing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common, and where they differ.
+    """The common part of two runs, and where they differ.
 
     Attributes:
         file_events, traced_events: how many events of each side were compared, from where they first agree.
@@ -192,7 +192,7 @@ def _common(file: Sequence[Key], traced: Sequence[Key], at: int, traced_at: int)
 
 
 class _Walk:
-    """One pass over both runs together."""
+    """A pass over both runs together."""
 
     def __init__(
         self, file: Sequence[AllocationRequest], traced: Sequence[AllocationRequest], at: int, traced_at: int

@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one place, category or stack holds at the peak.
+    """The memory that one place, category or stack holds at the peak.
 
     Attributes:
         categories: its bytes by category, the largest first.
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One device of a snapshot.
+    """The analysis of one device of a snapshot.
 
     Attributes:
         duration_s: from the first event to the last; None where the file has no times.
@@ -87,7 +87,7 @@ class Analysis:
 
     @property
     def gap(self) -> str:
-        """What `difference_bytes` says, in words; "" where it says nothing."""
+        """The meaning of `difference_bytes` in words; "" where it has none."""
         if not self.difference_bytes:
             return ""
         size = format_bytes(abs(self.difference_bytes))
@@ -131,7 +131,7 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _
 
 
 class _Course:
-    """One pass over all events."""
+    """A pass over all events."""
 
     def __init__(
         self, state: BlockState, history: EventHistory, places: Places, rules: Rules, progress: Progress

@@ -36,7 +36,7 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class SegmentMap:
-    """All segments of a device, the largest first.
+    """The segments of a device, the largest first.
 
     Attributes:
         stranded_bytes: free, but between blocks in use: nobody but this process can have them.
@@ -94,7 +94,7 @@ class FailedRequest:
 
     @property
     def free_bytes(self) -> int:
-        """All bytes that were free."""
+        """The sum of all bytes that were free."""
         return self.device_free_bytes + self.cached_bytes
 
     def explanation(self) -> list[str]:

@@ -165,12 +165,12 @@ class SnapshotBlock:
 
     @property
     def is_free(self) -> bool:
-        """Whether it can be given again."""
+        """Return whether it can be given again."""
         return self.state == INACTIVE
 
     @property
     def is_allocated(self) -> bool:
-        """Whether the program holds it."""
+        """Return whether the program holds it."""
         return self.state == ALLOCATED
 
 

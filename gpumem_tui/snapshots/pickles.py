@@ -179,7 +179,7 @@ def _bytes_of(data: bytes) -> bytes:
 
 
 class SnapshotUnpickler:
-    """Reads one pickle.
+    """A reader of one pickle.
 
     Args:
         data: all of it.

@@ -42,7 +42,7 @@ class _FrameDocument(msgspec.Struct):
 
 
 class _PastDocument(msgspec.Struct):
-    """What a block of torch 2.0 says of its allocation."""
+    """The allocation of a block as torch 2.0 writes it."""
 
     real_size: Count = 0
     frames: Any = None

@@ -34,7 +34,7 @@ _FIRST_ADDRESS = 0x7F00_0000_0000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of the allocator's history.
+    """An entry of the allocator's history.
 
     Attributes:
         action: as PyTorch names it: ``alloc``, ``free_requested``, ``free_completed``, ``segment_alloc``,
@@ -52,7 +52,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What the allocator did with a timeline.
+    """The allocator's history of a timeline.
 
     Attributes:
         segments: at the end. The number of a block's stack is that of the allocation that is in it; `NO_STACK` of a
@@ -249,7 +249,7 @@ def snapshot(recording: RecordedRun) -> dict[str, Any]:
 
 
 class _Places:
-    """Where each allocation comes from; one list of frames a place, so that the pickle names it once."""
+    """The source of each allocation; one list of frames a place, so that the pickle names it once."""
 
     def __init__(self, recording: RecordedRun) -> None:
         timeline = recording.timeline

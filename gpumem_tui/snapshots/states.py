@@ -62,7 +62,7 @@ class Rules:
         return found
 
     def keeps_rest(self, size_bytes: int, rest_bytes: int, *, expandable: bool) -> bool:
-        """Whether a block of a size is left as large as the free one that it is taken from."""
+        """Return whether a block of a size is left as large as the free one that it is taken from."""
         if expandable or size_bytes <= SMALL_REQUEST_BYTES:
             return rest_bytes < MIN_BLOCK_BYTES
         return size_bytes >= self._max_split_bytes or rest_bytes <= SMALL_REQUEST_BYTES
@@ -85,7 +85,7 @@ def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
 
 
 class BlockState:
-    """What is held after some event; `step` goes on to the next.
+    """The blocks held after some event; `step` goes on to the next.
 
     Attributes:
         held: taken blocks by address.

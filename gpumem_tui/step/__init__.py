@@ -32,7 +32,7 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True)
 class Site:
-    """Where an allocation comes from; empty where unknown.
+    """The place that an allocation comes from; empty where unknown.
 
     Attributes:
         operator: e.g. ``aten.addmm``.

@@ -16,7 +16,7 @@ _CODES = 256
 
 
 class EightBitAdamW(torch.optim.Optimizer):
-    """What bitsandbytes' `AdamW8bit` keeps, and nothing of what it computes: on a simulated GPU there are no values.
+    """An optimizer with the state of bitsandbytes' `AdamW8bit` that computes nothing: there are no values to compute.
 
     For every parameter of 4,096 elements or more two bytes an element and two 32-bit scales for every block of 256; for
     smaller ones two 32-bit moments; two quantization maps for all (bitsandbytes, optim/optimizer.py).

@@ -53,7 +53,7 @@ class MemorySample:
 
 
 class Recorder(Protocol):
-    """What records a run: phases, buckets and names of modules are told to it."""
+    """An object that records a run: phases, buckets and names of modules are told to it."""
 
     def mark(self, step: int, phase: Phase) -> None:
         """State that the run is in `phase` of `step` from here on."""
@@ -67,7 +67,7 @@ class Recorder(Protocol):
 
 @dataclass
 class StepRun:
-    """One model being built and trained on one device, step by step.
+    """A model that is built and trained on one device, step by step.
 
     Attributes:
         report: called with the memory as each phase begins.

@@ -41,7 +41,7 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3")
 
 
 class RunningModules:
-    """Which modules are running, by qualified name.
+    """The modules that are running, by qualified name.
 
     Args:
         names: by the `id` of a module; others are called by their class.
@@ -88,7 +88,7 @@ class RunningModules:
 
     @property
     def is_any(self) -> bool:
-        """Whether a module is running."""
+        """Return whether a module is running."""
         return bool(self._running)
 
     @property
@@ -122,7 +122,7 @@ class SiteFinder:
 
     @property
     def in_module(self) -> bool:
-        """Whether a module is running."""
+        """Return whether a module is running."""
         return self._modules.is_any
 
     def site(self, operator: str) -> Site:

@@ -19,7 +19,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name on screens and in messages."""
+        """The name on screens and in messages."""
         ...
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer | None]:

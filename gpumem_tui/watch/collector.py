@@ -34,7 +34,7 @@ _GROWTH_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class _Derived:
-    """What the formula expects, and of which files and bytes it was derived."""
+    """The formula's figures, and the files and bytes that they were derived from."""
 
     version: tuple[int, Mapping[Bucket, int]]
     expected: Reading[Expected]

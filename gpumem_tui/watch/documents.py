@@ -166,7 +166,7 @@ def _has_bounds(hint: Any) -> bool:
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of a ring say.
+    """The first bytes of a ring, read.
 
     Attributes:
         written: records written since the ring was made; the newest has this sequence number.

@@ -35,7 +35,7 @@ _INTERRUPT, _LEFT = "KeyboardInterrupt", "SystemExit"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a process that has ended.
+    """The evidence about a process that has ended.
 
     Attributes:
         left_ns: wall time at which its probe said that the interpreter exits; 0 if it did not.
@@ -121,7 +121,7 @@ def _state(seen: Evidence) -> tuple[ProcessState, str]:
 
 
 def _ran_out(seen: Evidence, error: UncaughtError | None) -> bool:
-    """Whether memory ran out and that ended it: it was seen to, or no step came after and nothing else explains it."""
+    """Return whether it ended as memory ran out: it was seen to, or no step came after and nothing else explains it."""
     found = seen.post_mortem
     if found is None:
         return False
@@ -281,7 +281,7 @@ class Witness:
 
     @property
     def is_held(self) -> bool:
-        """Whether a descriptor of it is held."""
+        """Return whether a descriptor of the process is held."""
         return self._descriptor is not None
 
     def look(self) -> None:
@@ -297,7 +297,7 @@ class Witness:
         self._resident_bytes = host_memory.resident_bytes(self._pid) or self._resident_bytes
 
     def has_ended(self) -> bool:
-        """Whether it has ended, as far as that is visible from here."""
+        """Return whether the process has ended, as far as that is visible from here."""
         if self._descriptor is None:
             return not Path(f"/proc/{self._pid}").exists()
         poll = select.poll()
@@ -341,7 +341,7 @@ class Witness:
         return host_memory.machine_oom_kills() if found is None else found
 
     def _has_been_short(self) -> bool:
-        """Whether the kernel has killed for want of memory since shortly before the end."""
+        """Return whether the kernel has killed for want of memory since shortly before the end."""
         before, now = self._counters[0], self._count()
         return before is not None and now is not None and now > before
 

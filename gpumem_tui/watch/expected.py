@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, at_moment, max_batch_size, predict, terms
-from gpumem_tui.formula.recipe import Optimizer, Precision, Recipe, Sharding
+from gpumem_tui.formula.recipe import Optimizer, Precision, Recipe, Setup, Sharding
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS, PRECISION_RECORDS
 from gpumem_tui.formula.remedies import Remedy, remedies
 from gpumem_tui.formula.rows import Moment, row
@@ -58,7 +58,7 @@ class Expected:
 
     def remedies(self, total_bytes: int, gpu: Gpu | None) -> list[Remedy]:
         """List what would make a larger batch fit on such a device, the most useful first."""
-        return remedies(self.shape, self.recipe, self._left_bytes(total_bytes), gpu=gpu)
+        return remedies(Setup(self.shape, self.recipe), self._left_bytes(total_bytes), gpu)
 
     def _left_bytes(self, total_bytes: int) -> int:
         """Return the size of a device on which, without the untrained modules, as much fits."""

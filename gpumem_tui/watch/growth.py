@@ -124,7 +124,7 @@ def _rise(device: int, points: Sequence[tuple[float, int]], least_bytes: int) ->
 
 
 def is_worth_an_alert(growth: Growth) -> bool:
-    """Whether it fills the memory within days, or, where that is not known, is fast."""
+    """Return whether growth fills the memory within days, or, where that is not known, is fast."""
     if growth.left_s is None:
         return growth.bytes_per_s * 3600 >= GIB / 4
     return growth.left_s <= 7 * 86400

@@ -55,7 +55,7 @@ class Host:
 
     @property
     def shares_files(self) -> bool:
-        """Whether it sees the same files as we do, under the same names."""
+        """Return whether it sees the same files as we do, under the same names."""
         return shares_files(self.proc)
 
     @property
@@ -72,7 +72,7 @@ class Host:
 
     @property
     def inner_directory(self) -> Path:
-        """Where its probe publishes, as the process names it."""
+        """The folder where the probe publishes, as the process names it."""
         chosen = self.environ().get("GPUMEM_TUI_DIR")
         if not chosen:
             return Path(f"/tmp/gpumem-tui-{self.inner_uid}")  # noqa: S108 - checked by `Folder`
@@ -113,7 +113,7 @@ def environ(folder: Path) -> dict[str, str]:
 
 
 def shares_files(folder: Path) -> bool:
-    """Whether the process of a folder in /proc sees the same files as we do, under the same names."""
+    """Return whether the process of a folder in /proc sees the same files as we do, under the same names."""
     try:
         return all(os.readlink(folder / link) == os.readlink(PROC / "self" / link) for link in ("ns/mnt", "root"))
     except OSError:
@@ -186,12 +186,12 @@ def script(command: tuple[str, ...]) -> str:
 
 
 def is_launcher(host: Host) -> bool:
-    """Whether it starts the processes that train and trains nothing itself."""
+    """Return whether the process starts those that train and trains nothing itself."""
     return script(host.command) in launchers.NAMES
 
 
 def is_notebook(host: Host) -> bool:
-    """Whether it is the process behind a notebook, which computes while a cell runs."""
+    """Return whether the process is behind a notebook, and computes while a cell runs."""
     return script(host.command) in _NOTEBOOKS
 
 
@@ -205,7 +205,7 @@ def loaded(host: Host) -> frozenset[str]:
 
 
 def is_python(host: Host, files: frozenset[str]) -> bool:
-    """Whether it is a Python process.
+    """Return whether the process is a Python interpreter.
 
     Args:
         files: what `loaded` says of it.
@@ -218,7 +218,7 @@ def is_python(host: Host, files: frozenset[str]) -> bool:
 
 
 def has_torch(files: frozenset[str]) -> bool:
-    """Whether a process that has loaded these files has imported torch."""
+    """Return whether a process that has loaded these files has imported torch."""
     return any(name.startswith("libtorch") for name in files)
 
 

@@ -34,7 +34,7 @@ class LiveProbes:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a reading that was asked for is still under way."""
+        """Return whether a reading that was asked for is still under way."""
         return self._asked.is_set() or self._is_collecting
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:

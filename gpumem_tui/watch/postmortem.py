@@ -30,7 +30,7 @@ _BEST_REMEDIES = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One process that ran out of memory, and what the formula says of it.
+    """A process that ran out of memory, and what the formula says of it.
 
     Attributes:
         expected: the model and recipe for the formula, or why they cannot be told.
@@ -42,14 +42,14 @@ class Case:
 
     @property
     def what_happened(self) -> str:
-        """What happened to the process, as its title goes on."""
+        """The title's words for what happened to the process."""
         if self.process.state is ProcessState.KILLED_FOR_MEMORY:
             return "was killed by the kernel as host memory ran out"
         return "ran out of memory"
 
     @property
     def rest_bytes(self) -> Value:
-        """What was allocated beyond parameters, gradients and optimizer state: activations, batch data and the rest."""
+        """The bytes allocated beyond parameters, gradients and optimizer state: activations, batch data, others."""
         if self.post_mortem.allocated_bytes is None:
             return Unknown("no allocator figures")
         left_bytes = self.post_mortem.allocated_bytes - self.post_mortem.breakdown.total_bytes
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def outside_bytes(self) -> Value:
-        """What others held of the device: other processes, CUDA contexts, the driver."""
+        """The bytes that others held of the device: other processes, CUDA contexts, the driver."""
         found = self.post_mortem
         if found.device_total_bytes is None or found.device_free_bytes is None or found.reserved_bytes is None:
             return Unknown("the device did not say")
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def remedies(self) -> list[Remedy]:
-        """What would have made a larger batch fit on this device, the most useful first."""
+        """The changes that would have made a larger batch fit on this device, the most useful first."""
         total_bytes = self.post_mortem.device_total_bytes
         if isinstance(self.expected, Unknown) or total_bytes is None:
             return []
@@ -136,7 +136,10 @@ def case_json(case: Case) -> dict[str, Any]:
         "rank": case.process.process.rank,
         **msgspec.to_builtins(case.post_mortem),
         "expected": None,
-        "remedies": [picked(one, "name", "option", "saved_bytes", "max_batch_size") for one in case.remedies],
+        "remedies": [
+            {**picked(one.technique, "name", "option"), **picked(one, "saved_bytes", "max_batch_size")}
+            for one in case.remedies
+        ],
         "unavailable": {},
     }
     if isinstance(case.expected, Unknown):
@@ -239,8 +242,7 @@ def _formula_lines(case: Case) -> Iterator[str]:
     if total_bytes is not None:
         fits = expected.max_batch_size(total_bytes)
         yield f"  largest batch on this device, {DEFAULT_HEADROOM:.0%} left free: {fits:,}"
-    best = case.remedies
-    if best:
+    if case.remedies:
         yield "what would have helped, with the largest batch that then fits:"
-    for remedy in best:
-        yield f"  {remedy.max_batch_size:>6,}  {remedy.name} ({remedy.option}); costs {remedy.cost}"
+    for remedy in case.remedies:
+        yield f"  {remedy.max_batch_size:>6,}  {remedy}"

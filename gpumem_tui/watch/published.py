@@ -39,7 +39,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class WatchedProcess:
-    """One process that publishes, or did, with what else is known of it.
+    """A process that publishes, or did, with what else is known of it.
 
     Attributes:
         placed: its newest sample of every device.
@@ -65,12 +65,12 @@ class WatchedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is alive."""
+        """Return whether the process is alive."""
         return self.process.is_running
 
     @property
     def own(self) -> tuple[Placed, ...]:
-        """Where it trains: on its GPUs, without the few bytes that optimizers keep in host memory, or there alone."""
+        """The devices that it trains on: its GPUs without what optimizers keep in host memory, or the host."""
         on_gpus = tuple(placed for placed in self.placed if placed.sample.is_on_gpu)
         return on_gpus or self.placed
 
@@ -109,7 +109,7 @@ class Published:
 
     @cached_property
     def by_key(self) -> Mapping[Key, WatchedProcess]:
-        """All processes by their key, which is never used twice."""
+        """The processes by their key, which is never used twice."""
         return {watched.process.key: watched for watched in self.processes}
 
     @cached_property
@@ -152,7 +152,7 @@ class ProbeSource(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a reading that was asked for is still under way."""
+        """Return whether a reading that was asked for is still under way."""
 
     def ask(self, gpus: Sequence[GpuReading], followed: Key | None) -> None:
         """Read again. `followed`: the process whose history is wanted too."""
@@ -182,20 +182,20 @@ def _out_of_memory(watched: WatchedProcess) -> RanOutOfMemory:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank and the device that it trains on; `placed` is None before its first step."""
+    """A rank and the device that it trains on; `placed` is None before its first step."""
 
     watched: WatchedProcess
     placed: Placed | None
 
     @property
     def number(self) -> int:
-        """Its place in the job."""
+        """The number of the rank in its job."""
         return self.watched.process.process.rank or 0
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far a figure differs between ranks: the least, the most, and which has most."""
+    """The spread of a figure over the ranks: the least, the most, and which has most."""
 
     least_bytes: int
     most_bytes: int

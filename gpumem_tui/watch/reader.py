@@ -51,7 +51,7 @@ _OWNER_IN_NAME = re.compile(r"gpumem-tui-(\d+)")
 
 @dataclass
 class _Ring:
-    """What is remembered of a ring between two looks. `file`: device and number of the file that it was then."""
+    """The state of a ring between two looks. `file`: device and number of the file that it was then."""
 
     files: Files
     uid: int
@@ -412,7 +412,7 @@ def _rarer(header: Header, samples: tuple[ProbeSample, ...]) -> str:
 
 
 def _is_silent(samples: tuple[ProbeSample, ...], heard_s: Reading[float]) -> bool:
-    """Whether no step has finished for longer than steps take."""
+    """Return whether no step has finished for longer than steps take."""
     if not samples or isinstance(heard_s, Unknown):
         return False
     step_s = samples[0].record.step_s

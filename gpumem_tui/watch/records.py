@@ -61,7 +61,7 @@ UNEXPLAINED = FOR_MEMORY | {ProcessState.CRASHED, ProcessState.KILLED, ProcessSt
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended.
+    """The way in which a process ended.
 
     Attributes:
         phrase: in a few words, as a sentence goes on: ``failed with exit code 1: ValueError: … at train.py:3``.
@@ -101,7 +101,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class ProbeSample:
-    """One device of a process at the end of a step.
+    """The figures of a process for one device at the end of a step.
 
     Attributes:
         record: as the probe wrote it.
@@ -116,7 +116,7 @@ class ProbeSample:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the device is a GPU; else it is host memory."""
+        """Return whether the device is a GPU; else it is host memory."""
         return self.record.device != CPU
 
     @property
@@ -179,7 +179,7 @@ def _remainder(total_bytes: Value, found: Mapping[Bucket, Value], if_negative: U
 
 @dataclass(frozen=True)
 class ProbedProcess:
-    """One process that publishes, or did.
+    """A process that publishes, or did.
 
     Attributes:
         files: the files of its probe; they name it for ever, also after its pid is used again.
@@ -219,7 +219,7 @@ class ProbedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is alive."""
+        """Return whether the process is alive."""
         return self.state is ProcessState.RUNNING
 
     @property
@@ -245,12 +245,12 @@ class ProbedProcess:
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether it ended normally or on request."""
+        """Return whether the process ended normally or on request."""
         return self.state in WELL_ENDED
 
     @property
     def state_words(self) -> str:
-        """Its state, or how it ended, in a few words."""
+        """The state of the process, or how it ended, in a few words."""
         return self.state.value if self.end is None else self.end.phrase
 
 
@@ -264,7 +264,7 @@ class RefusedFile:
 
 @dataclass(frozen=True)
 class Watched:
-    """All that is published on this machine at one moment. The running come first, then the last that ended."""
+    """All processes published on this machine at one moment. The running come first, then the last that ended."""
 
     processes: tuple[ProbedProcess, ...]
     refused: tuple[RefusedFile, ...]

@@ -180,7 +180,7 @@ class Supervised(RunningCommand):
 
 
 def is_below(pid: int, root: int) -> bool:
-    """Whether a process is another one, or was started by it or by one that it started; False once it is gone."""
+    """Return whether a process is another, or was started by it or by one that it started; False once it is gone."""
     while pid > 1 and pid != root:
         host = find(pid)
         pid = 0 if host is None else host.parent_pid
@@ -267,7 +267,7 @@ class TerminalCommand(RunningCommand):
 
     @property
     def ended(self) -> Exit | None:
-        """How it ended; None while it runs."""
+        """The way in which it ended; None while it runs."""
         return self._exit
 
     def follow(self, output: Callable[[bytes], None]) -> Exit:

@@ -41,7 +41,7 @@ _OVERRIDES = {
 
 @dataclass(frozen=True)
 class Proposal:
-    """Where a command gives its batch size: the word, what it would be with ``{batch}``, and the size it has."""
+    """The place of a batch size in a command: the word, what it would be with ``{batch}``, and the size it has."""
 
     given: str
     proposed: str
@@ -76,7 +76,7 @@ class Command:
 
     @property
     def takes_batch(self) -> bool:
-        """Whether it says where the batch size goes: in its words, or in a configuration file that these name."""
+        """Return whether the line says where the batch size goes: in its words, or in a configuration file it names."""
         return any(BATCH in word for word in self.words) or bool(self._templates)
 
     def filled(self, batch_size: int, accumulation: int = 1) -> tuple[str, ...]:
@@ -172,12 +172,12 @@ class Command:
 
     @property
     def says_batch(self) -> bool:
-        """Whether the line tells the batch size, be it as a number."""
+        """Return whether the line tells the batch size, be it as a number."""
         return self.takes_batch or self.proposal is not None
 
     @property
     def rewriting(self) -> str:
-        """How the line is to be written so that the batch size can be chosen."""
+        """The way to write the line so that the batch size can be chosen."""
         proposal = self.proposal
         if proposal is None and self._files:
             override = next(
@@ -192,7 +192,7 @@ class Command:
 
     @property
     def processes(self) -> int:
-        """How many training processes its launcher starts in all, as far as the line says; else 1."""
+        """The number of training processes that its launcher starts in all, as far as the line says; else 1."""
         return launchers.processes(self.words)
 
 

@@ -45,14 +45,14 @@ class HuggingFaceModel:
 
     @property
     def kind(self) -> str:
-        """Its class, or its type where it names none."""
+        """The class of the model, or its type where it names none."""
         alone = " (on text alone)" if self.is_text_alone else ""
         return (self.architecture or self.model_type) + alone
 
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """What to train: a model of the catalog by a recipe, a user's file (``FILE[:NAME]``), or a user's command.
+    """The workload to train: a model of the catalog by a recipe, a user's file (``FILE[:NAME]``), or a user's command.
 
     Exactly one of the three is given, or a shape with the command that trains it as transformers builds it.
 
@@ -88,7 +88,7 @@ class WorkloadSpec:
 
     @property
     def name(self) -> str:
-        """What to call it on the screen."""
+        """The name of the workload on the screen."""
         if self.hugging_face is not None:
             return self.hugging_face.name
         if self.command is not None:
@@ -97,17 +97,17 @@ class WorkloadSpec:
 
     @property
     def takes_cuda(self) -> bool:
-        """Whether what runs asks for CUDA by name: a user's file may, and so does torch's compiler."""
+        """Return whether what runs asks for CUDA by name: a user's file may, and so does torch's compiler."""
         return self.file is not None or self.recipe.compile
 
     @property
     def noun(self) -> str:
-        """What a sentence calls it where it is run: a command, or a model that this program wrote one for."""
+        """The word for it in a sentence where it is run: a command, or a model that this program wrote one for."""
         return "the command" if self.hugging_face is None else "the model"
 
     @property
     def network(self) -> str:
-        """What a model read from a file is traced as; empty for what is no such model."""
+        """The network that a model read from a file is traced as; empty for what is no such model."""
         if self.model_file is None:
             return ""
         if self.hugging_face is not None:

@@ -147,7 +147,9 @@ def _parameters(name: str) -> int:
 def test_1_the_largest_batch_of_gpt2_on_a_4090(folder: Path) -> None:
     words = "--model gpt2 --precision amp-bf16 --gpu sim:rtx-4090-24gb"
     _asked(folder, f"plan --plain {words}", r"^Fits: .* largest batch 18 \(16 with 10 % left free\)")
-    assert _searched(folder, words) == 18
+    _asked(
+        folder, f"search --plain {words}", r"^Largest batch 18 on .* 19 was out of memory; batch 16 leaves the headroom"
+    )
 
 
 def test_2_a_full_fine_tune_of_8b_on_eight_h100(folder: Path) -> None:

@@ -56,6 +56,8 @@ def test_what_a_cache_lacks_is_one_line(tmp_path: Path) -> None:
         ({**QWEN, "max_position_embeddings": 256}, 256),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, 512),
         ({"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}, 512),
+        ({"model_type": "whisper", "is_encoder_decoder": True}, 448),
+        ({"model_type": "whisper", "is_encoder_decoder": True, "max_target_positions": 224}, 224),
         ({"model_type": "gemma3", "vision_config": {}, "text_config": {"max_position_embeddings": 1024}}, 1024),
         ({"model_type": "convnext", "architectures": ["ConvNextForImageClassification"], "image_size": 224}, 0),
     ],

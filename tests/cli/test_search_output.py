@@ -161,6 +161,10 @@ def test_the_batch_that_leaves_the_headroom_leaves_it_when_it_is_run(gpt2: Finis
 @pytest.mark.slow
 def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: Program) -> None:
     done = program("search", "--plain", "--model", "llama-3.2-1b", "--layers", "4", "--precision", "amp-bf16")
+    answer, result = done.out.partition("\n")[0], re.search("result: l(.*)", done.out)
+    assert result is not None
+    assert answer.startswith(f"L{result[1]}; batch ")
+    assert answer.endswith("by trace.")
     assert "formula error" in done.out
     temporary = next(line for line in done.out.splitlines() if line.startswith("temporary "))
     assert re.search(r" -1\d\.\d MiB$", temporary)
@@ -169,6 +173,7 @@ def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: P
     assert float(missing[1]) > float(missing[2])
     assert re.search(r"\nbatch 12 leaves the headroom of 10 % free, too: [\d.]+ GiB, by trace\n", done.out)
     assert "two runs of one simulation" not in done.out
+    assert re.search(r"\nCUDA context [\d.]+ GiB \([\d.–]+ GiB\): measured on ", done.out)
 
 
 def test_a_workload_file_on_a_simulated_gpu_is_told_what_its_agreement_is_worth(
@@ -184,6 +189,7 @@ def test_a_workload_file_on_a_simulated_gpu_is_told_what_its_agreement_is_worth(
 
 def test_nothing_fits(program: Program) -> None:
     done = program("search", "--plain", "--model", "llama-3-8b", "--layers", "12", "--gpu", "sim:rtx-4090-24gb")
+    assert re.match(r"Nothing fits: one sample is out of memory on .*RTX 4090\. To change: --.*\.\n", done.out)
     assert done.code == 3
     assert "nothing fits" in done.out
     assert "optimizer state alone needs 27.33 GiB of the card's 23.99 GiB" in done.out
@@ -237,7 +243,7 @@ def test_predict_has_the_ends_of_what_is_not_known_beside_what_is_expected(predi
     assert context["name"] == "CUDA context"
     assert used["high_bytes"] - used["low_bytes"] == context["high_bytes"] - context["low_bytes"]
     assert (traced["fit"], traced["fits"]) == ("fits", True)
-    assert 0 < traced["max_batch_size"] <= traced["may_fit_batch_size"]
+    assert 0 < traced["max_batch_size"] <= traced["expected_batch_size"] <= traced["may_fit_batch_size"]
 
 
 @pytest.mark.slow

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpumem_tui.catalog.config_file import read_config_file
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import predict as predict_by_formula
 from gpumem_tui.memory import Bucket
@@ -18,6 +20,7 @@ from gpumem_tui.run.control import Unusable
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import predict
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.command.running import TIMEOUT_S, Project
 from tests.sharing import WarmPython
@@ -113,6 +116,41 @@ for name, values in json.load(sys.stdin).items():
     counts[name] = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
 print(json.dumps(counts))
 """
+LONGEST = """
+import json
+from transformers.models.auto import configuration_auto, modeling_auto
+
+keys = "max_position_embeddings", "n_positions", "max_target_positions"
+tables = [getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in (
+    "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM")]
+found = {}
+for name in sorted({name for table in tables for name in table}):
+    try:
+        config = configuration_auto.CONFIG_MAPPING[name]()
+        text = config.get_text_config()
+    except Exception:
+        continue  # has no defaults of its own
+    longest = next((value for key in keys if isinstance(value := getattr(text, key, None), int)), None)
+    heads = [table[name] for table in reversed(tables) if name in table]
+    head = heads[0] if isinstance(heads[0], str) else heads[0][0]
+    found[name] = longest, head, bool(config.is_encoder_decoder)
+print(json.dumps(found))
+"""
+
+
+def test_no_sample_is_longer_than_transformers_takes_where_the_file_does_not_say(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    python = WarmPython.path(TRANSFORMERS)
+    done = subprocess.run([python, "-c", LONGEST], capture_output=True, text=True, check=True)
+    found: dict[str, tuple[int | None, str, bool]] = json.loads(done.stdout)
+    assert len(found) > 100
+    for name, (longest, head, is_pair) in found.items():
+        if longest is not None and longest > 0:  # XLNet's has no end
+            said = {"model_type": name, "architectures": [head], "is_encoder_decoder": is_pair}
+            (tmp_path / "config.json").write_text(json.dumps(said))
+            assert read_config_file(tmp_path).usual_seq_len <= longest, name
+
+
 BLOCK = 512
 """Bytes to which the allocator rounds a parameter up, at the most."""
 
@@ -150,21 +188,107 @@ def test_the_closed_form_and_our_network_are_as_transformers_builds_it(
     spec = options.spec(WarmPython.path(TRANSFORMERS))
     assert spec.shape is not None
     assert spec.network == f"traced as transformers' {OWN_CONFIGS[name]['architectures'][0]}"
-    ours = traced_spec(WorkloadSpec(spec.recipe, shape=spec.shape), 32).at(32).peak_allocated_bytes
-    theirs = traced(options, 32).at(32).peak_allocated_bytes
+    ours = traced_spec(WorkloadSpec(spec.recipe, shape=spec.shape), 32).at(32)
+    theirs = traced(options, 32).at(32)
     formula = predict_by_formula(spec.shape, spec.recipe, 32).peak_bytes
     assert count_parameters(spec.shape) == counts[f"{name} own"][0]
     if name not in ("gpt2", "bert", "vit"):  # so small that cuBLAS's workspaces are most of what the formula lacks
-        assert formula == pytest.approx(ours, rel=0.1)
-    assert ours / theirs == pytest.approx(APART[name], abs=0.001)
+        assert formula == pytest.approx(ours.peak_allocated_bytes, rel=0.1)
+
+    assert ours.peak_moment is not None
+    at = ours.peak_moment[1].operator
+    by_ours, by_theirs = highest_at(ours, at), highest_at(theirs, at)
+    named: Counter[str] = Counter()
+    for _, mebibytes in APART.get(name, ()):
+        named.update({operator: round(MIB * size) for operator, size in mebibytes.items()})
+    near = 0.001 * by_theirs.total()
+    assert by_ours.total() - by_theirs.total() == pytest.approx(named.total(), abs=near)
+    made = {"aten.randint", "aten.randn", "aten._to_copy"}  # the batch, made on the device or copied to it
+    for operator in (by_ours.keys() | by_theirs.keys()) - made:
+        assert by_ours[operator] - by_theirs[operator] == pytest.approx(named[operator], abs=near), operator
 
 
-APART = {
-    "gpt2": 0.7749,  # transformers writes gelu_new out, and backward keeps every step of its formula
-    "bert": 1.0, "vit": 1.0169, "llama": 1.0594, "mistral": 1.0594, "qwen2": 1.0594, "qwen3": 1.0563,
-    "qwen3_moe": 1.0623, "mixtral": 1.0393, "gpt_oss": 0.9976, "deepseek_v3": 1.0381,
-}  # fmt: skip
-"""The peak of our plain network, of that of transformers' class, by family: they differ, so the class is traced."""
+def highest_at(replay: Replay, operator: str) -> Counter[str]:
+    """Return what was asked for and held, in bytes by the operator that made it, at the operator's highest moment."""
+    timeline, live, most = replay.timeline, Counter[int](), Counter[int]()
+    made = iter(enumerate(zip(timeline.sizes, timeline.sites, strict=True), 1))
+    operators = {}
+    for event in timeline.events:
+        if event < 0:
+            live.pop(-event, None)
+            continue
+        number, (size, site) = next(made)
+        live[number], operators[number] = size, timeline.site_table[site].operator
+        if operators[number] == operator and live.total() > most.total():
+            most = live.copy()
+    found: Counter[str] = Counter()
+    for number, size in most.items():
+        found[operators[number]] += size
+    return found
+
+
+MIB = 1 << 20
+LOGITS = (
+    "our step holds the logits through backward, as a loop's variable does; transformers' output goes with its loss",
+    {"aten.mm": 15.625},
+)
+HEADS = (
+    "our keys and values are repeated for every head of the queries, transformers' attention takes the heads there are",
+    {"aten.clone": 8.0, "aten.add": -2.0, "aten.mm": -2.0},
+)
+BIASED_HEADS = (HEADS[0], {"aten.clone": 8.0, "aten.add": -2.0, "aten.addmm": -2.0})
+APART: dict[str, tuple[tuple[str, dict[str, float]], ...]] = {
+    "gpt2": (
+        LOGITS,
+        (
+            "transformers writes gelu_new out, and backward keeps every step of its formula",
+            {"aten.gelu": 32.0, "aten.mul": -64.0, "aten.add": -32.0, "aten.tanh": -32.0},
+        ),
+    ),
+    "llama": (LOGITS, HEADS),
+    "mistral": (LOGITS, HEADS),
+    "qwen2": (LOGITS, BIASED_HEADS),
+    "qwen3": (LOGITS, HEADS),
+    "qwen3_moe": (
+        LOGITS,
+        HEADS,
+        (
+            "our router normalizes, transformers' only where the file has norm_topk_prob",
+            {"aten.clone": 0.25, "aten.sum": 0.125},
+        ),
+    ),
+    "mixtral": (LOGITS, HEADS),
+    "gpt_oss": (
+        LOGITS,
+        (
+            "both repeat keys and values, as sinks want attention written out; rotated halves are joined otherwise",
+            {"aten.clone": 4.0, "aten.cat": -4.0},
+        ),
+    ),
+    "deepseek_v3": (LOGITS,),
+}
+"""Why our plain network and transformers' class hold other than the same at the peak, by family: of each reason the
+sentence, and by operator how many MiB ours has more. BERT and ViT hold the same. The class is what a plan traces.
+
+GPT-OSS's class has its peak elsewhere: see below. The allocator gives ViT's a block 0.7 MiB larger than is asked for.
+"""
+
+
+def test_the_class_of_gpt_oss_has_its_peak_in_the_experts_forward(tmp_path: Path) -> None:
+    """Its masks, two, and the biases gathered for every token are held there; ours has its peak at the loss."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt_oss", **OWN_CONFIGS["gpt_oss"]}))
+    found = traced(WorkloadOptions(config=str(path), precision="bf16", optimizer="sgd"), 32)
+    moment = found.at(32).peak_moment
+    assert moment is not None
+    assert (moment[0].phase, moment[1].module) == ("forward", "model.layers.1.mlp.experts")
+    held: Counter[tuple[str, str]] = Counter()
+    for one in found.held_at_peak(32):
+        held[one.site.operator, one.site.module] += one.size_bytes
+    samples, tokens, chosen, both_projections = 32, 512, 2, 2 * 512
+    assert held["aten.where", "model"] == 2 * 2 * samples * tokens * tokens
+    biases = 2 * samples * tokens * chosen * both_projections
+    assert held["aten.index", moment[1].module] == pytest.approx(biases, rel=0.15), "and the tokens' own rows"
 
 
 def traced(options: WorkloadOptions, batch_size: int = 2) -> Traced:

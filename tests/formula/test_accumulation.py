@@ -9,7 +9,7 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.accumulation import accumulation, tokens_per_global_batch
 from gpumem_tui.formula.predict import by_moment, max_batch_size, predict
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.recipe import Recipe, Setup
 from gpumem_tui.formula.remedies import Remedy, remedies
 from gpumem_tui.memory import GIB
 
@@ -62,13 +62,13 @@ def test_headroom_must_be_a_share(headroom: float) -> None:
 
 
 def by_option(found: list[Remedy]) -> Mapping[str, Remedy]:
-    return {remedy.option: remedy for remedy in found}
+    return {remedy.technique.option: remedy for remedy in found}
 
 
 def test_remedies_for_the_plain_fp32_recipe() -> None:
     shape = find_model("gpt2")
     recipe = Recipe(attention="math")
-    found = remedies(shape, recipe, 24 * GIB)
+    found = remedies(Setup(shape, recipe), 24 * GIB)
     assert set(by_option(found)) == {
         "--precision amp-bf16",
         "--precision bf16",
@@ -85,41 +85,44 @@ def test_remedies_for_the_plain_fp32_recipe() -> None:
     assert sizes == sorted(sizes, reverse=True)
     fitting = max_batch_size(shape, recipe, 24 * GIB)
     assert all(size >= fitting for size in sizes)
-    assert all(remedy.cost and remedy.source for remedy in found)
+    assert all(remedy.technique.cost and remedy.technique.source for remedy in found)
 
 
 def test_remedies_are_computed_on_the_changed_recipe() -> None:
     shape = find_model("gpt2")
     before = predict(shape, Recipe(), 1).peak_bytes
-    for remedy in remedies(shape, Recipe(), 24 * GIB):
-        after = predict(remedy.shape, remedy.recipe, 1).peak_bytes
+    for remedy in remedies(Setup(shape, Recipe()), 24 * GIB):
+        after = predict(remedy.setup.shape, remedy.setup.recipe, 1).peak_bytes
         assert remedy.saved_bytes == before - after
-        assert remedy.max_batch_size == max_batch_size(remedy.shape, remedy.recipe, 24 * GIB)
+        assert remedy.max_batch_size == max_batch_size(remedy.setup.shape, remedy.setup.recipe, 24 * GIB)
 
 
 @pytest.mark.parametrize("gpu", ["t4-16gb", "v100-16gb"])
 def test_a_gpu_without_bfloat16_is_not_told_to_use_it(gpu: str) -> None:
-    options = by_option(remedies(find_model("gpt2"), Recipe(), 15 * GIB, gpu=find_gpu(gpu)))
+    options = by_option(remedies(Setup(find_model("gpt2"), Recipe()), 15 * GIB, gpu=find_gpu(gpu)))
     assert "--precision amp-fp16" in options
     assert not any("bf16" in option for option in options)
 
 
 def test_what_is_already_done_or_saves_nothing_is_not_offered() -> None:
     done = Recipe("bf16", "sgd", "full", "auto", "zero3", 8)
-    assert set(by_option(remedies(find_model("gpt2"), done, 24 * GIB))) == {"--seq-len 512"}
+    assert set(by_option(remedies(Setup(find_model("gpt2"), done), 24 * GIB))) == {"--seq-len 512"}
 
 
 def test_selective_recompute_is_no_remedy_under_fused_attention() -> None:
-    options = by_option(remedies(find_model("gpt2"), Recipe("amp-bf16"), 24 * GIB))
+    options = by_option(remedies(Setup(find_model("gpt2"), Recipe("amp-bf16")), 24 * GIB))
     assert "--recompute selective" not in options
     assert "--recompute full" in options
 
 
 def test_images_are_halved_rather_than_sequences() -> None:
-    assert "--image-size 112" in by_option(remedies(find_model("resnet-50"), Recipe(), 24 * GIB))
-    assert not any("--attention" in option for option in by_option(remedies(find_model("resnet-50"), Recipe(), GIB)))
+    assert "--image-size 112" in by_option(remedies(Setup(find_model("resnet-50"), Recipe()), 24 * GIB))
+    resnet = remedies(Setup(find_model("resnet-50"), Recipe()), GIB)
+    assert not any("--attention" in option for option in by_option(resnet))
 
 
 def test_zero3_keeps_the_gpus_there_are() -> None:
-    options = by_option(remedies(find_model("llama-3-8b"), Recipe("amp-bf16", sharding="zero1", gpus=16), 80 * GIB))
+    options = by_option(
+        remedies(Setup(find_model("llama-3-8b"), Recipe("amp-bf16", sharding="zero1", gpus=16)), 80 * GIB)
+    )
     assert "--sharding zero3 --gpus 16" in options

@@ -68,7 +68,11 @@ TRACED = traced(AffineTrace.fit((2, timeline(2)), (3, timeline(3))), find_gpu("a
 
 GPT2_FOR_64 = replace(GPT2, target_batch=64)
 LLAMA = Plan(
-    find_model("llama-3-8b"), Recipe("amp-bf16", sharding="zero3", gpus=4), find_gpu("rtx-4090-24gb"), target_batch=64
+    find_model("llama-3-8b"),
+    Recipe("amp-bf16", sharding="zero3", gpus=4),
+    find_gpu("rtx-4090-24gb"),
+    headroom=0.05,
+    target_batch=64,
 )
 FITS = replace(LLAMA, recipe=Recipe("bf16", "adamw", "full", "auto", "zero3", 4))
 RESNET = Plan(find_model("resnet-50"), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=8)

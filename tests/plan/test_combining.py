@@ -11,7 +11,7 @@ import pytest
 
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
-from gpumem_tui.plan.combining import MOST_RUNS, Planning, command_of, likely, planned
+from gpumem_tui.plan.combining import MOST_RUNS, MOST_WHERE_IT_FITS, Planning, command_of, likely, planned
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.dialects import dialect_of, half_length, sharded_line, typed_changes, typed_command
 from gpumem_tui.plan.recommended import change_words
@@ -231,6 +231,32 @@ def test_what_fits_as_it_is_has_no_sets() -> None:
     runs = _Runs(_config())
     _planned(runs, 1, "sgd")
     assert runs.made == ["sgd"]
+
+
+def test_what_fits_runs_the_changes_that_mostly_save_most_and_those_that_are_asked_for() -> None:
+    keys = ("checkpointing", "autocast", "adafactor", "sgd", "chunked-loss", "fused")
+    fits = _Runs(_config())
+    plan = _planned(fits, 1, *keys)[-1].plan
+    assert tuple(fits.made) == keys[:MOST_WHERE_IT_FITS]
+    spared = {one.change.key: one.traced for one in plan.what_ifs if isinstance(one.traced, Unknown)}
+    assert spared == {key: Unknown(f"not run, as it fits without: --what-if {key} runs it") for key in keys[4:]}
+    by_passes = _Runs(_config())
+    _planned(by_passes, 16, *keys)
+    assert by_passes.made == ["2 passes of 8", *keys[:MOST_WHERE_IT_FITS]]
+    asked = _Runs(_config(), wanted=keys)
+    _planned(asked, 1, *keys)
+    assert tuple(asked.made) == keys
+
+
+def test_after_a_change_that_fits_only_cheaper_ones_are_run_beyond_the_first() -> None:
+    """Without a batch in its line there are no smaller passes; nothing is cheaper than the loss in pieces but time."""
+    keys = ("checkpointing", "adafactor", "sgd", "autocast", "fused", "no-foreach", "adamw-8bit")
+    runs = _Runs(_config(("python", "train.py")), fitting=("checkpointing",))
+    _planned(runs, 14, *keys)
+    prices = {key: change(key, runs.config).price for key in keys}
+    cheaper = [key for key in keys[MOST_WHERE_IT_FITS:] if prices[key] < prices["checkpointing"]]
+    assert 0 < len(cheaper) < len(keys) - MOST_WHERE_IT_FITS
+    assert runs.made[: MOST_WHERE_IT_FITS + len(cheaper)] == [*keys[:MOST_WHERE_IT_FITS], *cheaper]
 
 
 # Frameworks' own words

@@ -104,9 +104,9 @@ class TestMarkdown:
         text = plan_markdown(LLAMA_ON_FOUR, UNTRACED)
         assert "# Plan: llama-3-8b on NVIDIA GeForce RTX 4090" in text
         assert "| parameters | 29.92 GiB | – |" in text
-        assert "By formula it does not fit: 137.76 GiB are missing." in text
+        assert "By formula it does not fit: 138.60 GiB are missing." in text
         assert "No trace: not asked for." in text
-        assert "By formula, not traced, the cheapest combination that fits" in text
+        assert "By formula, not traced, the cheapest that a trace can confirm" in text
         assert "full recompute: saves nothing here" in text
 
     def test_every_gpu_of_the_catalog_is_listed(self) -> None:
@@ -134,6 +134,7 @@ class TestMarkdown:
             f"{answer(GPT2).breakdown.as_json()['activations'] / GIB:.2f} GiB", "8.00 GiB"
         )
         assert "By trace (torch 2.13 sm_80) it fits" in text
+        assert "\n- CUDA context 0." in text
         assert "| optimizer 2 |" in text
 
     def test_tables_are_whole(self) -> None:

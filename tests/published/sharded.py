@@ -36,6 +36,9 @@ _STEPS = 2
 """From the second on gradients and optimizer states are there."""
 
 
+WHY = "the page states neither its commit nor how the allocator was set"
+
+
 @dataclass(frozen=True)
 class Row:
     """A published figure: GiB reserved at the peak, to so many decimals.

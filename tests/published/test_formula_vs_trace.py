@@ -8,9 +8,9 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import FAMILIES, Experts, ModelShape
-from gpumem_tui.formula.recipe import Precision, Recipe
+from gpumem_tui.formula.recipe import Precision, Recipe, Recompute
 from gpumem_tui.search.prediction import Traced
-from tests.published.formula_vs_trace import compared, trace_of
+from tests.published.formula_vs_trace import LargestPair, compared, trace_of
 
 SMALL = {
     "gpt2": replace(find_model("gpt2"), layers=4, seq_len=512),
@@ -55,3 +55,50 @@ def test_with_full_recompute_it_is_as_near(name: str) -> None:
     for pair in compared(shape, recipe, traced, PLACES):
         assert pair.traced > 0
         assert 0.85 * pair.traced - 1 <= pair.formula <= 1.05 * pair.traced + 1, pair
+
+
+Asked = tuple[str, Precision, Recompute, str]
+
+WERE_ABOVE: tuple[Asked, ...] = (
+    ("llama-2-13b", "bf16", "full", "h200-141gb"),
+    ("qwen3-0.6b", "fp32", "full", "v100-16gb"),
+    ("smollm2-360m", "amp-bf16", "full", "rtx-3090-24gb"),
+    ("gpt2-large", "amp-bf16", "none", "a100-40gb"),
+    ("llama-3.2-3b", "bf16", "full", "a100-40gb"),
+    ("qwen2.5-3b", "fp32", "full", "b200-180gb"),
+    ("tinyllama-1.1b", "fp32", "full", "b200-180gb"),
+    ("mistral-7b", "amp-bf16", "full", "b200-180gb"),
+    ("mistral-7b", "fp32", "full", "b200-180gb"),
+    ("llama-2-7b", "fp32", "full", "b200-180gb"),
+)
+"""Of the whole catalog on twelve GPUs, where the formula's largest batch was once above the traced one by over 5 %."""
+
+ABOVE: Asked = ("tinyllama-1.1b", "amp-bf16", "none", "a100-40gb")
+"""The only one that is: 3 for 2 samples (under amp-fp16, too). Of the third 4.0 GiB lie in free pieces, of the second
+0.9 and of the fourth 2.3: how small tensors happen to split the segments of 66 MB that the last step left."""
+
+
+def _pair(name: str, precision: Precision, recompute: Recompute, gpu: str) -> LargestPair:
+    shape, recipe = find_model(name), Recipe(precision, recompute=recompute)
+    traced = trace_of(shape, recipe)
+    assert isinstance(traced, Traced)
+    (pair,) = compared(shape, recipe, traced, (gpu,))
+    return pair
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(one, id="-".join(one), marks=pytest.mark.slow if place < 3 else pytest.mark.exhaustive)
+        for place, one in enumerate(WERE_ABOVE)
+    ],
+)
+def test_it_is_above_the_trace_no_more(asked: Asked) -> None:
+    pair = _pair(*asked)
+    assert pair.is_close, pair
+    assert not pair.is_unsafe, pair
+
+
+@pytest.mark.exhaustive
+def test_one_is_a_sample_above_for_pieces_that_no_form_has() -> None:
+    assert str(_pair(*ABOVE)) == "3/2!"

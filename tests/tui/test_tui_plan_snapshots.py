@@ -66,14 +66,14 @@ async def test_it_fits_in_a_small_terminal(tmp_path: Path) -> None:
     ("pane", "wanted"),
     [
         ("t", ["alone", "largest"]),
-        ("v", ["Largest batch by model size", "0.132       41 ← gpt2", "1.56        8   gpt2-xl"]),
+        ("v", ["Largest batch by model size", "0.132       40 ← gpt2", "1.56        8   gpt2-xl"]),
         ("j", ["micro-batch  at 40 %  at 60 %", "1     7.88     11.7", "roofline, not measured: 40 to 60 %"]),
         (
             "c",
             [
                 "layers                   13       12",
                 "activations          8.15     7.77    +0.39",
-                "41       42       −1",
+                "40       42       −2",
             ],
         ),
     ],

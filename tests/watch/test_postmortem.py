@@ -90,10 +90,10 @@ def test_the_prediction_stands_beside_what_was_found(tmp_path: Path) -> None:
     assert any(line.startswith("  assumed: 12 heads") for line in lines)
     assert any("samples of a batch hold" in line for line in lines)
     best = case.remedies[0]
-    assert any(f"{best.max_batch_size:,}  {best.name} ({best.option})" in line for line in lines)
+    assert any(f"{best.max_batch_size:,}  {best.technique.name} ({best.technique.option})" in line for line in lines)
     body = json.loads(json.dumps(case_json(case)))
     assert body["expected"]["buckets"]["parameters"] == state
-    assert body["remedies"][0]["option"] == best.option
+    assert body["remedies"][0]["option"] == best.technique.option
 
 
 def test_how_many_samples_filled_the_device() -> None:

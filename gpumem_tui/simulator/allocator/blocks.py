@@ -40,7 +40,7 @@ class Stats:
 
     @property
     def active_bytes(self) -> int:
-        """What is allocated, or freed while other streams use it."""
+        """The bytes that are allocated, or freed while other streams use them."""
         return self.allocated_bytes + self.pending_bytes
 
     @property

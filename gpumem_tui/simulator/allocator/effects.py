@@ -16,7 +16,7 @@ from gpumem_tui.simulator.allocator.caching import CachingAllocator
 
 @dataclass
 class AtOnce:
-    """What stays in use of the requests, and how far the statistics rose above what they were at first.
+    """The requests that stay in use, and how far the statistics rose above what they were at first.
 
     Attributes:
         is_known: it can be done again: no memory was asked of the driver, or given back.

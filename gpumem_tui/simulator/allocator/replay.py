@@ -65,7 +65,7 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the allocator does with a timeline.
+    """The outcome of a timeline in the allocator.
 
     Attributes:
         fits: False if the device ran out of memory; the figures are then those reached until then.
@@ -231,7 +231,7 @@ class AffineTrace:
 
     @cached_property
     def is_open(self) -> bool:
-        """Whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
+        """Return whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
         return any(size.is_open for _, size, _ in self.computed)
 
     def holds(self, batch_size: int, traced: Timeline) -> bool:
@@ -337,7 +337,7 @@ def interrupt(allocator: CachingAllocator, number: int) -> None:
 
 
 class RequestsOnStreams:
-    """What a timeline asks of an allocator, on each allocation's stream; its allocations are numbered as they are made.
+    """A timeline as requests to an allocator, on each allocation's stream, numbered as they are made.
 
     Apart, since most programs know one stream only, and their replays are to be fast.
     """

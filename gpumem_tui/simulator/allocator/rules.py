@@ -24,7 +24,7 @@ _SORT_ONE_TILE, _SORT_TILE = (256, 19), (384, 20)
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """One buffer of an operator: number `position` of what `rule` gives for `arguments`; it may be of no size."""
+    """A buffer of an operator: number `position` of what `rule` gives for `arguments`; it may be of no size."""
 
     rule: str
     position: int
@@ -47,7 +47,7 @@ class Computed:
 
     @property
     def is_open(self) -> bool:
-        """Whether its size is known as a range only."""
+        """Return whether its size is known as a range only."""
         return self.rule in AT_MOST
 
 
@@ -62,7 +62,7 @@ def size_bytes_of(buffer: Buffer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """Where a kernel gives back the buffer that is entry number `position` of what it takes."""
+    """A point at which a kernel gives back the buffer that is entry number `position` of what it takes."""
 
     position: int
 

@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one site holds of one bucket at a moment."""
+    """The bytes that one site holds of one bucket at a moment."""
 
     bucket: Bucket
     site: Site
@@ -57,7 +57,7 @@ class BucketPeak:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A recorded run.
+    """The allocations and releases of a recorded run.
 
     Attributes:
         events: ``i`` when allocation number i is made, ``-i`` when it is released; allocations are numbered from 1 in
@@ -207,12 +207,12 @@ class TimelineRecorder:
 
     @property
     def position(self) -> int:
-        """How many allocations and releases were recorded."""
+        """The number of allocations and releases that were recorded."""
         return len(self._events)
 
     @property
     def allocations(self) -> int:
-        """How many allocations were recorded: the number of the last one."""
+        """The number of allocations that were recorded, which is the number of the last one."""
         return len(self._sizes)
 
     def between(self, start: int, end: int) -> list[int]:

@@ -21,7 +21,7 @@ _COMPILING = "torch.compile: what a GPU takes while it compiles (benchmarks, aut
 
 
 class Followed:
-    """What a program compiles, and the lines that say so.
+    """What a program compiles, and the lines that report it.
 
     Args:
         notes: gets the lines, each as a key, the latest figures only.
@@ -43,7 +43,7 @@ class Followed:
 
     @property
     def compiles(self) -> bool:
-        """Whether anything was compiled, or would have been."""
+        """Return whether anything was compiled, or would have been."""
         return self._graphs > 0 or self.is_estimate
 
     def unsure(self, asked: str, gpu: Gpu) -> dict[str, Any]:

@@ -25,7 +25,7 @@ Registry = list[tuple[int, Callable[[Any], Any], Callable[[Any, str], Any]]]
 
 
 class Loading:
-    """How files are loaded while a simulated GPU is presented as CUDA.
+    """The rules by which files are loaded while a simulated GPU is presented as CUDA.
 
     Args:
         device: the simulated one.
@@ -53,7 +53,7 @@ class Loading:
 
     @property
     def is_loading(self) -> bool:
-        """Whether this thread is within `load`."""
+        """Return whether this thread is within `load`."""
         return getattr(self._thread, "is_loading", False)
 
     def make_room(self, f: Any) -> None:

@@ -57,9 +57,8 @@ def rank_zero_of(ranks: int) -> Iterator[None]:
 
 def world_of(recipe: Recipe) -> AbstractContextManager[None]:
     """Return the world that the recipe's step lives in: of its ranks where they share what they hold, else none."""
-    if recipe.tensor_parallel > 1:
-        return rank_zero_of(recipe.tensor_parallel)
-    return nullcontext() if recipe.sharding == "none" else rank_zero_of(recipe.gpus)
+    alone = recipe.ranks == 1 and recipe.sharding == "none"
+    return nullcontext() if alone else rank_zero_of(recipe.ranks)
 
 
 def answer_alone(rank: int) -> None:
@@ -194,7 +193,7 @@ def _propagate_without_memory(module: Any) -> None:
 
 
 class _Communication:
-    """What a replica does with a bucket whose gradients are there: a hook of the program's, or nothing.
+    """The communication of a replica's bucket once its gradients are there: a hook of the program's, or nothing.
 
     The reducer can only be given one hook, and without one expects results that the `fake` process group does not have.
     """

@@ -29,7 +29,7 @@ class NotDeferrable(Exception):
 
 
 class Worked:
-    """What is being worked out at once: each content a single time."""
+    """The contents that are being worked out at once, each a single time."""
 
     def __init__(self) -> None:
         self._found: dict[int, torch.UntypedStorage] = {}

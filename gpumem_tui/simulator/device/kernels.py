@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import _meta_registrations
-from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
@@ -163,14 +162,13 @@ GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {torch.ops.aten._gro
 """Operators of which torch's own shape function gives something else than CUDA."""
 
 
-@lru_cache(None)
-def _definition(func: Any) -> CustomOpDef | None:
-    return OPDEFS.get(f"{func.namespace}::{func._opname}") if func.namespace not in ("aten", "prims") else None
+_WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
+"""Namespaces of torch's own operators, and of ours, which stand for one kernel each."""
 
 
 def body_of(func: Any) -> Callable[..., Any] | None:
     """Return the function of Python that CUDA runs for an operator by `torch.library.custom_op`; None of any other."""
-    made = _definition(func)
+    made = OPDEFS.get(f"{func.namespace}::{func._opname}") if func.namespace not in _WITHOUT_BODIES else None
     return made and (made._backend_fns.get("cuda") or made._backend_fns.get(None))
 
 

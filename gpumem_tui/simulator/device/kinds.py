@@ -17,7 +17,7 @@ _PLAIN = (torch.Tensor, nn.Buffer)
 
 
 class _FakeParameter(FakeTensor, nn.Parameter, metaclass=type(nn.Parameter)):  # type: ignore[metaclass]
-    """What a parameter without data is while an operator works on it, and only then.
+    """A parameter without data, while an operator works on it and only then.
 
     To the program it is an `nn.Parameter` and nothing else: ``type(p) is nn.Parameter``, which libraries ask, and call
     to make another one. Its dispatch keys bring its operators to the mode all the same.

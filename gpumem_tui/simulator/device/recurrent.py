@@ -128,7 +128,7 @@ def _dropout_state(dropout: float, train: bool, values: torch.Tensor, gpu: Devic
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where cuDNN has each weight in a buffer of all of them, in elements: matrices first, then biases."""
+    """The place of each weight in cuDNN's one buffer, in elements: matrices first, then biases."""
 
     offsets: tuple[int, ...]
     elements: int
@@ -233,7 +233,7 @@ class _Call:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether the sequences come first, which cuDNN has second."""
+        """Return whether the sequences come first, which cuDNN has second."""
         return self.batch_first and not self.steps
 
     @property

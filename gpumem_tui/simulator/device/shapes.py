@@ -32,7 +32,7 @@ TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
 
 
 class Shapes:
-    """What operators in `TAKEN_FROM_VALUES` give.
+    """The shapes that operators in `TAKEN_FROM_VALUES` give.
 
     Args:
         values: what is known of the tensors on the device.
@@ -98,7 +98,7 @@ class Shapes:
 
 @dataclass
 class AssumedRows:
-    """What share is kept where operators such as `nonzero` keep what unknown values tell them to.
+    """The share of rows assumed to be kept by operators such as `nonzero`, whose count unknown values decide.
 
     Attributes:
         shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1.

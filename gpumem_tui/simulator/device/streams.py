@@ -169,7 +169,7 @@ def _of_active() -> Streams:
 
 
 class _Waited:
-    """What a stream and an event have in common: they are waited for, and wait for others."""
+    """The common part of a stream and an event: they are waited for, and wait for others."""
 
     _moment: int | None = None
     """Until when the GPU was given work; None for now."""

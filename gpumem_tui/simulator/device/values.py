@@ -94,7 +94,7 @@ class Uniform:
 
 
 class Unwritten(Enum):
-    """What a new storage holds into which nothing has been written."""
+    """The content of a new storage into which nothing has been written."""
 
     YET = "yet"
 
@@ -111,7 +111,7 @@ class UnknownValue(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What an operator has to do with values.
+    """The way in which an operator treats values.
 
     Attributes:
         writes: the positions or names of the arguments that it changes.

@@ -42,7 +42,7 @@ class NotRepeating(ValueError):
 
 
 class _Entry(NamedTuple):
-    """What happens at one place of a run, by its kind and what of it moves.
+    """The event at one place of a run: its kind, and what of it moves.
 
     Attributes:
         kind: what it is, apart from the depth; the same numbers in every run that is read with one table.
@@ -139,7 +139,7 @@ def _between(timeline: Timeline) -> dict[int, list[tuple[_What, int]]]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one layer more inserts before entry number `at` of the shallow run: the entries before it once more.
+    """The entries that one layer more inserts before entry number `at` of the shallow run: those before it once more.
 
     Attributes:
         steps: by entry, what its number moves by with each repetition.
@@ -151,7 +151,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class LayerPattern:
-    """What a layer more does to the run of a network."""
+    """The change that one layer more makes to the run of a network."""
 
     _run: list[_Entry]
     _growth: list[int]

@@ -41,7 +41,7 @@ _SPREADS = ("torch.nn.parallel.", "torch.distributed.")
 
 @dataclass
 class _Call:
-    """One call that is being observed; positions and numbers are the recorder's."""
+    """A call that is being observed; positions and numbers are the recorder's."""
 
     key: Key
     start: int
@@ -424,7 +424,7 @@ class CallOutput:
 
 @dataclass(frozen=True)
 class CallPattern:
-    """What a call does to memory.
+    """The allocations and releases of a call.
 
     Allocations are numbered from 1 in the order of forward and backward.
 
@@ -454,7 +454,7 @@ class CallPattern:
 
     @cached_property
     def forward_is_its_own(self) -> bool:
-        """Whether forward releases nothing but what it has made."""
+        """Return whether forward releases nothing but what it has made."""
         return min(self.forward, default=0) > -ARGUMENT
 
     @cached_property
@@ -465,7 +465,7 @@ class CallPattern:
 
 
 class Repetition:
-    """One call that is not run: its allocations and its results."""
+    """A call that is not run: its allocations and its results."""
 
     def __init__(
         self, gpu: SimulatedGpu, pattern: CallPattern, arguments: Sequence[torch.Tensor], cached: list[Allocation],

@@ -107,7 +107,7 @@ class _Later(ModuleType):
 
     @property
     def stands(self) -> bool:
-        """Whether it was not loaded yet."""
+        """Return whether it was not loaded yet."""
         return sys.modules.get(self.__name__) is self
 
     def load(self) -> ModuleType:

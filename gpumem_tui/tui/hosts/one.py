@@ -62,7 +62,7 @@ class HostSource:
 
 
 class HostAlerts(Alerts):
-    """What the host itself judges: it knows what its probes say."""
+    """The alerts of a host, which judges itself: it knows what its probes say."""
 
     def __init__(self, connection: WatchedHost) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class HostMonitor(MonitorScreen):
 
     @property
     def may_end(self) -> bool:
-        """Whether processes may be ended: only where the user has allowed it."""
+        """Return whether processes may be ended: only where the user has allowed it."""
         return self._signalled is not None and permitted(self, Act.END)
 
     def end_it(self, host: HostProcess, ending: Ending) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess
 
 
 class HostOrder(Enum):
-    """What the hosts are sorted by, in the order that the key goes through. The value is the column's heading."""
+    """The orders in which hosts can be sorted, as the key goes through them. The value is the column's heading."""
 
     NAMED = "HOST"
     FREE = "FREE"
@@ -80,7 +80,7 @@ _Is = Callable[[HostStatus], bool]
 
 @dataclass(frozen=True)
 class Filter:
-    """What is typed, taken apart.
+    """A filter as typed, taken apart.
 
     Attributes:
         words: in small letters.

@@ -37,7 +37,7 @@ from gpumem_tui.tui.monitor.state import TableState
 
 
 class HostsSort(Enum):
-    """What the processes are sorted by, in the order that the key goes through. The value is the column's heading."""
+    """The orders in which processes can be sorted, as the key goes through them. The value is the column's heading."""
 
     MEMORY = "GPU MEM"
     HOST = "HOST"
@@ -163,7 +163,7 @@ def _free(memory: MemorySum) -> str:
 
 
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
-    """How many there are, how many answer, and the sum of what they hold as far as it is known."""
+    """Return how many hosts there are, how many answer, and the sum of what they hold as far as it is known."""
     live = [status for status in state.statuses if status.phase is HostPhase.LIVE]
     gpus = sum(len(status.devices) for status in live)
     memory = MemorySum.together(status.memory for status in live)

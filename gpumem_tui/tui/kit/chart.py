@@ -35,7 +35,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 @dataclass(frozen=True)
 class Band:
-    """One area: what its upper edge is, and its colour."""
+    """An area of a chart: its upper edge and its colour."""
 
     title: str
     colour: str
@@ -106,7 +106,7 @@ def _area_column(stack: Stack, rows: int) -> tuple[Span, ...]:
 
 
 def _area_cell(stack: Stack, row: int) -> Span:
-    """One cell of a column: its lowest area, and above the edge what is there."""
+    """Return one cell of a column: its lowest area, and above the edge what is there."""
     bottom, top = row * 8, row * 8 + 8
     below = next(((edge, band) for edge, band in stack if edge > bottom), None)
     if below is None:
@@ -124,7 +124,7 @@ def _area_cell(stack: Stack, row: int) -> Span:
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Which moment each column of a chart shows.
+    """The moments that the columns of a chart show.
 
     Attributes:
         start_s: where the first column begins, in seconds since the epoch; step_s: how long each is.
@@ -154,7 +154,7 @@ class TimeAxis:
         return column if 0 <= column < self.columns else None
 
     def row(self, cursor: int | None, last: str = "now") -> Row:
-        """How long ago every so many columns are, and where the cursor is."""
+        """Return the line that says how long ago every so many columns are, and where the cursor is."""
         (lead, style), (text, _) = self.label_row(lambda ago: f"−{duration(ago * self.step_s)}" if ago else last)
         if cursor is None:
             return [(lead + text, style)]
@@ -241,7 +241,7 @@ class Plot:
                 self._cells[self.rows - 1 - level][column] = looks[part]
 
     def framed(self, y_ticks: Iterable[float], width: int, x_labels: Iterable[tuple[float, str, int]]) -> list[Row]:
-        """All of it with its axes.
+        """Return the whole chart with its axes.
 
         Args:
             width: cells for the numbers of the y axis.
@@ -263,11 +263,11 @@ class Plot:
         return rows
 
     def _across(self, x: float) -> float:
-        """Where an x lies, in dots from the left."""
+        """Return where an x lies, in dots from the left."""
         return min(1.0, max(0.0, self._x_of(x))) * (self.columns * _DOTS_ACROSS - 1)
 
     def _down(self, y: float) -> float:
-        """Where a y lies, in dots from the top."""
+        """Return where a y lies, in dots from the top."""
         return (1 - min(1.0, y / self._top)) * (self.rows * _DOTS_DOWN - 1)
 
 

@@ -22,7 +22,7 @@ _TURN = "The choice before, the next one"
 
 
 class ChoiceField(Widget, can_focus=True):
-    """One widget, where Textual's `Select` is five: a form of twenty is there four times sooner.
+    """A field to choose in, of one widget where Textual's `Select` has five: a form of twenty opens four times sooner.
 
     Args:
         title: what is chosen.
@@ -103,7 +103,7 @@ class ChoiceField(Widget, can_focus=True):
         self.value = values[min(max(0, values.index(self.value) + way), len(values) - 1)]
 
     def action_list(self) -> None:
-        """All there is, with a filter."""
+        """List all choices, with a filter."""
         values = {label: value for value, label in self._labels.items()}
 
         def picked(label: str | None) -> None:

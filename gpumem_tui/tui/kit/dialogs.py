@@ -48,7 +48,7 @@ class ScrolledDialog(Dialog[Answer]):
 
     @property
     def scrolled(self) -> VerticalScroll:
-        """What the keys scroll."""
+        """The widget that the keys scroll."""
         return self.query_one(VerticalScroll)
 
     def action_scroll(self, lines: int) -> None:
@@ -302,7 +302,7 @@ _TERMINATE, _KILL = 'end("terminate")', 'end("kill")'
 
 
 class DetailsScreen(TextScreen):
-    """All that is known of a process; the result is the Monitor's action that the user wants, None for none.
+    """The details of a process; the result is the Monitor's action that the user wants, None for none.
 
     Args:
         lines: the text; `may_end`: offer to end the process; `may_look`: to look into its next step.
@@ -351,7 +351,7 @@ class DetailsScreen(TextScreen):
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a report. `rows`: what stands on it at a width in cells."""
+    """A page of a report. `rows`: its lines at a width in cells."""
 
     name: str
     rows: Callable[[int], list[Row]]
@@ -359,7 +359,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Report:
-    """What a `PagesScreen` shows. `note`: a line above the pages; empty for none."""
+    """The content of a `PagesScreen`. `note`: a line above the pages; empty for none."""
 
     title: str
     pages: tuple[Page, ...]
@@ -438,7 +438,7 @@ class PagesScreen(ScrolledDialog[None]):
 
 
 class QuestionScreen(Dialog[bool]):
-    """Whether to do something to a process. Nothing is chosen beforehand but to leave it alone.
+    """A question whether to do something to a process. Beforehand the answer that leaves it alone is chosen.
 
     Args:
         verb: what is done; `question`: whether to.

@@ -58,7 +58,7 @@ def compact_bytes(value: Value) -> str:
 
 
 def signed(value: Value) -> str:
-    """`compact_bytes` with a plus before what is more than nothing; at most 8 characters."""
+    """Return `compact_bytes` with a plus before what is more than nothing; at most 8 characters."""
     plus = "+" if isinstance(value, int) and value > 0 else ""
     return f"{plus}{compact_bytes(value)}"
 
@@ -205,7 +205,7 @@ def seconds(reading: float | Unknown) -> str:
 
 
 def age_text(age_s: float | Unknown, rarer: str = "") -> str:
-    """How old the figures are, and why they come more rarely than usual if they do."""
+    """Return how old the figures are, and why they come more rarely than usual if they do."""
     if isinstance(age_s, Unknown):
         return age_s.reason
     return f"{age_s:.{1 if age_s < 10 else 0}f} s old{f', {rarer}' if rarer else ''}"

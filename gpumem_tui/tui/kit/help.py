@@ -23,7 +23,7 @@ _WORDS_WIDTH = 59
 
 
 class HelpScreen(TextScreen):
-    """A screen's help.
+    """The help of a screen.
 
     Args:
         topic: the page of the manual that `m` opens; "" for none.

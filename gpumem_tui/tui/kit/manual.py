@@ -19,7 +19,7 @@ _CONTENTS_FROM = 100
 
 
 class ManualScreen(ModalScreen[None]):
-    """One topic of the manual, or the list of topics.
+    """A topic of the manual, or the list of topics.
 
     Args:
         topic: one of `gpumem_tui.manual.TOPICS`; "" for the list of them.

@@ -169,7 +169,7 @@ class RowList(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """One line of the widget."""
+        """Render one line of the widget."""
         width, index = self.size.width, y + self.scroll_offset.y
         if not 0 <= index < len(self._rows):
             return Strip.blank(width, self._rich_style("", here=False))

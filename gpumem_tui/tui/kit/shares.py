@@ -18,7 +18,7 @@ _LEGEND_GAP = 2
 
 @dataclass(frozen=True)
 class Share:
-    """One stretch of the bar.
+    """A stretch of the bar.
 
     Attributes:
         label: what the legend calls it; `short` is written into the bar.

@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def key(self) -> ProcessKey:
-        """What names it from snapshot to snapshot, from before its first step on."""
+        """The key that stays the same from snapshot to snapshot, from before the process's first step on."""
         device = "" if self.gpu is None else device_key(self.gpu)
         return _ENDED if self.has_ended else device, self.process.pid, self.process.instance or self.slot
 
@@ -174,7 +174,7 @@ def _all(state: MonitorState) -> Iterator[Entry]:
 
 
 def _is_of(entry: Entry, user: str) -> bool:
-    """Whether a process is known to be a user's; of one that has ended, its probe's file says so."""
+    """Return whether a process is known to be a user's; of one that has ended, its probe's file says so."""
     if entry.host is None and entry.watched is not None:
         return user_name(entry.watched.process.uid) == user
     return is_of(user, entry.process.host)
@@ -219,7 +219,7 @@ def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
 
 
 def has_ended_well(entry: Entry) -> bool:
-    """Whether a process ended normally or on request."""
+    """Return whether a process ended normally or on request."""
     return entry.watched is not None and entry.watched.process.has_ended_well
 
 

@@ -125,7 +125,7 @@ def known(reading: Reading[T], write: Callable[[T], str]) -> str:
 
 
 def gib(value: Value) -> str:
-    """GiB without the unit, for columns that say it; two decimals at most."""
+    """Return GiB without the unit, for columns that say it; two decimals at most."""
     return ABSENT if isinstance(value, Unknown) else f"{value / GIB:.{2 if value < 1000 * GIB else 0}f}"
 
 
@@ -175,7 +175,7 @@ def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
 
 
 def state_span(gpu: GpuReading) -> Span | None:
-    """How a device stands if it does not answer: "stale 4 s", "lost"."""
+    """Return how a device stands if it does not answer: "stale 4 s", "lost"."""
     if gpu.state is DeviceState.STALE:
         return f"stale {gpu.age_s:.0f} s", "bold $warning"
     if gpu.state is DeviceState.LOST:
@@ -276,7 +276,7 @@ class GpusView:
 
 
 def gpus_view(state: MonitorState, plan: Layout, width: int) -> GpusView:
-    """All GPUs in their places; those that do not fit scroll with the focus."""
+    """Return all GPUs in their places; those that do not fit scroll with the focus."""
     if not state.gpus:
         return GpusView((), {})
     return _cards(state, plan, width) if plan.card else _lines(state, plan, width)
@@ -368,7 +368,7 @@ def _how_many(state: MonitorState, shown: Sequence[GpuReading], first: int) -> s
 
 
 def _line(state: MonitorState, gpu: GpuReading, width: int) -> Row:
-    """One GPU in one line. The bar is last: what stands left of a change is sent to the terminal again."""
+    """Return one GPU in one line. The bar is last: what stands left of a change is sent to the terminal again."""
     left = _marker(state, gpu)
     name_width = _name_width(width)
     if name_width:

@@ -32,7 +32,7 @@ def lasting_last(alerts: Sequence[Alert]) -> list[Alert]:
 
 
 def alert_mark(alert: Alert) -> str:
-    """Whether it is critical or a warning, in a character."""
+    """Return the character that says whether an alert is critical or a warning."""
     return "▲" if alert.severity is Severity.CRITICAL else "△"
 
 

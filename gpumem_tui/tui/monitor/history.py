@@ -139,7 +139,7 @@ def _stack(used: float | None, reserved: float | None, allocated: float | None, 
 
 
 class ChartSpan:
-    """How much time the chart shows: as chosen, else the shortest of the usual spans that is not over yet.
+    """The time that the chart shows: as chosen, else the shortest of the usual spans that is not over yet.
 
     Args:
         most_s: the longest that is shown without being chosen. `past_s`: how far back the history reaches already.

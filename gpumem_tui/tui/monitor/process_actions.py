@@ -77,7 +77,7 @@ class ProcessActions(TableScreen[MonitorState]):
 
     @property
     def may_end(self) -> bool:
-        """Whether processes may be ended."""
+        """Return whether processes may be ended."""
         return self._may(Act.END)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

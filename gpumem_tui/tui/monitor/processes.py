@@ -92,7 +92,7 @@ class TableColumn(Generic[Item]):
     of_probes: bool = False
 
     def is_shown(self, width: int, *, probed: bool) -> bool:
-        """Whether a table of that width has it."""
+        """Return whether a table of that width has it."""
         if not probed:
             return not self.of_probes and self.needs <= width
         return (self.needs if self.beside_probes is None else self.beside_probes) <= width
@@ -218,7 +218,7 @@ def _row(entry: Entry, columns: Iterable[_Column], now_s: float, *, chosen: bool
 
 
 def _ended_cell(entry: Entry, now_s: float) -> str:
-    """How it ended, in the place of all its readings."""
+    """Return how a process ended, in the place of all its readings."""
     watched = entry.watched
     if watched is None or watched.ended_s is None:
         return ""
@@ -292,7 +292,7 @@ _WHEEL_STEP = 3
 
 
 class ProcessTable(Lines, can_focus=True):
-    """One line a process and device."""
+    """The table of processes, one line for each process and device."""
 
     @dataclass
     class Chosen(Message):

@@ -44,7 +44,7 @@ def details_rows(state: MonitorState, entry: Entry) -> list[Row]:
 
 
 def _device_rows(state: MonitorState, entry: Entry) -> Iterator[Row]:
-    """Where it is, and how much of that it holds; with a probe, as which parts."""
+    """Yield where a process is and how much of that it holds; with a probe, as which parts."""
     process, gpu = entry.process, entry.gpu
     if gpu is None:
         yield fact("device", _NO_GPU.get(entry.place, f"{entry.place}, which GPU that is cannot be told"))

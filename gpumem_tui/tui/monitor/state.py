@@ -24,7 +24,7 @@ ProcessKey = tuple[str, int, str]
 
 
 class SortBy(Enum):
-    """What the processes are sorted by, in the order that the key goes through. The value is the column's heading."""
+    """The orders in which processes can be sorted, as the key goes through them. The value is the column's heading."""
 
     MEMORY = "GPU MEM"
     GPU = "GPU"
@@ -44,7 +44,7 @@ class SortBy(Enum):
 
 @dataclass(frozen=True)
 class ProcessParts:
-    """How a probe inside a process divides what that process holds on one device.
+    """The parts of what a process holds on one device, as a probe inside it says.
 
     Attributes:
         breakdown: the allocated bytes by bucket.
@@ -56,7 +56,7 @@ class ProcessParts:
 
     @property
     def reserved_bytes(self) -> int:
-        """What PyTorch calls reserved; the rest of the process's share is its CUDA context."""
+        """The bytes that PyTorch calls reserved; the rest of the process's share is its CUDA context."""
         return self.breakdown.total_bytes + self.cache_bytes
 
 
@@ -66,7 +66,7 @@ Parts = Mapping[tuple[str, int], ProcessParts]
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
-    """How a table of processes is sorted and filtered; `sort` lists its columns in the order of the key that sorts.
+    """The sorting and the filter of a table of processes; `sort` lists its columns in the order of the key.
 
     Attributes:
         mine: list only the processes of the user who watches.
@@ -119,12 +119,12 @@ class MonitorState(TableState):
         return self.snapshot.gpus if self.snapshot is not None else ()
 
     def warns(self, gpu: GpuReading, kind: AlertKind) -> bool:
-        """Whether there is an alert of this kind about a device or one of its MIG instances."""
+        """Return whether there is an alert of this kind about a device or one of its MIG instances."""
         return any((alert.gpu_uuid, alert.kind) == (gpu.uuid, kind) for alert in self.alerts)
 
     @cached_property
     def parts(self) -> Parts:
-        """How the processes with a probe divide what they hold."""
+        """The parts of what processes with a probe hold."""
         divided = {
             place: parts_of(sample, at_peak=self.at_peak) for place, (_, sample) in self.published.by_place.items()
         }
@@ -143,7 +143,7 @@ def device_key(gpu: GpuReading) -> str:
 
 
 def parts_of(sample: ProbeSample, *, at_peak: bool) -> ProcessParts | None:
-    """How a process divides what it has reserved of a GPU; None where its probe does not say enough.
+    """Return how a process divides what it has reserved of a GPU; None where its probe does not say enough.
 
     Args:
         at_peak: at the peak of its allocated bytes instead of now. What it has given back to the driver since cannot
@@ -295,7 +295,7 @@ class Feed:
         return self._probes.is_reading and monotonic() - self._held_since_s < HOLD_S
 
     def seen_s(self, snapshot: Snapshot) -> float:
-        """How long it had looked when a snapshot was made."""
+        """Return how long it had looked when a snapshot was made, in seconds."""
         return snapshot.time_s - self.first.time_s if self.first is not None else 0.0
 
     def series(self, gpu: GpuReading, columns: int, span_s: float, now_s: float) -> Series:

@@ -87,7 +87,7 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
     @property
     @abstractmethod
     def snapshots(self) -> Mapping[str, Snapshot]:
-        """What is shown, by the host's name."""
+        """The snapshots that are shown, by the host's name."""
 
     @abstractmethod
     def look(self) -> bool:
@@ -178,7 +178,7 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
 
     @property
     def is_telling(self) -> bool:
-        """Whether anybody is told."""
+        """Return whether anybody is told."""
         return self.notifier is not None and self.notifier.is_wanted
 
     def tell(self, host: str, alerts: Sequence[Alert]) -> None:

@@ -42,7 +42,7 @@ Step = Callable[[CommandPlanState], CommandPlanState]
 
 
 class CommandPlanScreen(MainScreen):
-    """One command, on one GPU at a time.
+    """The plan of a command, on one GPU at a time.
 
     Args:
         runs: what is run behind the screen.
@@ -66,7 +66,7 @@ class CommandPlanScreen(MainScreen):
     ]
 
     class Arrived(Message):
-        """What runs under `control` has something to say: the step to the next state."""
+        """A message from what runs under `control`: the step to the next state."""
 
         def __init__(self, control: Control, step: Step) -> None:
             super().__init__()
@@ -90,7 +90,7 @@ class CommandPlanScreen(MainScreen):
 
     @property
     def state(self) -> CommandPlanState:
-        """What is known so far."""
+        """The state of the plan so far."""
         return self._state
 
     @property

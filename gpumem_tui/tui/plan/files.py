@@ -76,7 +76,7 @@ AS_OPENED = "as opened"
 
 
 class PlanFiles:
-    """What the plan on the screen is called, the plan that it is compared with, and the dialogues about both.
+    """The name of the plan on the screen, the plan that it is compared with, and the dialogues about both.
 
     Args:
         store: where plans are saved.

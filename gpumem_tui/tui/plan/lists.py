@@ -153,7 +153,7 @@ _SAME = "·"
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the two plans. `traced`: None where there is no trace of it."""
+    """A plan of two that are compared. `traced`: None where there is no trace of it."""
 
     formula: Answer
     traced: TracedAnswer | None = None
@@ -276,7 +276,7 @@ _LARGEST_WIDTH = 12
 
 @dataclass(frozen=True)
 class Help:
-    """What was worked out for one plan.
+    """The help that was worked out for one plan.
 
     Attributes:
         traceable: the cheapest combination that a trace can confirm; the same one where that is the cheapest. With
@@ -325,7 +325,7 @@ class Help:
 
     @property
     def seeks_cheaper(self) -> bool:
-        """Whether a cheaper combination than the one that is shown is being traced."""
+        """Return whether a cheaper combination than the one that is shown is being traced."""
         return any(
             _likely(index) in self.waiting
             and isinstance(self.traceable, Combination)
@@ -335,7 +335,7 @@ class Help:
 
     @property
     def candidates(self) -> list[Plan]:
-        """What is yet to be traced, the best first."""
+        """The combinations that are yet to be traced, the best first."""
         return [plan for key, plan in self._plans.items() if key in self.waiting]
 
     @property

@@ -69,7 +69,7 @@ def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class PaneRequest:
-    """What is to be shown of a plan.
+    """A request to show something of a plan in a pane.
 
     Attributes:
         other: the plan to compare with, and what it is called.
@@ -106,7 +106,7 @@ class PaneRequest:
 
 @dataclass(frozen=True)
 class PaneContent:
-    """What the pane shows, and memory over a step if that was wanted.
+    """The content of a pane, and memory over a step if that was wanted.
 
     Attributes:
         help: the techniques behind the pane, if it is about them.
@@ -234,7 +234,7 @@ class PlanPane(Vertical):
 
     @property
     def settled(self) -> bool:
-        """What was asked for last is what is shown."""
+        """Return whether the pane shows what was asked for last."""
         return self._wanted == self._shown and not self._working
 
     def want(self, request: PaneRequest) -> None:

@@ -64,7 +64,7 @@ MakeTracer = Callable[[Callable[[TraceState], None]], BackgroundTracer]
 
 
 class PlanScreen(MainScreen):
-    """One plan at a time.
+    """The screen of one plan.
 
     Args:
         plan: to begin with.
@@ -129,17 +129,17 @@ class PlanScreen(MainScreen):
 
     @property
     def state(self) -> PlanState:
-        """What the controls say."""
+        """The values of the controls, and the plan that they describe."""
         return self._state
 
     @property
     def traced(self) -> TraceState:
-        """What the trace says of the plan."""
+        """The trace of the plan; None before it has come."""
         return self._traced
 
     @property
     def tracer(self) -> BackgroundTracer:
-        """What traces the plan."""
+        """The object that traces the plan."""
         return self._tracer
 
     @property

@@ -32,7 +32,7 @@ _FOUND = Band("tensors found", "$gradients")
 
 @dataclass(frozen=True)
 class ProcessChart:
-    """What is drawn of a process: its samples of one device, the first of several, until `end_s`.
+    """The past of a process: its samples of one device, the first of several, until `end_s`.
 
     Attributes:
         has_ended: `end_s` is its last sample's time; else it is now.
@@ -127,7 +127,7 @@ def _edges(sample: ProbeSample) -> list[tuple[int, Band]]:
 def _heading(
     chart: ProcessChart, width: int, at: tuple[TimeAxis, ProbeSample | None, int] | None, *, focused: bool
 ) -> Row:
-    """Which process and how long; the newest values, or those `at` the cursor with their time of day."""
+    """Return which process and how long; the newest values, or those `at` the cursor with their time of day."""
     sample: ProbeSample | None = chart.samples[-1]
     when: Row = []
     if at is not None:

@@ -32,7 +32,7 @@ _STANDING = {
 
 
 def step_page(look: LookAnswer, width: int) -> list[Row]:
-    """How memory went over the step, device by device."""
+    """Return how memory went over the step, device by device."""
     rows: list[Row] = []
     for device in look.devices:
         rows += [_device_heading(device, width), *_chart(device, look.step_s, width), []]
@@ -52,7 +52,7 @@ def place_page(look: LookAnswer, by: Place, width: int) -> list[Row]:
 
 
 def look_title(look: LookAnswer) -> str:
-    """Which step, and how long it took with the recording."""
+    """Return which step was looked at, and how long it took with the recording."""
     return f"step {look.step:,}, recorded in {seconds(look.step_s)}"
 
 
@@ -137,7 +137,7 @@ def _stack(size_bytes: int, top: int, standing: dict[Band, int]) -> Stack:
 
 
 def _phase_rows(device: LookedDevice, columns: int, end_s: float) -> Iterator[Row]:
-    """Where each phase begins, with its name where there is room; then the time."""
+    """Return where each phase begins, with its name where there is room; then the time."""
     line = [" "] * columns
     starts = [(min(columns - 1, int(at_s / end_s * columns)), name) for at_s, name in device.phases]
     ends = [start for start, _ in starts[1:]] + [columns]
@@ -193,7 +193,7 @@ def _size_row(sizes: dict[Bucket, int], name: str, peak_bytes: int, width: int) 
 
 
 def _reasons(look: LookAnswer) -> Iterator[Row]:
-    """How it was recorded, and what is not known."""
+    """Yield how the step was recorded, and what is not known."""
     if look.method:
         yield [(f"recorded by the {look.method}", MUTED)]
     for what, why in look.unavailable.items():

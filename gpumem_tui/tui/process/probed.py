@@ -54,7 +54,7 @@ def probed_rows(watched: WatchedProcess, sample: ProbeSample | None) -> list[Row
 
 
 def sample_rows(watched: WatchedProcess, sample: ProbeSample) -> list[Row]:
-    """One sample of it: the step, the allocator, and the buckets."""
+    """Return one sample of a process: the step, the allocator, and the buckets."""
     step_s = sample.step_s
     pace = step_s.reason if isinstance(step_s, Unknown) else f"{seconds(step_s)} each"
     step = fact("step", f"{sample.record.step:,}, {pace}")
@@ -175,7 +175,7 @@ def post_mortem_rows(case: Case, width: int, now_s: float) -> list[Row]:
 
 
 def ended_rows(watched: WatchedProcess, width: int, now_s: float) -> list[Row]:
-    """How a process ended of which there is no post-mortem, and what its last sample with a model was."""
+    """Return how a process ended of which there is no post-mortem, and what its last sample with a model was."""
     process, end = watched.process, watched.process.end
     when = "" if end is None else f", {ago(now_s - end.time_s)}"
     is_well = process.has_ended_well
@@ -213,7 +213,7 @@ def _ledger(case: Case, width: int) -> Iterator[Row]:
 
 
 def _compared_case(case: Case, expected: Expected, width: int) -> Iterator[Row]:
-    """How far the formula was off on what does not depend on the batch."""
+    """Return how far the formula was off on what does not depend on the batch."""
     recipe = expected.recipe
     yield [(f"By the formula, as {expected.shape.name}, {recipe.precision}, {recipe.optimizer}", "bold $primary")]
     heading = f"{'':{_NAME_WIDTH}}{'predicted':>{_CASE_WIDTH}}{'found':>{_CASE_WIDTH}}{'error':>9}"
@@ -240,7 +240,6 @@ def _remedies(case: Case, expected: Expected, width: int) -> Iterator[Row]:
     said = f"a batch of at most {fits:,}, with {DEFAULT_HEADROOM:.0%} of the device left free"
     yield [(f"{fits:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]
     for remedy in case.remedies:
-        said = f"{remedy.name} ({remedy.option}); costs {remedy.cost}"
-        yield [(f"{remedy.max_batch_size:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]
+        yield [(f"{remedy.max_batch_size:>8,}  ", "bold"), (fit(str(remedy), max(0, width - 10)), "")]
     if case.remedies:
         yield [("The number is the largest batch that then fits.", MUTED)]

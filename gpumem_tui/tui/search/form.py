@@ -80,7 +80,7 @@ _MOST_GPUS = 16
 
 @dataclass(frozen=True)
 class Edited:
-    """What the form gives back: always a valid workload.
+    """The message with what the form gives back: always a valid workload.
 
     Attributes:
         there: the connection to the machine that searches it; None for this machine.
@@ -137,7 +137,7 @@ def belongs(option: OptionRow, kind: str, shape: ModelShape | None, typed: str, 
 
 
 class FormValues:
-    """What the form's fields begin with, and what they come to. No widgets.
+    """The values that the form's fields begin with, and what they come to. No widgets.
 
     Args:
         now: what is set.

@@ -33,7 +33,7 @@ _ROWS: tuple[RowKey, ...] = (
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One line of the table.
+    """A line of the table.
 
     Attributes:
         error: the compared prediction − trial, in bytes. `error_share`: the same relative to the trial.

@@ -149,7 +149,7 @@ _AGAIN = "s tries again · e edits the workload"
 
 @dataclass(frozen=True)
 class VerdictView:
-    """What the verdict of a search says.
+    """The lines of a search's verdict.
 
     Attributes:
         badge: one or two words in capitals. `tone`: how it stands out; the badge says the same in words.
@@ -323,7 +323,7 @@ class LinesPanel(Static):
 
 
 class WorkloadPanel(LinesPanel):
-    """What is trained and how it is searched."""
+    """The workload, and how it is searched."""
 
     BORDER_TITLE = "Workload"
 
@@ -354,7 +354,7 @@ class LedgerTable(LinesPanel):
 
 
 class VerdictPanel(LinesPanel):
-    """What the search says of itself; a short form drops the details."""
+    """The verdict of the search; a short form drops the details."""
 
     def show(self, state: SearchState, notice: str, elapsed_s: int, *, short: bool) -> None:
         """Render a state, `elapsed_s` seconds after the search began."""
@@ -373,7 +373,7 @@ class VerdictPanel(LinesPanel):
 
 
 class ReasonPanel(LinesPanel):
-    """All that the shown trial said, if it did not fit; when nothing fits, the remedies take the room."""
+    """The output of the shown trial, if it did not fit; when nothing fits, the remedies take the room."""
 
     def show(self, state: SearchState) -> None:
         """Render a state."""

@@ -88,7 +88,7 @@ Clock = Callable[[], datetime]
 
 
 class SearchScreen(MainScreen):
-    """One search at a time.
+    """The screen of one search.
 
     Args:
         config: what to search; `options` is what the user typed to get it, for the form.
@@ -173,12 +173,12 @@ class SearchScreen(MainScreen):
 
     @property
     def state(self) -> SearchState:
-        """Where the search stands."""
+        """The state of the search."""
         return self._state
 
     @property
     def settled(self) -> bool:
-        """All of `state` is on the screen."""
+        """Return whether all of `state` is on the screen."""
         return self._drawn is self._state
 
     # What is on it

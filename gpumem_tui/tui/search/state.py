@@ -17,7 +17,7 @@ from gpumem_tui.search.verdict import Verdict
 
 
 class Stage(Enum):
-    """Where the search is. The value is how the screen names it."""
+    """The stage that a search is in. The value is how the screen names it."""
 
     IDLE = "ready"
     PREDICTING = "predicting"
@@ -83,7 +83,7 @@ class SearchState:
 
     @property
     def exit_code(self) -> int:
-        """What the program would exit with if it ended now."""
+        """The exit code of the program if it ended now."""
         if self.busy:
             return EXIT_INTERRUPTED
         if self.failure is not None:

@@ -114,7 +114,7 @@ def _stack(point: Point, bands: Sequence[Band], top: int, rows: int) -> Stack:
 
 
 def _mark_row(analysis: Analysis, columns: int) -> ListRow:
-    """Where the peak is, and where memory ran out."""
+    """Return the line that marks where the peak is, and where memory ran out."""
     line = [" "] * columns
     peak = _column(analysis, analysis.peak_event, columns)
     word = "▲ peak" if peak + 6 <= columns else "peak ▲"
@@ -187,7 +187,7 @@ def part_rows(parts: Sequence[Part], total_bytes: int, width: int, what: str) ->
 
 
 def part_details(part: Part) -> tuple[str, list[Row]]:
-    """All that is known of a part: its categories, and of a stack every frame."""
+    """Return all that is known of a part: its categories, and of a stack every frame."""
     lines: list[Row] = [[(f"{format_bytes(part.size_bytes)} in {part.blocks:,} blocks", "bold")], []]
     lines += [[(f"{format_bytes(size_bytes):>11}  {name}", "")] for name, size_bytes in part.categories]
     if part.frames:
@@ -283,7 +283,7 @@ _TITLES = {
 
 
 class SnapshotScreen(MainScreen):
-    """One device of a file at a time.
+    """The screen of a snapshot, one device at a time.
 
     Args:
         analyses: its devices, taken apart; at least one.

@@ -89,7 +89,7 @@ class FusedSelfAttention(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """One transformer block, LayerNorm before each sublayer; [batch, tokens, hidden] in and out."""
+    """A transformer block, LayerNorm before each sublayer; [batch, tokens, hidden] in and out."""
 
     mlp: nn.Module
 
@@ -183,7 +183,7 @@ class BertEmbeddings(nn.Module):
 
 
 class BertBlock(nn.Module):
-    """One transformer block, LayerNorm after each residual sum; [batch, tokens, hidden] in and out."""
+    """A transformer block, LayerNorm after each residual sum; [batch, tokens, hidden] in and out."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ class Llama(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """One transformer block, in that place from 0; [batch, tokens, hidden] in and out."""
+    """A transformer block, in that place from 0; [batch, tokens, hidden] in and out."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, place: int) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ class ResidualBlock(nn.Module):
 
 
 class BasicBlock(ResidualBlock):
-    """Two 3×3 convolutions."""
+    """A residual block of two 3×3 convolutions."""
 
     def __init__(self, in_channels: int, width: int, *, stride: int) -> None:
         branch = nn.Sequential(

@@ -252,7 +252,7 @@ def _throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """What went over all NVLinks of a GPU until a moment of NVML's clock: bytes to it and from it, microseconds."""
+    """Bytes sent and received over all NVLinks of a GPU until a moment of NVML's clock, in microseconds."""
 
     rx_bytes: int
     tx_bytes: int
