@@ -101,7 +101,9 @@ def lift_words(found: Limit) -> str:
     """Say what would give a number a value that has none; empty where it has one or is not settled yet."""
     if found.value is not None or found.wanted:
         return ""
-    return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
+    if found.lift is not None:
+        return f"to lift it, by formula: {found.lift.words}"
+    return f"nothing {'else ' * ('; --' in found.note)}that is known would lift it"
 
 
 def limit_answer(plan: Plan, found: Limit) -> str:
@@ -314,6 +316,7 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
     yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
     if between := range_line(traced.device_used_range, traced.unknowns):
         yield sentence(between)
+    yield sentence(report.context_line(traced.traced))
     if traced.fit == "fits" and not traced.keeps_headroom:
         yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
     if traced.frees_cache:
@@ -330,6 +333,7 @@ def _command_verdict(found: CommandAnswer) -> Iterator[str]:
     yield f"{verdict_line(found)}."
     if between := range_line(found.device_used_range, found.unknowns):
         yield sentence(between)
+    yield sentence(report.context_line(traced))
     yield f"{report.peak_line(traced, plan.batch_size)}."
     yield from report.assumed_lines(traced)
     yield from traced.done.notes
