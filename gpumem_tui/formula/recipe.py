@@ -146,6 +146,11 @@ class Recipe:
         return self.data_parallel * self.context_parallel
 
     @property
+    def ranks(self) -> int:
+        """GPUs that exchange tensors where PyTorch runs the recipe here: over which it is cut, else sharded."""
+        return self.tensor_parallel if self.tensor_parallel > 1 or self.sharding == "none" else self.gpus
+
+    @property
     def has_adapters(self) -> bool:
         """Return whether the network's own weights are frozen, and adapters trained."""
         return self.adapter != "none"

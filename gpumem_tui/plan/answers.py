@@ -333,8 +333,8 @@ def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Tra
     """
     ready = traced.ready
     if not ready.profile.endswith(f" {plan.gpu.sm}"):
-        there = Ready.of(ready.torch_version, profile_for(ready.profile.split()[1], plan.gpu))
-        ready = replace(there, profile=ready.profile)
+        profile = profile_for(ready.profile.split()[1], plan.gpu).among(ready.groups, plan.gpu)
+        ready = replace(Ready.of(ready.torch_version, profile), profile=ready.profile)
     return replace(traced.on(plan.gpu, ready), finder=finder or traced.finder)
 
 

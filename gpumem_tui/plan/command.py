@@ -172,7 +172,7 @@ class CommandPlan:
         version = self.predicted.ready.torch_version
         then, now = profile_for(version, made_on), profile_for(version, self.gpu)
         trace = _with_workspace(traced.trace, then.cublas_workspace_bytes, now.cublas_workspace_bytes)
-        return traced.with_trace(trace).on(self.gpu, Ready.of(version, now.among(self.ranks, self.gpu)))
+        return traced.with_trace(trace).on(self.gpu, Ready.of(version, now.among(traced.ready.groups, self.gpu)))
 
     @property
     def fitting(self) -> Together | None:

@@ -314,6 +314,7 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
     yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
     if between := range_line(traced.device_used_range, traced.unknowns):
         yield sentence(between)
+    yield sentence(report.context_line(traced.traced))
     if traced.fit == "fits" and not traced.keeps_headroom:
         yield f"It runs, but does not leave {100 * now.plan.headroom:g} % of the GPU free."
     if traced.frees_cache:
@@ -330,6 +331,7 @@ def _command_verdict(found: CommandAnswer) -> Iterator[str]:
     yield f"{verdict_line(found)}."
     if between := range_line(found.device_used_range, found.unknowns):
         yield sentence(between)
+    yield sentence(report.context_line(traced))
     yield f"{report.peak_line(traced, plan.batch_size)}."
     yield from report.assumed_lines(traced)
     yield from traced.done.notes

@@ -156,6 +156,7 @@ class _Traced(_Printed):
     fits: bool | UnsetType = UNSET
     fit: Fit | UnsetType = UNSET
     device_used_range: _Range | UnsetType = UNSET
+    expected_batch_size: int | UnsetType | None = UNSET
     may_fit_batch_size: int | UnsetType | None = UNSET
     unknowns: list[_Unknown] | UnsetType = UNSET
     peak: _Moment | UnsetType | None = UNSET

@@ -79,7 +79,7 @@ class Ready:
 
     Attributes:
         context_range: None where `context_bytes` is exact.
-        nccl: what both have of NCCL's buffers; None for none.
+        nccl: what both have of NCCL's buffers, for `groups` of so many ranks; None for none.
     """
 
     torch_version: str
@@ -88,12 +88,13 @@ class Ready:
     context_source: str
     context_range: Range | None = None
     nccl: Context | None = None
+    groups: tuple[int, ...] = ()
     event: Literal["ready"] = "ready"
 
     @classmethod
     def of(cls, torch_version: str, profile: Profile) -> Ready:
         """Return the event of a torch of this version, with what the simulator assumes of it."""
-        known = profile.context_bytes, profile.context_source, profile.context_range, profile.nccl
+        known = profile.context_bytes, profile.context_source, profile.context_range, profile.nccl, profile.groups
         return cls(torch_version, profile.name, *known)
 
 

@@ -195,11 +195,11 @@ def peak_line(traced: Traced, batch_size: int) -> str:
     return f"traced peak: {moment_words(mark)}{place}"
 
 
-def context_words(traced: Traced) -> str:
+def context_line(traced: Traced) -> str:
     """Return how large the CUDA context is taken to be, and how that is known."""
-    between = traced.ready.context_range
+    ready, between = traced.ready, traced.ready.context_range
     ends = "" if between is None or between.is_exact else f" ({format_range(between)})"
-    return f"{format_bytes(traced.ready.context_bytes)}{ends}: {traced.ready.context_source}"
+    return f"{traced.gpu.runtime} context {format_bytes(ready.context_bytes)}{ends}: {ready.context_source}"
 
 
 def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction: Prediction | None) -> str:
@@ -341,7 +341,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
         temporaries_line(traced.held_at_peak(batch_size)),
         range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size)),
         _SHARDING_NOTES.get(config.workload.recipe.sharding, ""),
-        f"{traced.gpu.runtime} context {context_words(traced)}",
+        context_line(traced),
         f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
         layers_line(traced),
     )
@@ -362,8 +362,9 @@ def predicted_lines(prediction: Prediction, ready: Ready) -> Iterator[str]:
     yield f"torch {ready.torch_version}, profile {ready.profile}"
     yield predicted_line(prediction)
     yield from prediction_notes(prediction)
-    if isinstance(prediction.traced, Traced) and (line := assumed_line(prediction.traced)):
-        yield line
+    if isinstance(traced := prediction.traced, Traced):
+        yield context_line(traced)
+        yield from filter(None, (assumed_line(traced),))
 
 
 def result_lines(
@@ -493,6 +494,7 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         **picked(replay, "peak_allocated_bytes", "peak_reserved_bytes"),
         "device_used_bytes": traced.device_used_bytes(batch_size),
         "max_batch_size": known(traced.max_batch_size),
+        "expected_batch_size": known(traced.expected_batch_size),
         "parameters": traced.done.parameters or None,
         "profile": traced.ready.profile,
         **range_json(

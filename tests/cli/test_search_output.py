@@ -173,6 +173,7 @@ def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: P
     assert float(missing[1]) > float(missing[2])
     assert re.search(r"\nbatch 12 leaves the headroom of 10 % free, too: [\d.]+ GiB, by trace\n", done.out)
     assert "two runs of one simulation" not in done.out
+    assert re.search(r"\nCUDA context [\d.]+ GiB \([\d.–]+ GiB\): measured on ", done.out)
 
 
 def test_a_workload_file_on_a_simulated_gpu_is_told_what_its_agreement_is_worth(
@@ -242,7 +243,7 @@ def test_predict_has_the_ends_of_what_is_not_known_beside_what_is_expected(predi
     assert context["name"] == "CUDA context"
     assert used["high_bytes"] - used["low_bytes"] == context["high_bytes"] - context["low_bytes"]
     assert (traced["fit"], traced["fits"]) == ("fits", True)
-    assert 0 < traced["max_batch_size"] <= traced["may_fit_batch_size"]
+    assert 0 < traced["max_batch_size"] <= traced["expected_batch_size"] <= traced["may_fit_batch_size"]
 
 
 @pytest.mark.slow

@@ -107,6 +107,29 @@ def test_fully_sharded_flat_parameters_from_the_host(project: Project) -> None:
     assert held["optimizer"] == 2 * MODEL // RANKS
 
 
+HYBRID = SHARDED.replace("fully_shard(layer)", "fully_shard(layer, mesh=mesh)").replace(
+    "fully_shard(model)", "fully_shard(model, mesh=mesh)"
+)
+
+
+def test_every_group_of_ranks_that_communicates_has_nccls_buffers_on_the_device(project: Project) -> None:
+    mesh = """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
+    """
+    nccl = []
+    for parts in ((SHARDED,), (mesh, HYBRID)):
+        project.write("train.py", "".join(textwrap.dedent(part) for part in (START, *parts, TRAIN)))
+        traced = project.predict(*TORCHRUN, "train.py", options=("--steps", "2")).json["traced"]
+        nccl += [one for one in traced["unknowns"] if one["name"] == "NCCL"]
+        assert traced["device_used_bytes"] == traced["peak_reserved_bytes"] + traced["context_bytes"]
+    one, two = nccl
+    assert "buffers of one group," in one["source"]
+    assert "buffers of 2 groups," in two["source"]
+    assert two["high_bytes"] * 3 == one["high_bytes"] * 4, "two of two ranks, each without one of a tree's connections"
+
+
 def test_tensor_parallel_layers_hold_their_share(project: Project) -> None:
     held = buckets(project, START, TENSOR_PARALLEL, TRAIN)
     assert held["parameters"] == MODEL // RANKS

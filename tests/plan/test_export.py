@@ -134,6 +134,7 @@ class TestMarkdown:
             f"{answer(GPT2).breakdown.as_json()['activations'] / GIB:.2f} GiB", "8.00 GiB"
         )
         assert "By trace (torch 2.13 sm_80) it fits" in text
+        assert "\n- CUDA context 0." in text
         assert "| optimizer 2 |" in text
 
     def test_tables_are_whole(self) -> None:

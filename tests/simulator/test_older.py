@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +53,13 @@ def test_adam_held_a_second_copy_of_its_roots_in_2_0() -> None:
 
 def test_updates_went_one_by_one_before_2_0() -> None:
     assert _peak_bytes("1.13.1") <= _peak_bytes("2.1.0") - _PARAMETERS_BYTES // _LAYERS
+
+
+def test_optimizers_that_torch_jit_compiles_go_one_by_one_too() -> None:
+    """As torch.distributed.optim does once it is imported; what stands for torch's choice is compiled with them."""
+    with simulate(SimulatedGpu(_GPU, profile_for("1.13.1", _GPU))):
+        update: Any = torch.jit.script(import_module("torch.optim.adam").adam)
+    assert "_single_tensor_adam" in update.code
 
 
 def _activated(name: str, version: str) -> int:

@@ -46,23 +46,36 @@ def test_a_context_that_was_measured_has_no_range() -> None:
 def test_ranks_add_what_nccl_was_measured_to_take() -> None:
     a100, h100 = find_gpu("a100-80gb"), find_gpu("h100-80gb")
     alone = profile_for("2.13", a100)
-    assert alone.among(1, a100) is alone
+    assert alone.among((1,), a100) is alone
     for gpu, ranks, measured_mib in ((a100, 2, 544), (a100, 4, 688), (h100, 8, 540)):
-        nccl = profile_for("2.13", gpu).among(ranks, gpu).nccl
+        nccl = profile_for("2.13", gpu).among((ranks,), gpu).nccl
         assert nccl is not None
         assert nccl.low_bytes < measured_mib * MIB < nccl.high_bytes
-    several = alone.among(4, a100)
+    several = alone.among((4,), a100)
     assert several.nccl is not None
     assert several.context_bytes - alone.context_bytes == several.nccl.expected_bytes
     assert several.context_range == alone.context_range + Range(several.nccl.low_bytes, several.nccl.high_bytes)
+
+
+def test_each_group_of_ranks_has_buffers_of_its_own() -> None:
+    gpu = find_gpu("a100-80gb")
+    alone = profile_for("2.13", gpu)
+    pairs, four, both = (alone.among(groups, gpu).nccl for groups in ((2,), (4,), (2, 4)))
+    assert pairs is not None
+    assert four is not None
+    assert both is not None
+    assert both.between == pairs.between + four.between
+    assert "2 groups" in both.source
+    assert alone.among((8,), gpu).among((2, 1), gpu) == alone.among((2,), gpu), "what was taken before counts twice"
+    assert alone.among((8,), gpu).with_context(MIB, "measured") == alone.with_context(MIB, "measured")
 
 
 def test_nccl_follows_its_variables_and_a_typed_context_has_it_already(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = find_gpu("a100-80gb")
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     monkeypatch.setenv("NCCL_BUFFSIZE", str(1 * MIB))
-    nccl = profile_for("2.13", gpu).among(8, gpu).nccl
+    nccl = profile_for("2.13", gpu).among((8,), gpu).nccl
     assert nccl is not None
     assert nccl.high_bytes == nccl.expected_bytes == 2 * 3 * (8 + 2) * MIB
     typed = profile_for("2.13", replace(gpu, context=Context(MIB, MIB, MIB, "typed")))
-    assert typed.among(8, gpu) is typed
+    assert typed.among((8,), gpu) is typed

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -69,7 +70,8 @@ class Profile:
         context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
         context_range: between what figures it was found to be, once a program's kernels and libraries are loaded.
-        nccl: what the context has of NCCL's buffers for several ranks.
+        nccl: what the context has of NCCL's buffers for groups of ranks, and `groups` how many ranks each of them has.
+        alone: the profile without them; None where there are none.
         compute_capability: of the architecture.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
@@ -86,20 +88,30 @@ class Profile:
     context_range: Range
     compute_capability: tuple[int, int]
     nccl: Context | None = None
+    groups: tuple[int, ...] = ()
+    alone: Profile | None = None
 
     def with_context(self, context_bytes: int, source: str) -> Profile:
         """Return the same profile with a context that was measured."""
         exactly = Range(context_bytes, context_bytes)
-        return replace(self, context_bytes=context_bytes, context_source=source, context_range=exactly, nccl=None)
+        alone = self.alone or self
+        return replace(alone, context_bytes=context_bytes, context_source=source, context_range=exactly)
 
-    def among(self, ranks: int, gpu: Gpu) -> Profile:
-        """Return the same profile with NCCL's buffers for so many ranks; an exact context, as typed, has them."""
-        nccl = None if self.context_range.is_exact else _nccl_buffers(ranks, gpu)
-        if nccl is None:
-            return self
-        expected_bytes, both = self.context_bytes + nccl.expected_bytes, f"{self.context_source}; {nccl.source}"
-        most = self.context_range + nccl.between
-        return replace(self, context_bytes=expected_bytes, context_source=both, context_range=most, nccl=nccl)
+    def among(self, groups: Iterable[int], gpu: Gpu) -> Profile:
+        """Return the same profile with NCCL's buffers for groups of so many ranks, each of which has its own.
+
+        An exact context, as typed, has them.
+        """
+        alone, several = self.alone or self, tuple(ranks for ranks in groups if ranks > 1)
+        if not several or gpu.arch or alone.context_range.is_exact:
+            return alone
+        nccl = _nccl_buffers(several, gpu)
+        expected_bytes, both = alone.context_bytes + nccl.expected_bytes, f"{alone.context_source}; {nccl.source}"
+        most = alone.context_range + nccl.between
+        return replace(
+            alone, context_bytes=expected_bytes, context_source=both, context_range=most, nccl=nccl, groups=several,
+            alone=alone,
+        )  # fmt: skip
 
 
 CUBLAS_WORKSPACE = "cuBLAS workspace"
@@ -243,10 +255,8 @@ def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
     return Range.of((*around, expected_bytes))
 
 
-def _nccl_buffers(ranks: int, gpu: Gpu) -> Context | None:
-    """Return what a group of ranks takes on each device, from rings alone to rings and trees; None for none."""
-    if ranks < 2 or gpu.arch:
-        return None
+def _nccl_buffers(groups: Sequence[int], gpu: Gpu) -> Context:
+    """Return what groups of so many ranks take on each device, from rings alone to rings and trees."""
     known, has_nvlink = _CONTEXTS["nccl"], gpu.speed is not None and bool(gpu.speed.nvlink)
     said = {name: int(set_) for name in known["set"] if (set_ := os.environ.get(f"NCCL_{name}", "")).isdecimal()}
     channels = known["channels"]["nvlink" if has_nvlink else "pcie"]
@@ -254,8 +264,10 @@ def _nccl_buffers(ranks: int, gpu: Gpu) -> Context | None:
     fewest, most = (max(limits[0], min(limits[1], number)) for number in channels)
     received_bytes = said.get("BUFFSIZE", known["simple_mib"] * MIB) + known["others_mib"] * MIB
     one_bytes = math.ceil(received_bytes / (2 * MIB)) * 2 * MIB + known["sent_mib"] * MIB
-    all_bytes = one_bytes * (2 if ranks == 2 else 3)
-    return Context(fewest * one_bytes if has_nvlink else 0, fewest * all_bytes, most * all_bytes, known["source"])
+    all_bytes = sum(one_bytes * (2 if ranks == 2 else 3) for ranks in groups)
+    source = known["source"].format("one group" if len(groups) == 1 else f"{len(groups)} groups")
+    least_bytes = fewest * one_bytes * len(groups) if has_nvlink else 0
+    return Context(least_bytes, fewest * all_bytes, most * all_bytes, source)
 
 
 def _text(capability: tuple[int, int]) -> str:

@@ -56,9 +56,8 @@ def rank_zero_of(ranks: int) -> Iterator[None]:
 
 def world_of(recipe: Recipe) -> AbstractContextManager[None]:
     """Return the world that the recipe's step lives in: of its ranks where they share what they hold, else none."""
-    if recipe.tensor_parallel > 1:
-        return rank_zero_of(recipe.tensor_parallel)
-    return nullcontext() if recipe.sharding == "none" else rank_zero_of(recipe.gpus)
+    alone = recipe.ranks == 1 and recipe.sharding == "none"
+    return nullcontext() if alone else rank_zero_of(recipe.ranks)
 
 
 def answer_alone(rank: int) -> None:

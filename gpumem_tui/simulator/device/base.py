@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -38,6 +38,9 @@ class DeviceParts(Protocol):
     notes: dict[str, None]
     dropout_state: torch.Tensor | None
     on_backward_error: Callable[[Exception], None]
+
+    def communicate(self, args: Iterable[Any]) -> None:
+        """Take NCCL's buffers for the group of ranks in a collective's arguments."""
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""

@@ -90,6 +90,7 @@ class SimulatedGpu:
         self.recorder = TimelineRecorder()
         self.phases_begun = 0
         self._rounds: list[Round] = []
+        self._groups: dict[str, int] = {}
         self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
         self.memory = DeviceMemory(self)
@@ -99,6 +100,19 @@ class SimulatedGpu:
         """State that the run is in `phase` of `step` from here on."""
         self.phases_begun += 1
         self.recorder.mark(step, phase)
+
+    def communicate(self, args: Iterable[Any]) -> None:
+        """Take NCCL's buffers for the group of ranks that is among a collective's arguments, as NCCL does once."""
+        c10d: Any = torch.distributed.distributed_c10d
+        sizes = {name: group.size() for group, name in c10d._world.pg_names.items()}
+        groups = (torch.distributed.ProcessGroup.unbox(one).group_name if isinstance(one, torch.ScriptObject) else one
+                  for one in args if isinstance(one, (str, torch.ScriptObject)))  # fmt: skip
+        name = next((one for one in groups if one in sizes), None)
+        if name is not None and name not in self._groups:
+            self._groups[name] = sizes[name]
+            self.profile = self.profile.among(self._groups.values(), self.gpu)
+            if not self.unlimited:
+                self.allocator.capacity_bytes = self.gpu.cuda_total_bytes - self.profile.context_bytes
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it; tensors elsewhere are ignored."""

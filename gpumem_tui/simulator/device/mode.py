@@ -41,6 +41,7 @@ from gpumem_tui.simulator.device.kinds import (
     plain,
 )
 from gpumem_tui.simulator.device.memory import DeviceMemory
+from gpumem_tui.simulator.device.scratch import COLLECTIVES
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
     PACK,
@@ -248,6 +249,8 @@ class DeviceMode(FakeTensorMode):
             func = kernels.in_place(func, args, self._memory.made_in, caller)
         if func is TO_COPY and self.arriving is not None and type(args[0]) is torch.Tensor:
             args = (self.arriving(args[0]), *args[1:])
+        if func.namespace in COLLECTIVES:
+            self._gpu.communicate(args)
         self._memory.operator = f"aten.{func._opname}"
         key = self._answers.key(func, args, kwargs)
         result = self._answers.recall(key, args) if key is not None else MISS

@@ -85,7 +85,8 @@ _WITHOUT = MATRIX_PRODUCTS.union(
 _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 """Multi-tensor kernels: what they work on is passed by value (MultiTensorApply.cuh)."""
 
-_WITHOUT_NAMESPACES = ("c10d", "_c10d_functional", "fsdp", "gpumem_tui")
+COLLECTIVES = ("c10d", "_c10d_functional")
+_WITHOUT_NAMESPACES = (*COLLECTIVES, "fsdp", "gpumem_tui")
 """NCCL keeps its buffers outside the allocator, and FSDP's copies in and out work on what they are given. The last is
 `workload.quantized`, which stands for bitsandbytes' kernels (csrc/kernels.cu, kDequantizeBlockwise): they write their
 result and no more."""
