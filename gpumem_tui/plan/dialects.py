@@ -307,7 +307,9 @@ def _pairs(values: str) -> Iterator[tuple[str, str, str]]:
 def _values(change: Technique, config: SearchConfig, dialect: Dialect) -> str:
     said = dialect.says[change.key]
     has_bf16 = config.device.gpu.compute_capability >= BF16_SINCE
-    return said if change.key != "autocast" or has_bf16 else said.replace("bf16", "fp16")
+    if change.key != "autocast" or has_bf16:
+        return said
+    return dialect.says.get("autocast-fp16", said.replace("bf16", "fp16"))
 
 
 @dataclass(frozen=True)

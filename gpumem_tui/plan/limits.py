@@ -421,21 +421,12 @@ def _explained(found: Limit, least: Plan, what: str, known: Known) -> Limit:
     if found.value is not None or found.wanted:
         return found
     denied = least.batch_size - 1 if _fits_by_formula(least) else None  # a trace says so, where the formula does not
-    lift = cheapest_but_as_it_is(least, room_as_traced(least, denied))
+    room = room_as_traced(least, denied)
+    if lacked := _lacked_bytes(least, known(least)):  # the share of all by trace that must go, of the formula's
+        room = min(room, predicted(least).needed_bytes / (lacked + usable_of(least)))
+    lift = cheapest_but_as_it_is(least, room)
     note = "; ".join(filter(None, (f"even {what} {_missing(least, known)}", found.note)))
-    if isinstance(lift, Unknown) or _share_saved(lift, least) < _share_lacked(least, known(least)):
-        return replace(found, note=note)
-    return replace(found, note=note, lift=lift)
-
-
-def _share_saved(lift: Combination, plan: Plan) -> float:
-    return 1 - predicted(lift.plan).needed_bytes / predicted(plan).needed_bytes
-
-
-def _share_lacked(plan: Plan, found: Traced | Unknown | None) -> float:
-    """Return what must go of all that a plan takes by trace, so that it fits; 0 without a trace."""
-    lacked = _lacked_bytes(plan, found)
-    return lacked / (lacked + usable_of(plan))
+    return replace(found, note=note, lift=None if isinstance(lift, Unknown) else lift)
 
 
 def _lacked_bytes(plan: Plan, found: Traced | Unknown | None) -> int:

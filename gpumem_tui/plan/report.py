@@ -101,7 +101,9 @@ def lift_words(found: Limit) -> str:
     """Say what would give a number a value that has none; empty where it has one or is not settled yet."""
     if found.value is not None or found.wanted:
         return ""
-    return f"to lift it, by formula: {found.lift.words}" if found.lift else "nothing that is known would lift it"
+    if found.lift is not None:
+        return f"to lift it, by formula: {found.lift.words}"
+    return f"nothing {'else ' * ('; --' in found.note)}that is known would lift it"
 
 
 def limit_answer(plan: Plan, found: Limit) -> str:

@@ -17,7 +17,7 @@ from gpumem_tui.run.children import CannotStart, Child, ChildDied, CommandChild,
 from gpumem_tui.run.events import ChildEvent, Failed, Request, TraceRequest, TrialRequest
 from gpumem_tui.workload.command import Command
 
-_TRACED_ACCUMULATION = 2
+_TRACED_ACCUMULATION = {True: 16, False: 2}
 """Micro-batches that a trace accumulates at most."""
 
 _SPARE_HOST_BYTES = 4 * GIB
@@ -271,10 +271,11 @@ def has_room_for_two() -> bool:
 def _written(command: Command, request: Request, terms: Terms) -> AbstractContextManager[tuple[str, ...]]:
     """Return what writes the command line for the requested batch size.
 
-    A trace accumulates twice at most: a third micro-batch holds what the second held.
+    A trace accumulates as far as costs little: a third micro-batch holds what the second held, and is answered from
+    memory where no ranks exchange anything, but transformers' Trainer takes the data of all of a step with it.
     """
     size = request.batch_size or 1
     accumulation = command.accumulation(size, terms.target_batch, request.workload.recipe.pass_micro_batches)
     if isinstance(request, TraceRequest):
-        accumulation = min(accumulation, _TRACED_ACCUMULATION)
+        accumulation = min(accumulation, _TRACED_ACCUMULATION[request.workload.recipe.gpus == 1])
     return command.written(size, accumulation)

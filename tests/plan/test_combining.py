@@ -458,6 +458,9 @@ def test_an_old_gpu_has_no_bfloat16(tmp_path: Path) -> None:
     config = replace(config, workload=replace(config.workload, command=Command(("python", "train.py"), str(tmp_path))))
     assert dialect_of(Command(("python", "train.py"), str(tmp_path))).title == "transformers' Trainer"
     assert typed_command(config, (change("autocast", config),)).command.words[-2:] == ("--fp16", "True")
+    axolotl = replace(config.workload, command=Command(("axolotl", "train", "a.yaml"), str(tmp_path)))
+    config = replace(config, workload=axolotl)
+    assert typed_command(config, (change("autocast", config),)).command.words[-1] == "--fp16", "which takes no value"
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -224,7 +225,7 @@ def test_where_no_value_will_do_it_says_what_is_missing_and_what_lifts_it() -> N
         assert limit_json(plan, found)["lift"]["command"] in lines
 
 
-@pytest.mark.parametrize(("traced_gib", "is_lifted"), [(22, True), (30, False)])
+@pytest.mark.parametrize(("traced_gib", "is_lifted"), [(22, True), (30, True), (300, False)])
 def test_by_trace_it_says_what_is_missing_of_the_least_value_and_what_saves_as_much(
     traced_gib: int, is_lifted: bool
 ) -> None:
@@ -233,6 +234,10 @@ def test_by_trace_it_says_what_is_missing_of_the_least_value_and_what_saves_as_m
 
     found = Tracing(too_much).solve("batch-size", replace(LLAMA, batch_size=1))
     assert (found.lift is not None) == is_lifted
+    if found.lift is not None:
+        missing_gib = float(re.search(r"lacks? ([\d.]+) GiB", found.note)[1])  # type: ignore[index]
+        as_it_is, lifted = (predicted(plan).needed_bytes for plan in (replace(LLAMA, batch_size=1), found.lift.plan))
+        assert 1 - lifted / as_it_is >= missing_gib / (missing_gib + usable_of(found.lift.plan) / 2**30) - 0.001
     assert (found.value, found.how) == (None, "traced")
     assert "even 1 sample lack" in found.note
     assert "by trace" in found.note

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.simulator.compiled import beside
 from gpumem_tui.simulator.compiled.hidden import while_compiled
 from gpumem_tui.simulator.compiled.shortcuts import shorten
 from gpumem_tui.simulator.compiled.told import Followed
-from gpumem_tui.simulator.compiled.wrapper import loaded
+from gpumem_tui.simulator.compiled.wrapper import Wrapper
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.device.streams import Streams
@@ -63,8 +64,16 @@ _LEFT_OUT = {
 }
 """What of these changes memory, and is not held against a GPU."""
 
+_SINCE: dict[str, tuple[int, int]] = {
+    "reorder_for_peak_memory": (2, 6),
+    "donated_buffer": (2, 6),
+    "loop_ordering_after_fusion": (2, 10),
+    "guess_tangent_strides_as_outputs": (2, 10),
+}
+"""Since which version of torch settings are on that change a compiled program's memory (its _inductor/config.py and
+_functorch/config.py): that the kernels are ordered for the lowest peak alone took 2 % of it off."""
+
 _kernels = itertools.count(1)
-_graphs = itertools.count(1)
 
 
 @functools.cache
@@ -172,7 +181,9 @@ def _replace(told: Followed) -> None:
     replace(random, "get_device", lambda *given: str(asked(*given)).replace(DEVICE_TYPE, "cuda"))
     replace(inner, "get_input_idxs_to_check", lambda *_, **__: [])  # it asks for addresses
     replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
-    replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _run_wrapper)
+    replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _written)
+    compile_graph = original(inner, "fx_codegen_and_compile")
+    replace(inner, "fx_codegen_and_compile", functools.partial(beside.compiled, compile_graph))
     graphs = _module("_inductor.cudagraph_utils")
     on_one_device = original(graphs, "check_multiple_devices_or_any_cpu_nodes")
     replace(graphs, "check_multiple_devices_or_any_cpu_nodes", lambda nodes: on_one_device(_by_cudas_name(nodes)))
@@ -208,17 +219,22 @@ def _compile(
     if checkpoints := sum(str(node.target).endswith("activation_checkpoint") for node in graph.graph.nodes):
         told.checkpoints(checkpoints)
 
-    def compile_inner(*args: Any, **kwargs: Any) -> Any:
+    def compile_inner(part: Any, given: Sequence[Any], **kwargs: Any) -> Any:
+        if compiling.forks(part, given, kwargs):
+            return lambda *_: None  # which nobody calls in a fork
         with while_compiled():
-            return inner(*args, **kwargs)
+            return inner(part, given, **kwargs)
 
     settings, current = _module("_functorch.config"), _module("_inductor.config").get_config_copy()
     for name, what in _LEFT_OUT.items():
         if (config_patches or {}).get(name, current.get(name)):
             told.left_out(what)
-    patches = {**(config_patches or {}), **_CACHES, **_MEASURED}
+    off = {name: False for name, since in _SINCE.items() if backend._gpu.profile.version < since}
+    patches = {**(config_patches or {}), **_CACHES, **_MEASURED, **off}
     patches = {name: value for name, value in patches.items() if name in current}
-    with settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
+    off = dict.fromkeys(off.keys() & settings.get_config_copy(), False)
+    now = settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True, **off)
+    with now, beside.Beside(told.lines) as compiling:
         return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
 
 
@@ -264,11 +280,10 @@ def _no_kernel(kernel: Any, _name: Any = None) -> str:
     return f"@triton_heuristics.pointwise(\n{next(_kernels)}\n"
 
 
-def _run_wrapper(lowering: Any) -> Any:
+def _written(lowering: Any) -> Any:
     """Load the wrapper of a graph, as `GraphLowering.compile_to_module` does with kernels."""
-    number = next(_graphs)
-    names = loaded(lowering, number)
-    return SimpleNamespace(call=names["call"], __file__=f"<compiled graph {number}>", runner=names.get("runner"))
+    wrapper = Wrapper.of(lowering)
+    return SimpleNamespace(call=wrapper, __file__="") if beside.is_fork() else wrapper.loaded()
 
 
 # Products that Inductor pads

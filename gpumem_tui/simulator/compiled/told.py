@@ -46,6 +46,10 @@ class Followed:
         """Return whether anything was compiled, or would have been."""
         return self._graphs > 0 or self.is_estimate
 
+    def lines(self) -> tuple[str, ...]:
+        """Return what was said up to now."""
+        return tuple(self._notes)
+
     def unsure(self, asked: str, gpu: Gpu) -> dict[str, Any]:
         """Return how sure a trace on a GPU, as an asked torch, is; the compilers of two versions differ."""
         by_another = self.compiles and followed_as(asked, torch.__version__)

@@ -7,11 +7,13 @@ without data; of kernels only what is allocated for them matters, and that stand
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from gpumem_tui.step.sites import GENERATED, is_own
 _KERNELS_FOLLOW = "async_compile = AsyncCompile()"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _MADE = re.compile(r"^\s*(\w+) = ")
+_graphs = itertools.count(1)
 
 
 class _Nothing:
@@ -48,25 +51,51 @@ def _reinterpreted(tensor: torch.Tensor, size: Any, stride: Any, offset: int) ->
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
-def loaded(lowering: Any, number: int) -> dict[str, Any]:
-    """Execute the wrapper of a graph, and return its names: `call` among them.
+@dataclass(frozen=True)
+class Wrapper:
+    """What Inductor writes for a graph, here or in another process.
 
-    Args:
-        lowering: the graph, ready for its code to be generated.
-        number: counts the graphs of the process, for the name of its code.
+    Attributes:
+        source: Python.
+        begins: (line, place in the program): from which line on it does what for that place.
+        written: places of buffers by name.
     """
-    code, _ = lowering.codegen()
-    head, _, rest = code.value.partition(_KERNELS_FOLLOW)
-    name = f"<compiled graph {number}>"
-    names: dict[str, Any] = {"__name__": name}
-    exec(compile(head, name, "exec"), names)  # noqa: S102 - Inductor's own code
-    names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted)
-    names["copy_if_misaligned"] = lambda *tensors: tensors[0] if len(tensors) == 1 else tensors
-    exec(compile("\n" * head.count("\n") + rest, name, "exec"), names)  # noqa: S102
-    GENERATED[name] = _places(code.value.splitlines(), code.line_map, _written(lowering.scheduler.nodes))
-    if "call" not in names:
-        names["call"] = names["runner"].call
-    return names
+
+    source: str
+    begins: list[tuple[int, Site | None]]
+    written: dict[str, Site]
+
+    @classmethod
+    def of(cls, lowering: Any) -> Wrapper:
+        """Return the wrapper of a graph that is ready for its code to be generated."""
+        code, _ = lowering.codegen()
+        begins = [(number, _own_line(node)) for number, node in code.line_map]
+        return cls(code.value, begins, _written(lowering.scheduler.nodes))
+
+    def loaded(self) -> SimpleNamespace:
+        """Execute it, and return what `GraphLowering.compile_to_module` does: its `call` and its `runner`."""
+        head, _, rest = self.source.partition(_KERNELS_FOLLOW)
+        name = f"<compiled graph {next(_graphs)}>"
+        names: dict[str, Any] = {"__name__": name}
+        exec(compile(head, name, "exec"), names)  # noqa: S102 - Inductor's own code
+        names.update(async_compile=_Kernels(), reinterpret_tensor=_reinterpreted)
+        names["copy_if_misaligned"] = lambda *tensors: tensors[0] if len(tensors) == 1 else tensors
+        exec(compile("\n" * head.count("\n") + rest, name, "exec"), names)  # noqa: S102
+        GENERATED[name] = self._places(self.source.splitlines())
+        runner: Any = names.get("runner")
+        return SimpleNamespace(call=names.get("call") or runner.call, __file__=name, runner=runner)
+
+    def _places(self, lines: Sequence[str]) -> Callable[[int], Site | None]:
+        """Return what gives the program's place for a line."""
+
+        def place(line: int) -> Site | None:
+            made = _MADE.match(lines[line - 1])
+            if made and made[1] in self.written:
+                return self.written[made[1]]
+            before = bisect_right(self.begins, line, key=itemgetter(0))
+            return self.begins[before - 1][1] if before else None
+
+        return place
 
 
 def _written(kernels: Iterable[Any]) -> dict[str, Site]:
@@ -88,27 +117,6 @@ def _in_order(nodes: Iterable[Any]) -> list[Site]:
     number = {node: place for graph in {node.graph for node in nodes} for place, node in enumerate(graph.nodes)}
     places = (_own_line(node) for node in sorted(nodes, key=number.__getitem__))
     return [place for place in places if place is not None]
-
-
-def _places(
-    lines: Sequence[str], begins: Iterable[tuple[int, Any]], written: Mapping[str, Site]
-) -> Callable[[int], Site | None]:
-    """Return what gives the program's place for a line of the wrapper.
-
-    Args:
-        begins: (line, node of a graph): from which line on the wrapper does what for that node.
-        written: of buffers by name.
-    """
-    begun = [(number, _own_line(node)) for number, node in begins]
-
-    def place(line: int) -> Site | None:
-        made = _MADE.match(lines[line - 1])
-        if made and made[1] in written:
-            return written[made[1]]
-        before = bisect_right(begun, line, key=itemgetter(0))
-        return begun[before - 1][1] if before else None
-
-    return place
 
 
 def _own_line(node: Any) -> Site | None:
