@@ -45,7 +45,7 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 Watch = Callable[[WhileTracing], None]
 DIED = "its run ended early"
-_FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, *SHARDS}
+_FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, *SHARDS, "autocast"}  # which needs nothing that may be missing
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ pytestmark = [
 PROGRAMS = """
 import json
 import typing
+from dataclasses import replace
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -192,6 +193,13 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("of graphs alone", chain, matrix(), backend="cudagraphs")
     twice = lambda x: widened(x * 2)
     found["operators of its own"] = [highest(one, matrix()) for one in (twice, torch.compile(twice))]
+    found["ordered"], newest, settings = {}, gpu.profile, torch._inductor.config
+    for name, version, one in (("2.6", (2, 6), lambda x: x.sin() + 1), ("2.5", (2, 5), lambda x: x.cos() + 1)):
+        gpu.profile = replace(newest, version=version)
+        hear = lambda _: found["ordered"].update({name: settings.reorder_for_peak_memory})
+        with settings.patch(post_grad_custom_pre_pass=hear):
+            torch.compile(one)(x)
+    gpu.profile = newest
     found["limit"] = torch._dynamo.config.recompile_limit
     known, torch.__version__ = torch.__version__, "2.99.0"
     kept("of an unknown version", chain, matrix())
@@ -309,6 +317,11 @@ def test_what_an_operator_of_the_program_takes_within_itself_is_traced(found: di
     """Forward: twice the input, and as doubles a copy, its sine, their sum. Backward: ones, and three that its own
     compiled function makes: a cosine, a matrix of ones, their product."""
     assert found["operators of its own"] == 2 * [[(1 + 3 * 2) * MATRIX, (1 + 3 * 2) * MATRIX]]
+
+
+def test_kernels_are_ordered_for_a_low_peak_since_torch_2_6(found: dict[str, Any]) -> None:
+    """As torchao's compiled Llama of 1 B shows, of torch 2.4: in tests/published, with it 2.5 % less than measured."""
+    assert found["ordered"] == {"2.6": True, "2.5": False}
 
 
 def test_a_graph_break_is_said(found: dict[str, Any]) -> None:

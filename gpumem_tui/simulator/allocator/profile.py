@@ -46,8 +46,9 @@ def followed_as(asked: str, torch_version: str) -> str:
     if not asked or minor_of(asked) == minor_of(torch_version):
         return ""
     return (
-        f"as torch {asked} would: its workspaces of cuBLAS, its optimizers' updates, when it drops gradients and what "
-        f"autocast casts; the compiler, the kernels, what operators keep and the allocator are torch {torch_version}'s"
+        f"as torch {asked} would: its workspaces of cuBLAS, its optimizers' updates, when it drops gradients, what "
+        f"autocast casts and whether the compiler orders kernels for a low peak; the compiler otherwise, the kernels, "
+        f"what operators keep and the allocator are torch {torch_version}'s"
     )
 
 

@@ -7,6 +7,7 @@ reads results back from a collective, and so would wait or see other values, is 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -85,6 +86,8 @@ def _answer_once() -> None:
     for name in ("send", "recv", "isend", "irecv"):
         replace_everywhere(c10d, name, _between_two(original(c10d, name)))
     replace_everywhere(c10d, "monitored_barrier", lambda *_, **__: None)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::broadcast_", "Meta"):  # torch 2.10
+        importlib.import_module("torch.distributed._tools.fake_collectives")  # has collectives tell their shapes
     coalesced = library("c10d")
     for name in _COALESCED:
         coalesced.impl(name, lambda *_: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
