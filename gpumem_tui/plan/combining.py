@@ -23,7 +23,8 @@ MOST_RUNS = 5
 """So many sets are run at most: work, not seconds, so that the answer is the same on a slow machine."""
 
 MOST_WHERE_IT_FITS = 4
-"""So many changes are run where the command fits as it is, or by what costs no more: those that mostly save most."""
+"""So many changes are run where the command fits as it is, or by what costs no more: those that mostly save most, of
+optimizers the first."""
 
 _MOST_CHANGES = 4
 _MOST_SIZES = 2
@@ -146,7 +147,8 @@ def planned(
     unasked = [one for one in waiting if one.key not in runs.wanted]
     further = [one for one in unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)]
     left = (*(one for one in waiting if one not in further), *further)
-    began_s, made, tried = clock(), 0, 0
+    began_s, made = clock(), 0
+    tried: list[str] = []
     most = MOST_WHERE_IT_FITS if plan.config.workload.hugging_face is None else 0  # it would be trained by nobody yet
     ahead = _Ahead(runs, plan.base, control, watch)
 
@@ -157,7 +159,8 @@ def planned(
         cost = _cost(plan)
         if cost is None or change not in unasked or change.key in ahead.begun:
             return False
-        return change in further or (tried >= most and cost <= change.price)
+        alike = change.key in OPTIMIZER_RECORDS and any(key in OPTIMIZER_RECORDS for key in tried)
+        return change in further or ((len(tried) >= most or alike) and cost <= change.price)
 
     def now(running: Technique | Together | None, ran: Together | None = None) -> Planning:
         each_s = (clock() - began_s) / made if made else plan.base.done.seconds
@@ -185,7 +188,7 @@ def planned(
             spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
             plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
             continue
-        tried += 1
+        tried.append(change.key)
         yield now(change)
         found = ahead.ran(change, to_run())
         plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Inductor writes kernels for triton, which is not here"
 )
 
-_LONG = ("ao-vith", "titan", "ao-titan", "nanochat")
+_LONG = ("ao-vith", "ao-llama", "tt-3b-4", "tt-3b-5", "tt-3b-6", "tt-3b-7", "titan", "ao-titan", "nanochat")
 """How rows of networks of many layers begin, which take a minute and more: `exhaustive`."""
 
 
