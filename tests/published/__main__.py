@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
@@ -131,7 +131,9 @@ def _tuned(row: Row) -> _Line:
 
 
 def _compiled(row: Row) -> _Line:
-    return _command(row, GIB // 200)
+    from tests.published.compiled import WHY
+
+    return _command(replace(row, why=row.why or WHY), GIB // 200)
 
 
 def _seen(row: Row) -> _Line:

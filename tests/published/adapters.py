@@ -4,9 +4,9 @@
 L40S, torch 2.13, transformers 5.13.1 and PEFT 0.19.2.dev0 at d787f51. There batches of 4 are sorted, long ones first,
 in buckets of 20, and the cache is emptied every ten steps. The data set is not here: the longest batch is taken to have
 698 tokens, by which all rows hold alike, and the one before it, the last of a bucket, 80. Not among the rows: SHiRA,
-whose set-up depends on computed values, AdaMSS, which needs scikit-learn, OSF, which PEFT 0.21 wrote anew (d787f51's,
-of 16 bits as its training_params.json says, is 0.21 % below), and those whose set-up takes minutes (BOFT, 0.14 % below,
-is one).
+whose weights are sparse tensors, which are not followed, AdaMSS, which needs scikit-learn, OSF, which PEFT 0.21 wrote
+anew (d787f51's, of 16 bits as its training_params.json says, is 0.21 % below), and those whose set-up takes minutes
+(FRoD, and BOFT, 0.14 % below).
 
 `gpumem-tui predict --gpu sim:l40s-48gb --steps 2 -- python tests/published/adapters.py lora-rank32` predicts a row.
 """

@@ -62,6 +62,8 @@ _KEPT = (
     "whether weights were gathered in 8 bits is not stated: 42.0 if not. The compiler of January 2025 is supposed to "
     "have kept the product and a norm's result of each layer's network, which that of 2.13 computes again"
 )
+WHY = "compiled by the torch that is installed, not by the version that was measured, which orders kernels otherwise"
+"""Of rows that say nothing more."""
 _GIANT = (
     "as the compiler of torch 2.13 fuses: four of a block's activations more are held at the end of backward than were "
     "measured; with its order of kernels, by which the peak is lowest, four fewer (-1.1 %)"
@@ -169,7 +171,7 @@ def traced(row: Row, python: str = sys.executable) -> dict[str, Any]:
     """
     script = str(_HERE / row.program[0])
     predict = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--timeout", "1800", "--gpu", f"sim:{row.gpu}"]
-    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "8"] if row.gpus > 1 else []
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", str(min(row.gpus, 8))] if row.gpus > 1 else []
     if row.torch:
         predict += ["--torch-version", row.torch]
     if row.gpus > 8:
