@@ -117,7 +117,23 @@ class StepHistory:
             timeline=tuple(self._timeline()),
             phases=tuple((time_s, phase.value) for _, time_s, phase in self._phases) if self._phases_known else (),
             peak_s=self._events[peak][0] if peak >= 0 else 0.0,
+            highest=self._highest(),
         )
+
+    def _highest(self) -> dict[str, int]:
+        """Return the most bytes of each bucket that lived at once."""
+        changes = []
+        for allocation in self._allocations:
+            bucket, size_bytes = self._bucket(allocation).value, allocation.size_bytes
+            changes.append((allocation.made, bucket, size_bytes))
+            if allocation.released is not None:
+                changes.append((allocation.released, bucket, -size_bytes))
+        live: dict[str, int] = defaultdict(int)
+        highest: dict[str, int] = defaultdict(int)
+        for _, bucket, change in sorted(changes):
+            live[bucket] += change
+            highest[bucket] = max(highest[bucket], live[bucket])
+        return dict(highest)
 
     def kept(self) -> dict[Site, list[int]]:
         """Return the sizes of what each step left behind, by place; called at the end of a step.

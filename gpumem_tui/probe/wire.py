@@ -13,7 +13,7 @@ import math
 import struct
 import uuid
 from binascii import crc32
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from gpumem_tui.memory import Breakdown
@@ -137,6 +137,7 @@ class LookedDevice:
         timeline: (seconds since the step began, live bytes), thinned out, the peak kept.
         phases: (seconds since the step began, phase that begins).
         peak_s: when the peak was, in seconds since the step began.
+        highest: the most bytes of each bucket at any moment of the step; empty from older probes.
     """
 
     device: DeviceNumber
@@ -147,6 +148,7 @@ class LookedDevice:
     timeline: tuple[tuple[Seconds, Count], ...]
     phases: tuple[tuple[Seconds, str], ...]
     peak_s: Seconds
+    highest: dict[str, Count] = field(default_factory=dict)
 
     @property
     def breakdown(self) -> Breakdown:

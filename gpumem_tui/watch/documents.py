@@ -98,6 +98,7 @@ def read_document(kind: type[_T], files: Files, uid: int) -> _T | None:
     for device in document.devices if isinstance(document, LookAnswer) else ():
         if _total(device.buckets, path) != device.peak_bytes:
             raise WireError(f"{path.name} is damaged: the buckets do not sum to the peak")
+        _total(device.highest, path)
         for held in device.held:
             _total({held.bucket: held.bytes}, path)
     return document

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.probe.wire import HeldPlace, KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.report.objects import SCHEMA, Body, picked
@@ -306,6 +306,7 @@ def _looked_json(device: LookedDevice) -> dict[str, Any]:
         "device_uuid": device.device_uuid or None,
         **picked(device, "peak_bytes", "peak_s"),
         "buckets": device.breakdown.as_json(),
+        "highest": Breakdown.from_json(device.highest).as_json() if device.highest else None,
         "by_module": _places_json(device.held, "module"),
         "by_source": _places_json(device.held, "source"),
         **picked(device, "timeline", "phases"),
@@ -400,13 +401,20 @@ def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> l
     for device in look.devices:
         lines += ["", f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"]
         for bucket in ALLOCATED_BUCKETS:
-            lines.append(_size_line(bucket.title, device.breakdown[bucket], device.peak_bytes))
+            lines.append(_size_line(bucket_words(device, bucket), device.breakdown[bucket], device.peak_bytes))
         if by != "bucket":
             lines += ["", f"by {by}", *_place_lines(device, by)]
         lines += ["", *_timeline_lines(device)]
     lines += ["", *_kept_lines(look)] if look.kept is not None else []
     lines += [f"no {_LACKING.get(what, what)}: {why}" for what, why in look.unavailable.items()]
     return [printable(line) for line in lines]
+
+
+def bucket_words(device: LookedDevice, bucket: Bucket) -> str:
+    """Return a bucket's title, with the most that it held in the step where that is more than at the peak."""
+    most = device.highest.get(bucket.value, 0)
+    more = f", at most {format_bytes(most)} in the step" if most > device.breakdown[bucket] else ""
+    return bucket.title + more
 
 
 def _kept_lines(look: LookAnswer) -> list[str]:

@@ -40,6 +40,10 @@ def only_device(document: Any) -> Any:
     (device,) = document["devices"]
     assert sum(device["buckets"].values()) == device["peak_bytes"] == sum(row["bytes"] for row in device["held"])
     assert max(live for _, live in device["timeline"]) == device["peak_bytes"]
+    assert all(
+        size_bytes <= device["highest"][bucket] <= device["peak_bytes"]
+        for bucket, size_bytes in device["buckets"].items()
+    )
     return device
 
 

@@ -98,6 +98,7 @@ def test_the_peak_by_bucket_module_and_line() -> None:
     assert buckets["parameters"] == PARAMETERS_BYTES
     assert buckets["optimizer"] == 2 * buckets["parameters"] + 4 * 4
     assert buckets["batch_data"] == INPUT_BYTES
+    assert buckets.get("gradients", 0) < device["highest"]["gradients"] == PARAMETERS_BYTES
     tanh = [row for row in device["held"] if row["operator"] == "aten.tanh"]
     assert [(row["bucket"], row["module"], row["bytes"]) for row in tanh] == [("activations", "1", HIDDEN_BYTES)]
     assert tanh[0]["source"].startswith("looks.py:")

@@ -220,5 +220,6 @@ def look() -> LookAnswer:
         timeline=((0.0, standing_bytes), *rise, *fall, (0.39, 4 * PARAMETERS_BYTES)),
         phases=((0.0, "batch"), (0.02, "forward"), (0.185, "backward"), (0.36, "optimizer")),
         peak_s=0.18,
+        highest={**buckets, "gradients": PARAMETERS_BYTES, "temporary": 1_200 * MIB},
     )
     return LookAnswer(1, 12_341, 0.4, "allocator history", (device,), {})

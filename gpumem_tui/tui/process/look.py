@@ -14,7 +14,7 @@ from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, ends_r
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, seconds, span_width
 from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.watch.records import device_name
-from gpumem_tui.watch.report import kept_place
+from gpumem_tui.watch.report import bucket_words, kept_place
 
 Place = Literal["module", "source"]
 
@@ -155,8 +155,8 @@ def _phase_rows(device: LookedDevice, columns: int, end_s: float) -> Iterator[Ro
 def _bucket_rows(device: LookedDevice, width: int) -> Iterator[Row]:
     for bucket in ALLOCATED_BUCKETS:
         size_bytes = device.breakdown[bucket]
-        if size_bytes:
-            yield _size_row({bucket: size_bytes}, bucket.title, device.peak_bytes, width)
+        if size_bytes or device.highest.get(bucket.value):
+            yield _size_row({bucket: size_bytes}, bucket_words(device, bucket), device.peak_bytes, width)
 
 
 def _place_rows(device: LookedDevice, by: Place, width: int) -> Iterator[Row]:
