@@ -619,3 +619,40 @@ def test_two_passes_of_checkpoints_in_one_graph_hold_several_at_once(tmp_path: P
     eager, compiled = (one["peak_allocated_bytes"] for one in traced.values())
     assert compiled > 1.5 * eager
     assert any("12 checkpoints within a graph" in note and "193193" in note for note in traced["compiled"]["notes"])
+
+
+_FOR_NOTHING = """
+import sys
+import torch
+
+weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+
+
+@torch.compile
+def product(x):
+    for _ in range(2):
+        torch._dynamo.graph_break()
+        x = x @ weight
+    return x
+
+
+for _ in range(3):
+    (product if sys.argv[1] == "called" else torch.sin)(weight).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("left", "torch.compile: nothing was compiled: what the program gave it was not called"),
+        ("called", "torch.compile: nothing was compiled; 1 frame ran eager ("),
+    ],
+)
+def test_a_compile_that_compiles_nothing_is_said(way: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_FOR_NOTHING)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--gpu", "sim:a100-80gb", "--json", "--"]
+    read = subprocess.run([*command, sys.executable, str(script), way], capture_output=True, text=True, check=True)
+    assert next(note for note in json.loads(read.stdout)["traced"]["notes"] if "nothing was" in note).startswith(said)

@@ -34,6 +34,7 @@ from gpumem_tui.simulator.torch_internals import (
     replace,
     without_replacements,
 )
+from gpumem_tui.step.sites import is_installed, is_own
 
 _BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]
@@ -69,6 +70,7 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
             return functools.partial(compiled, **options)
         if options.get("disable"):
             return model
+        asked()
         reason = _reason_not_to(options.get("backend", "inductor"))
         if reason:
             return _eager(model, functools.partial(followed.estimated, reason))
@@ -77,7 +79,14 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
             return compile_(model, **options)
         return _when_called(model, lambda: (prepared(), compile_(model, **options))[1])
 
+    def asked() -> None:
+        """Note that the program compiles, of which libraries do more than is used."""
+        caller = sys._getframe(2).f_code.co_filename
+        if is_own(caller) and not is_installed(caller):
+            followed.asked()
+
     def compile_module(module: nn.Module, **options: Any) -> None:
+        asked()
         module._compiled_call_impl = compiled(module._call_impl, **options)
 
     after_import("torch._dynamo.compiled_autograd", functools.partial(_compile_backwards, followed, prepared))

@@ -19,6 +19,8 @@ _ESTIMATE = (
 
 _COMPILING = "torch.compile: what a GPU takes while it compiles (benchmarks, autotuning) is not traced"
 
+_NOTHING = "torch.compile: nothing was compiled"
+
 
 class Followed:
     """What a program compiles, and the lines that report it.
@@ -60,8 +62,14 @@ class Followed:
         """Take over what Dynamo has counted (`torch._dynamo.utils.counters`)."""
         self._graphs = counters["stats"]["unique_graphs"]
         self._breaks = sum(counters["graph_break"].values())
-        if self._graphs or self._eager:
+        if self._graphs or self._eager or self._line:
             self._say()
+
+    def asked(self) -> None:
+        """Say that the program compiles for nothing, until something that it gave is called."""
+        if not self._line and not self.is_estimate:
+            self._line = f"{_NOTHING}: what the program gave it was not called"
+            self._notes[self._line] = None
 
     def graph_begins(self) -> None:
         """Say that a graph is about to be compiled."""
@@ -76,6 +84,9 @@ class Followed:
     def estimated(self, reason: str) -> None:
         """Say that compiled code is traced as eager, and why."""
         self.is_estimate = True
+        if not self._graphs:
+            self._notes.pop(self._line, None)
+            self._line = ""
         self._notes.setdefault(f"{_ESTIMATE}: {reason}")
 
     def left_out(self, what: str) -> None:
@@ -103,14 +114,17 @@ class Followed:
         self._notes[self._padded_line] = None
 
     def _say(self) -> None:
-        parts = [f"{_counted(self._graphs, 'graph')} compiled, traced by the compiler's own buffers"]
+        parts = [f"torch.compile: {_counted(self._graphs, 'graph')} compiled, traced by the compiler's own buffers"]
+        if not self._graphs:
+            parts = [_NOTHING]
         if self._breaks:
             parts.append(_counted(self._breaks, "graph break"))
         frames = sum(self._eager.values())
         reasons = "; ".join(reason for reason, _ in self._eager.most_common(2))
-        parts.append(f"{_counted(frames, 'frame')} ran eager ({reasons})" if frames else "no frame ran eager")
+        none = "no frame ran eager" if self._graphs else "what was called computes no tensors"
+        parts.append(f"{_counted(frames, 'frame')} ran eager ({reasons})" if frames else none)
         self._notes.pop(self._line, None)
-        self._line = f"torch.compile: {'; '.join(parts)}"
+        self._line = "; ".join(parts)
         self._notes[self._line] = None
 
 
