@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumem_tui.catalog.shapes import ModelShape, ShapeError
-from gpumem_tui.formula.recipe import ALL_BUT_HEAD, ALL_LINEAR, DEFAULT_LORA_RANK, NOTHING_FROZEN, Recipe
+from gpumem_tui.formula.recipe import ALL_BUT_HEAD, NOTHING_FROZEN, Recipe
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS, SHARDING_RECORDS, has_own_precision
 from gpumem_tui.formula.weights import block_count, only_head, targets
 
@@ -24,12 +24,9 @@ def check_recipe(recipe: Recipe) -> None:
         raise ShapeError(
             "--base-quantization", "weights that are trained cannot be quantized; add --adapter lora to freeze them"
         )
-    if recipe.lora_rank != DEFAULT_LORA_RANK:
-        raise ShapeError("--lora-rank", "all weights are trained, without adapters; add --adapter lora")
-    if recipe.adapter_dtype != "base":
-        raise ShapeError("--adapter-dtype", "all weights are trained, without adapters; add --adapter lora")
-    if recipe.lora_targets != ALL_LINEAR:
-        raise ShapeError("--lora-targets", "all weights are trained, without adapters; add --adapter lora")
+    for name in ("lora_rank", "adapter_dtype", "lora_targets"):
+        if getattr(recipe, name) != getattr(Recipe(), name):
+            raise ShapeError(_option(name), "all weights are trained, without adapters; add --adapter lora")
 
 
 def check_adapters(shape: ModelShape, recipe: Recipe) -> None:
@@ -97,11 +94,8 @@ def _faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _expert_faults(shape, recipe)
     if recipe.gpus % recipe.model_parallel:
         cut = f"{tensor} × {context} × {pipeline}"
-        yield (
-            "--gpus",
-            f"{recipe.gpus} is no multiple of {recipe.model_parallel}, which tensor, context and pipeline "
-            f"parallel take ({cut})",
-        )
+        taken = f"{recipe.model_parallel}, which tensor, context and pipeline parallel take ({cut})"
+        yield "--gpus", f"{recipe.gpus} is no multiple of {taken}"
 
 
 def _expert_faults(shape: ModelShape, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -128,11 +122,8 @@ def why_formula_only(shape: ModelShape, recipe: Recipe) -> str:
     instead = "a program that does it can be given as a command after --"
     if SHARDING_RECORDS[recipe.sharding].keeps_masters:
         return f"--sharding {recipe.sharding}: formula only: DeepSpeed is no part of PyTorch; {instead}"
-    if (
-        OPTIMIZER_RECORDS[recipe.optimizer].takes_whole_matrices
-        and recipe.sharding != "none"
-        and recipe.sharded_over > 1
-    ):
+    is_sharded = recipe.sharding != "none" and recipe.sharded_over > 1
+    if is_sharded and OPTIMIZER_RECORDS[recipe.optimizer].takes_whole_matrices:
         return f"--optimizer {recipe.optimizer}: formula only over several GPUs: torch.optim.Muon takes whole matrices"
     for name in ("context_parallel", "expert_parallel", "pipeline_parallel"):
         if (ways := getattr(recipe, name)) > 1:

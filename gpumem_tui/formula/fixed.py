@@ -12,7 +12,7 @@ The stages of ZeRO: Rajbhandari et al. 2020.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, prod
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from gpumem_tui.formula.records import FP32_BYTES, QUANTIZATION_RECORDS, ZERO3, 
 from gpumem_tui.formula.resolved import Resolved
 from gpumem_tui.formula.rows import (
     ALWAYS,
+    AS_BACKWARD_ENDS,
     FIRST_BLOCK,
     FORWARD_ENDS,
     IN_A_BLOCK,
@@ -51,12 +52,13 @@ _SHARDED: tuple[frozenset[Bucket], ...] = (
     frozenset({Bucket.OPTIMIZER, Bucket.GRADIENTS}),
     frozenset({Bucket.OPTIMIZER, Bucket.GRADIENTS, Bucket.PARAMETERS}),
 )
-"""By stage of ZeRO, the buckets of which each GPU has a share."""
+"""By stage of ZeRO, the buckets of which each GPU has a share; FSDP2's has a share of all at every stage."""
+_BACKWARD_ENDS = FIRST_BLOCK | {Moment.EMBEDDING}
 
 
 def sharded_buckets(r: Resolved) -> frozenset[Bucket]:
     """Return the buckets whose fixed rows are divided by the number of GPUs."""
-    return frozenset() if r.over == 1 else _SHARDED[r.sharding.stage]
+    return frozenset() if r.over == 1 else _SHARDED[ZERO3 if r.sharding.by_fsdp else r.sharding.stage]
 
 
 def fixed_rows(r: Resolved) -> list[FormulaRow]:
@@ -82,13 +84,13 @@ def _in_host_memory(one: FormulaRow) -> FormulaRow:
 def _usual_rows(r: Resolved) -> list[FormulaRow]:
     shape, precision, kept = r.shape, r.precision, r.trained_as
     trained = r.counts.trained
-    made = FIRST_BLOCK | UPDATE | {Moment.EMBEDDING}
     factors = (trained, kept.gradient_bytes)
     rows = [
         *_parameter_rows(r),
-        row("gradients", *factors, at=made, source=kept.source, note=kept.note),
+        row("gradients", *factors, at=_BACKWARD_ENDS | UPDATE, source=kept.source, note=kept.note),
         _state_row(r, kept.state_bytes),
     ]
+    whole = sum(one.size_bytes for one in rows if one.bucket is Bucket.PARAMETERS)
     rows = [_shared(one, r) for one in rows] + _working_copies(r)
     if r.counts.head:
         factors = (r.counts.head, precision.gradient_bytes)
@@ -99,16 +101,62 @@ def _usual_rows(r: Resolved) -> list[FormulaRow]:
             at = frozenset({Moment.EMBEDDING})
             rows.append(row("gradients of the tied embedding", 2, *factors, at=at))
     rows += _scratch_rows(r, kept.state_bytes)
-    if r.sharding.stage == ZERO3 and r.over > 1:
-        gathered = (r.counts.gathered, precision.parameter_bytes)
-        whole = (r.counts.gathered_bytes,) if r.recipe.has_adapters else gathered
-        rows.append(row("gathered parameters", *whole))
-    return [*rows, *_adapter_rows(r)]
+    return [*rows, *_exchange_rows(r, whole), *_adapter_rows(r)]
+
+
+def _exchange_rows(r: Resolved, whole_bytes: int) -> Iterator[FormulaRow]:
+    """Yield what PyTorch's engines hold to exchange weights and gradients, where `whole_bytes` are all the weights.
+
+    ZeRO-1's DistributedDataParallel has a buffer for all gradients as long as it lives. FSDP2 gathers weights until
+    backward is past them, and none for the update (torch/distributed/fsdp/_fully_shard, `_fsdp_collectives.py`).
+    """
+    if r.over == 1 or not r.sharding.stage:
+        return
+    if not r.sharding.by_fsdp:
+        yield row("gradients being exchanged", r.counts.trained, r.trained_as.gradient_bytes)
+        return
+    some = (r.counts.gathered_bytes,) if r.recipe.has_adapters else (r.counts.gathered, r.precision.parameter_bytes)
+    if r.sharding.stage == ZERO3:
+        yield row("gathered parameters", *some, at=ALWAYS - UPDATE)
+    else:
+        note = "whole on every GPU from forward on, until backward is past them"
+        yield row("gathered parameters", whole_bytes, at=ALWAYS - UPDATE - _BACKWARD_ENDS, note=note)
+        yield row("gathered parameters", *some, at=_BACKWARD_ENDS, suffix=AS_BACKWARD_ENDS)
+    if not r.recipe.has_adapters:
+        yield from _flat_rows(r, 2 if r.sharding.stage == ZERO3 else 1, r.precision.gradient_bytes)
+
+
+def _flat_rows(r: Resolved, blocks: int, each: int) -> Iterator[FormulaRow]:
+    """Yield gradients on their way under FSDP2 beside the weights of two blocks, and in one piece what is sent.
+
+    In the last block of `blocks` blocks; as backward ends of what lies outside of them, where that is more.
+    """
+    block, outside = r.counts.block, _outside(r)
+    yield row("gradients being reduced", blocks, block, each, at=LAST_BLOCK)
+    yield row(
+        "gradients being reduced", max(2 * block, outside - 2 * block), each, at=FIRST_BLOCK, suffix=AS_BACKWARD_ENDS
+    )
+
+
+def _outside(r: Resolved) -> int:
+    """Return how many weights are gathered that lie outside the blocks, of frozen ones those that are trained."""
+    outside = max(0, r.counts.gathered - GATHERED_BLOCKS * r.counts.block)
+    return min(outside, r.counts.trained) if r.recipe.has_frozen_layers else outside
 
 
 def _shared(one: FormulaRow, r: Resolved) -> FormulaRow:
-    """Return one GPU's share of a fixed row."""
-    return one.over(r.over, "Rajbhandari et al. 2020") if one.bucket in sharded_buckets(r) else one
+    """Return one GPU's share of a fixed row, where its bucket is shared."""
+    return _share(one, r, "Rajbhandari et al. 2020") if one.bucket in sharded_buckets(r) else one
+
+
+def _share(one: FormulaRow, r: Resolved, source: str = "") -> FormulaRow:
+    """Return one GPU's share; of ZeroRedundancyOptimizer, which spreads whole tensors, at least the largest one's."""
+    share = one.over(r.over, source)
+    largest = 0 if r.sharding.by_fsdp or r.sharding.keeps_masters else max(prod(one.dims) for one in r.weights.trained)
+    size_bytes = -(-one.size_bytes * largest // r.counts.trained)
+    if size_bytes <= share.size_bytes:
+        return share
+    return replace(share, size_bytes=size_bytes, expression=f"{one.expression} · {largest:,} / {r.counts.trained:,}")
 
 
 # Weights
@@ -211,7 +259,7 @@ def _scratch_rows(r: Resolved, each: int) -> list[FormulaRow]:
     else:
         return []
     made = row("scratch of the update", *factors, at=UPDATE, source=source, note=note)
-    return [made if r.over == 1 or not r.sharding.stage else made.over(r.over)]
+    return [made if r.over == 1 or not r.sharding.stage else _share(made, r)]
 
 
 _QUANTIZED_FROM, _QUANTIZATION_BLOCK = 4096, 256
@@ -284,10 +332,11 @@ def _fsdp2_rows(r: Resolved) -> list[FormulaRow]:
     note = "made in 16 bits as backward begins, and reduced at its end with all else outside the blocks"
     made = row("gradient of the output head", head, width, at=LAST_BLOCK, source=source, note=note)
     rows.append(replace(made, bucket=Bucket.TEMPORARY))
-    outside = max(0, all_outside - GATHERED_BLOCKS * r.counts.block)
-    if r.recipe.has_frozen_layers:
-        outside = min(outside, trained)
-    return [*rows, row("gradients being reduced", outside, width + FP32_BYTES, at=FIRST_BLOCK)]
+    rows.append(row("gradients being reduced", r.counts.block, width + FP32_BYTES, at=LAST_BLOCK))
+    return [
+        *rows,
+        row("gradients being reduced", _outside(r), width + FP32_BYTES, at=FIRST_BLOCK, suffix=AS_BACKWARD_ENDS),
+    ]
 
 
 def _deepspeed_rows(r: Resolved) -> list[FormulaRow]:

@@ -53,11 +53,6 @@ class PipelineStage:
     place: int
     unspread: Resolved | None = None
 
-    @property
-    def shape(self) -> ModelShape:
-        """The shape of this GPU's part of the network."""
-        return self.share.shape
-
     def rows(self, batch_size: int) -> list[FormulaRow]:
         """Return every row of this GPU. `batch_size`: samples of one micro-batch."""
         recipe = self.share.recipe

@@ -220,17 +220,14 @@ def _by_batch(r: Resolved, fixed: int, growing: int, piece: int, rows: list[Form
     spilt = _SPILT_STATE * state
     room = _ROOM["autocast" if r.is_autocast else "gated" if r.shape.record.is_gated else "plain"]
     room *= r.shape.tokens * r.shape.ffn * r.width
-    whole = _less(_reserved(fixed, growing + int(_OF_A_BLOCK * values), r, Moment.LOSS), int(spilt))
-    whole = _larger(_reserved(fixed, growing, r, Moment.LOSS), whole)
+    rest = _reserved(fixed, growing + int(_OF_A_BLOCK * values), r, Moment.LOSS)
+    rest = replace(rest, fixed_bytes=rest.fixed_bytes - int(spilt))
+    whole = _larger(_reserved(fixed, growing, r, Moment.LOSS), rest)
     one = _reserved(fixed, growing + piece + int(room), r, Moment.LOSS)
-    one = replace(_less(one, int(spilt)), beyond=(int(spilt / room) + 1, whole))
+    one = replace(one, fixed_bytes=one.fixed_bytes - int(spilt), beyond=(int(spilt / room) + 1, whole))
     many = _reserved(fixed, growing + int(_PIECES * piece), r, Moment.LOSS)
     between = _larger(_reserved(fixed + int(_BETWEEN * gradients), growing, r, Moment.LOSS), many)
     return _until(between, int(_BLOCKS_OF_STATE * state / piece) + 1, one).at(1)
-
-
-def _less(one: MomentBytes, size_bytes: int) -> MomentBytes:
-    return replace(one, fixed_bytes=one.fixed_bytes - size_bytes)
 
 
 def _larger(*both: MomentBytes) -> MomentBytes:
@@ -440,8 +437,8 @@ def _assumptions(shape: ModelShape, recipe: Recipe, extras: Extras) -> list[str]
         assumed.append("The activation forms are for 16-bit values; in fp32 all but dropout masks count twice.")
     if recipe.data_parallel > 1 and recipe.sharding == "none":
         assumed.append("Data parallel: each GPU holds everything; communication buckets are not counted.")
-    elif recipe.sharded_over > 1 and recipe.sharding != "none":
-        assumed.append("Sharded: communication buffers and gradients on their way are not counted.")
+    elif recipe.sharded_over > 1 and recipe.has_adapters:
+        assumed.append("Sharded under adapters: gradients on their way are not counted.")
     assumed += _parallel_assumptions(recipe)
     if recipe.has_frozen_layers:
         assumed.append("Frozen layers come first: nothing is kept in them, and backward ends before them.")

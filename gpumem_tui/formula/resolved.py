@@ -95,7 +95,7 @@ def resolve(shape: ModelShape, recipe: Recipe, extras: Extras = NO_EXTRAS) -> Re
     run = replace(recipe, precision="bf16") if in_16_bits else recipe
     precision, is_fused = PRECISION_RECORDS[run.precision], fused(shape, run)
     tensors = parameter_tensors(shape)
-    copies, gathers = bool(precision.working_copy_bytes), sharding.stage == ZERO3
+    copies, gathers = bool(precision.working_copy_bytes), sharding.stage == ZERO3 or sharding.by_fsdp
     return Resolved(
         shape=shape,
         after=tail(shape, run),

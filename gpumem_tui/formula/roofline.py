@@ -105,20 +105,8 @@ def engine(shape: ModelShape, recipe: Recipe, gpu: Gpu) -> Engine | Unknown:
     return Engine("tensor cores in 16 bits", speed.half, share)
 
 
-def training_flops(shape: ModelShape, recipe: Recipe) -> int | Unknown:
-    """Return floating-point operations of forward and backward for one sample, with what is recomputed."""
-    products = matmuls(shape, recipe)
-    if isinstance(products, Unknown):
-        return products
-    return sum(product.flops * _times(product, recipe) for product in products)
-
-
-def _times(product: Matmul, recipe: Recipe) -> int:
-    """Return how many products are made for one of forward: itself, backward's, and once more if it is recomputed."""
-    return 1 + _again(product, recipe) + product.backward
-
-
 def _again(product: Matmul, recipe: Recipe) -> bool:
+    """Return whether it is recomputed in backward."""
     if not product.backward:
         return False
     return product.in_block and (recipe.recompute == "full" or (recipe.recompute == "selective" and product.heads > 0))

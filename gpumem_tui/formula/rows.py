@@ -46,6 +46,8 @@ WITHOUT_EXPERTS = ", blocks without experts"
 """Suffix of the rows of a network's dense blocks beside those that have experts."""
 THE_FIRST_BLOCK = ", the first block's"
 """Suffix of the rows that are left as backward ends."""
+AS_BACKWARD_ENDS = ", as backward ends"
+"""Suffix of what GPUs still exchange then."""
 
 
 @dataclass(frozen=True, slots=True)

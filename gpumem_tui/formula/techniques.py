@@ -7,7 +7,7 @@ combines them. `injected` has those that are made to a user's own command.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
@@ -72,15 +72,7 @@ class Price:
     changes: int = 0
 
     def __add__(self, other: Price) -> Price:
-        return Price(
-            self.gpus + other.gpus,
-            self.times_halved + other.times_halved,
-            self.offloads + other.offloads,
-            self.retuned + other.retuned,
-            self.risk + other.risk,
-            self.slower_percent + other.slower_percent,
-            self.changes + other.changes,
-        )
+        return Price(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Price)))
 
 
 @dataclass(frozen=True, slots=True)

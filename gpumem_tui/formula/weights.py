@@ -240,7 +240,8 @@ class Counts:
         trained, frozen: with a gradient, and without one, unquantized. `quantized_bytes`: of the others.
         head: of a language model's vocabulary projection where that is trained; 0 otherwise.
         copied, copied_in_block: that autocast copies in 16 bits: of the network, and of its largest block.
-        gathered: held whole at once under ZeRO-3, and `gathered_bytes` of them as they are kept; 0 under less.
+        gathered: held whole at once under ZeRO-3, or as backward ends under FSDP2's ZeRO-2; 0 under less.
+        gathered_bytes: of them as they are kept.
         block: of the largest block; 0 where it is not needed.
     """
 

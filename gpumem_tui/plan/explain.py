@@ -12,7 +12,7 @@ import msgspec
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
-from gpumem_tui.formula.rows import ONE_BLOCK, ROW_WORDS, THE_FIRST_BLOCK, WITHOUT_EXPERTS, FormulaRow
+from gpumem_tui.formula.rows import AS_BACKWARD_ENDS, ONE_BLOCK, ROW_WORDS, THE_FIRST_BLOCK, WITHOUT_EXPERTS, FormulaRow
 from gpumem_tui.formula.techniques import COST_ORDER, NotApplicable, catalog_techniques
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.plan.answers import Answer, answer, moments_of, samples, terms_of
@@ -71,7 +71,7 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
 
 def _row(row: FormulaRow) -> Explanation:
     name = row.name
-    for suffix in (ONE_BLOCK, THE_FIRST_BLOCK, WITHOUT_EXPERTS):
+    for suffix in (ONE_BLOCK, THE_FIRST_BLOCK, WITHOUT_EXPERTS, AS_BACKWARD_ENDS):
         name = name.removesuffix(suffix)
     words = ROW_WORDS[name]
     numbers = f"{row.expression} = {format_bytes(row.size_bytes)}"

@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_model, models
 from gpumem_tui.catalog.shapes import ModelShape
-from gpumem_tui.formula.predict import by_moment, max_batch_size, predict, usable_bytes
-from gpumem_tui.formula.recipe import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, SHARDINGS, Precision, Recipe
-from gpumem_tui.formula.records import PRECISION_RECORDS
+from gpumem_tui.formula.predict import at_moment, by_moment, max_batch_size, predict, terms, usable_bytes
+from gpumem_tui.formula.recipe import (
+    ATTENTIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTES,
+    SHARDINGS,
+    Precision,
+    Recipe,
+    Sharding,
+)
+from gpumem_tui.formula.rows import Moment
 from gpumem_tui.formula.techniques import STAGES
-from gpumem_tui.formula.weights import gathered_parameters
 from gpumem_tui.memory import GIB
 
 SHAPES = st.sampled_from(list(models().values()))
@@ -88,10 +96,13 @@ def test_grows_with_every_dimension(shape: ModelShape, recipe: Recipe, more: int
 
 
 @given(SHAPES, RECIPES)
-def test_more_stages_save_more_but_for_what_zero3_gathers(shape: ModelShape, recipe: Recipe) -> None:
-    peaks = [peak_bytes(shape, replace(recipe, sharding=sharding)) for sharding in ("none", *STAGES)]
-    if recipe.gpus > 1:
-        peaks[-1] -= gathered_parameters(shape) * PRECISION_RECORDS[recipe.precision].parameter_bytes
+def test_more_stages_save_more_but_for_what_gpus_exchange(shape: ModelShape, recipe: Recipe) -> None:
+    def held_bytes(sharding: Sharding) -> int:
+        rows = terms(shape, replace(recipe, sharding=sharding), 2)
+        kept = [row for row in rows if not row.name.startswith(("gathered", "gradients being"))]
+        return max(sum(row.size_bytes for row in at_moment(kept, moment)) for moment in Moment)
+
+    peaks = [held_bytes(sharding) for sharding in ("none", *STAGES)]
     assert peaks == sorted(peaks, reverse=True)
     alone = peak_bytes(shape, replace(recipe, sharding="none", gpus=1))
     assert peaks[0] == alone

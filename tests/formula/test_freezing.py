@@ -11,9 +11,10 @@ from gpumem_tui.formula.checks import fault
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import max_batch_size, terms
 from gpumem_tui.formula.recipe import ALL_BUT_HEAD, SHARDINGS, Recipe, Sharding
-from gpumem_tui.formula.roofline import training_flops, update_seconds
+from gpumem_tui.formula.roofline import update_seconds
 from gpumem_tui.formula.weights import block_count, kept_bytes, trained_parameters
 from gpumem_tui.memory import Bucket
+from tests.formula.flops import training_flops
 
 GPT2_BLOCK = 12 * 768**2 + 13 * 768
 

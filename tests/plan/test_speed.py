@@ -8,7 +8,6 @@ import pytest
 
 from gpumem_tui.catalog.loader import GpuPrice, find_gpu, find_model, gpus, list_prices, models
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.formula.roofline import training_flops
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import largest_by_gpu
 from gpumem_tui.plan.goals import Goals
@@ -16,6 +15,7 @@ from gpumem_tui.plan.judgement import busy, cost, scaling
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import Cost, busy_share, by_cost, cost_of, price_of, rate, run, saturating_batch, throughput
+from tests.formula.flops import training_flops
 from tests.plan.plans import GPT2
 
 A100, T4 = find_gpu("a100-80gb"), find_gpu("t4-16gb")

@@ -174,11 +174,11 @@ class TestCheapest:
         found = combined(replace(LLAMA_ON_FOUR, headroom=0.02))
         assert names(found) == ["pure-bf16", "full-recompute", "zero3"]
         assert not found.formula_only
-        assert found.peak_bytes / GIB == pytest.approx(21.96, abs=0.01)
+        assert found.peak_bytes / GIB == pytest.approx(19.89, abs=0.01)
 
     def test_with_more_headroom_the_loss_is_chunked_too(self) -> None:
         found = combined(replace(LLAMA_ON_FOUR, headroom=0.08))
-        assert names(found) == ["pure-bf16", "full-recompute", "adamw-fused", "zero3", "chunked-loss"]
+        assert names(found) == ["pure-bf16", "full-recompute", "zero3", "chunked-loss"]
         assert found.formula_only
 
     def test_a_traceable_one_needs_nothing_that_only_the_formula_knows(self) -> None:

@@ -58,7 +58,7 @@ def test_what_cannot_be_is_explained_beside_the_control(snap_compare: Compare, t
 
 
 async def test_it_fits_in_a_small_terminal(tmp_path: Path) -> None:
-    wanted = ("✓ fits", "Largest batch by sequence length", "by formula, nothing fits at any")
+    wanted = ("✓ fits", "Largest batch by sequence length", "1 ← this plan")
     await assert_shown(plan_scene.app(FITS, tmp_path), *wanted, size=SMALL, before=after("v"))
 
 
