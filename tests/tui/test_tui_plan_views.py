@@ -139,8 +139,8 @@ def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
 
 
 def test_what_is_in_the_way_by_formula_is_not_where_the_trace_fits() -> None:
-    """Llama 3 8B in bf16 with full recompute over four cards: 21.47 GiB by formula, 19.62 traced."""
-    close = replace(LLAMA, recipe=Recipe("bf16", recompute="full", sharding="zero3", gpus=4))
+    """Llama 3 8B in bf16 with full recompute over four cards: 21.79 GiB with pieces by formula, 19.62 traced."""
+    close = replace(LLAMA, recipe=Recipe("bf16", recompute="full", sharding="zero3", gpus=4), headroom=0.1)
     now = answer(close)
     assert now.obstacle is not None
     small = traced(GPT2)
@@ -152,7 +152,7 @@ def test_what_is_in_the_way_by_formula_is_not_where_the_trace_fits() -> None:
 
 def test_what_is_in_the_way_is_named() -> None:
     text = " ".join(said(fact_rows(answer(LLAMA), Pending(LLAMA), ROOMY)))
-    assert "activations alone needs 31.03 GiB" in text
+    assert "activations alone needs 30.05 GiB" in text
 
 
 @pytest.mark.parametrize("width", [34, NARROW, ROOMY])
