@@ -45,6 +45,20 @@ def test_the_cheapest_comes_first_and_each_holds_the_same_samples() -> None:
     assert {"checkpointing"} in [{one.key for one in together.changes} for together in found]
 
 
+def test_what_a_set_took_more_is_taken_to_be_missing_of_those_with_all_of_its_changes() -> None:
+    config = _config()
+    what_ifs = (changed(config, "checkpointing", activations=900), changed(config, "autocast", activations=900))
+    plan = CommandPlan(config, 32, base_predicted(config), what_ifs)
+
+    def keys(plan: CommandPlan) -> list[tuple[str, ...]]:
+        return list(dict.fromkeys(tuple(change.key for change in one.changes) for one in likely(plan)))
+
+    _, first, second, both = keys(plan)
+    (tried,) = (one.change for one in what_ifs if (one.change.key,) == first)
+    more = Together((tried,), 16, 2, base_trace(config), beside_bytes=20_000 * MIB)
+    assert keys(replace(plan, together=(more,))) == [(), second, first, both]
+
+
 def test_a_batch_that_nothing_says_stays() -> None:
     config = _config(("python", "train.py"))
     assert {one.batch_size for one in likely(_plan(16, config))} <= {16}
