@@ -36,53 +36,55 @@ _OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
 """Changes that make that smaller: of them one at a time."""
 
 
+class _Estimates:
+    """What sets of changes take of the planned GPU, by what each change saved alone and what was missed of sets."""
+
+    def __init__(self, plan: CommandPlan) -> None:
+        base, self._whole = plan.there(plan.base), plan.batch_size
+        self.saved: dict[Technique, int] = {}
+        for tried in plan.what_ifs:
+            if isinstance(tried.traced, Traced) and tried.change.key != MORE_RANKS:
+                with_it = plan.there(tried.traced).at(self._whole).peak_allocated_bytes
+                if (less := base.at(self._whole).peak_allocated_bytes - with_it) > 0:
+                    self.saved[tried.change] = less
+        held, self._used_bytes = base.at(self._whole).breakdown, base.device_used_bytes(self._whole)
+        self._growing = self._used_bytes - base.ready.context_bytes - sum(held[bucket] for bucket in _HELD)
+        self._missed: list[tuple[set[Technique], int]] = []
+        for one in plan.together:
+            if isinstance(one.traced, Traced) and self.saved.keys() >= set(one.changes):
+                took = plan.there(one.traced).device_used_bytes(one.batch_size) + one.beside_bytes
+                self._missed.append((set(one.changes), took - self.of(one)))
+
+    def of(self, one: Together) -> int:
+        """Return the bytes of the device if what each change saves alone adds up."""
+        share = one.batch_size / self._whole
+        parts = {**dict.fromkeys(SHARDS, 1.0), **dict.fromkeys(_OF_THE_HELD, 1 / one.gpus)}
+        less = sum(int(self.saved[change] * parts.get(change.key, share)) for change in one.changes)
+        return self._used_bytes - int(self._growing * (1 - share)) - less
+
+    def corrected(self, one: Together) -> int:
+        """Return the same with the most that was missed of sets within this one."""
+        return self.of(one) + max((0, *(missed for changes, missed in self._missed if changes <= set(one.changes))))
+
+
 def likely(plan: CommandPlan) -> list[Together]:
     """Return the sets that may fit by what each change saved alone, the cheapest first, then those of fewest passes.
 
     Where a set was run and took more, those that have all of its changes come last if they lack room by as much.
     """
-    base, whole = plan.there(plan.base), plan.batch_size
-    alone = [
-        (one.change, base.at(whole).peak_allocated_bytes - plan.there(one.traced).at(whole).peak_allocated_bytes)
-        for one in plan.what_ifs
-        if isinstance(one.traced, Traced) and one.change.key != MORE_RANKS
-    ]
-    saved = {change: size_bytes for change, size_bytes in alone if size_bytes > 0}
-    held, used_bytes = base.at(whole).breakdown, base.device_used_bytes(whole)
-    growing = used_bytes - base.ready.context_bytes - sum(held[bucket] for bucket in _HELD)
-
-    def estimated(one: Together) -> int:
-        """Return the bytes of the device if what each change saves alone adds up."""
-        share = one.batch_size / whole
-        parts = {**dict.fromkeys(SHARDS, 1.0), **dict.fromkeys(_OF_THE_HELD, 1 / one.gpus)}
-        less = sum(int(saved[change] * parts.get(change.key, share)) for change in one.changes)
-        return used_bytes - int(growing * (1 - share)) - less
-
-    missed = [
-        (set(one.changes), plan.there(one.traced).device_used_bytes(one.batch_size) + one.beside_bytes - estimated(one))
-        for one in plan.together
-        if isinstance(one.traced, Traced) and saved.keys() >= set(one.changes)
-    ]
-
-    def is_doubtful(one: Together) -> bool:
-        """Return whether a set lacks room by what was missed of those that were run and are within it."""
-        more = max((0, *(size_bytes for changes, size_bytes in missed if changes <= set(one.changes))))
-        return estimated(one) + more > plan.gpu.cuda_total_bytes
-
+    estimates, whole, room_bytes = _Estimates(plan), plan.batch_size, plan.gpu.cuda_total_bytes
     found = []
     for batch_size in _micro_batches(plan):
-        for count in range(min(_MOST_CHANGES, len(saved)) + 1):
-            for chosen in combinations(saved, count):
+        for count in range(min(_MOST_CHANGES, len(estimates.saved)) + 1):
+            for chosen in combinations(estimates.saved, count):
                 one = Together(chosen, batch_size, 1)
                 gpus = max(1, one.gpus // plan.ranks)  # each has its part of the samples
                 one = replace(one, passes=-(-whole // (batch_size * gpus)))
                 alike = (sum(change.key in kind for change in one.changes) for kind in (_OF_THE_HELD, SHARDS))
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
-                if one.price == Price() or max(alike) > 1 or not same:
-                    continue
-                if estimated(one) <= plan.gpu.cuda_total_bytes:
+                if one.price != Price() and max(alike) <= 1 and same and estimates.of(one) <= room_bytes:
                     found.append(one)
-    found.sort(key=lambda one: (is_doubtful(one), one.price, one.passes))
+    found.sort(key=lambda one: (estimates.corrected(one) > room_bytes, one.price, one.passes))
     kept: list[Together] = []
     for one in found:  # of one set of changes the two largest passes
         if sum(other.changes == one.changes for other in kept) < _MOST_SIZES:

@@ -38,6 +38,7 @@ class Beside:
         self._said = said
         self._fork: tuple[int, int] | None = None
         self._answer_fd: int | None = None
+        self._before: object = None
         self._began = 0.0
 
     def __enter__(self) -> Beside:
@@ -163,8 +164,8 @@ def _can_fork() -> bool:
 
     These (tqdm's, torch's own) hardly ever hold a lock; a fork that waits for one is not waited for.
     """
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return processors > 1 and all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
+    others = (one for one in threading.enumerate() if one is not threading.current_thread())
+    return len(os.sched_getaffinity(0)) > 1 and all(one.daemon for one in others)
 
 
 def _described(inputs: Sequence[Any]) -> list[Any] | None:

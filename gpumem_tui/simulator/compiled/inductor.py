@@ -229,11 +229,11 @@ def _compile(
     for name, what in _LEFT_OUT.items():
         if (config_patches or {}).get(name, current.get(name)):
             told.left_out(what)
-    off = {name: False for name, since in _SINCE.items() if backend._gpu.profile.version < since}
-    patches = {**(config_patches or {}), **_CACHES, **_MEASURED, **off}
+    later = {name for name, since in _SINCE.items() if backend._gpu.profile.version < since}
+    patches = {**(config_patches or {}), **_CACHES, **_MEASURED, **dict.fromkeys(later, False)}
     patches = {name: value for name, value in patches.items() if name in current}
-    off = dict.fromkeys(off.keys() & settings.get_config_copy(), False)
-    now = settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True, **off)
+    partition = dict.fromkeys(later & settings.get_config_copy().keys(), False)
+    now = settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True, **partition)
     with now, beside.Beside(told.lines) as compiling:
         return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
 
