@@ -230,6 +230,33 @@ def test_masks_too_large_to_keep_are_worked_out_where_a_shape_depends_on_them(pr
     assert done.code == 0, done.stderr
 
 
+def test_weights_take_the_place_of_what_inference_mode_left_in_theirs(project: Project) -> None:
+    """As FSDP1, which leaves each parameter empty between evaluation and training."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        layer = torch.nn.Linear(64, 1024).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        kept = layer.weight.data
+        for _ in range(3):
+            with torch.inference_mode():
+                layer.weight.data = torch.empty(0, device="cuda")
+                before = torch.cuda.memory_allocated()
+                layer.weight.data = kept.flatten()[:64].view(1, 64)
+                assert layer.weight.data_ptr() == kept.data_ptr() and torch.cuda.memory_allocated() == before
+            layer.weight.data = kept
+            layer(torch.randn(8, 64).cuda()).square().mean().backward()
+            assert layer.weight.grad.shape == (1024, 64)
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+
+
 def test_weights_that_are_looked_through_in_inference_mode_are_followed(project: Project) -> None:
     """As unsloth looks for tokens that were never trained; operators made of others arrive there as they are."""
     project.write(

@@ -113,16 +113,15 @@ def _device(*args: Any, **kwargs: Any) -> torch.device:
 
 
 def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """Do ``tensor.data = data``, also from the host to the device."""
-
-    def place(one: torch.Tensor) -> tuple[bool, torch.device]:
-        found = fake_device_of(one)
-        return found is not None, found or _BASE.device.__get__(one)
-
-    if place(tensor) == place(data):
-        tensor.data = data
-    else:
+    """Do ``tensor.data = data``, also from the host to the device, or from inference mode, as CUDA's tensors can."""
+    found = [(one, fake_device_of(one)) for one in (tensor, data)]
+    if len({(fake is not None, fake or _BASE.device.__get__(one)) for one, fake in found}) > 1:
         become(tensor, data)
+        return
+    if found[0][1] is not None and tensor.is_inference() != data.is_inference():
+        with torch.inference_mode(tensor.is_inference()):
+            data = data.new_empty(0).set_(data.untyped_storage(), data.storage_offset(), data.size(), data.stride())
+    tensor.data = data
 
 
 def text_of(tensor: torch.Tensor) -> str:
