@@ -1,7 +1,7 @@
 """All that others measured beside what is predicted of it, in one table: `python -m tests.published [-n N] [PART …]`.
 
-Parts: steps, runs, totals, adapters, diffusion, tuned, sharded, compiled, vision, milabench; N of their rows at once
-(default 1). `inside`: within the range that is predicted of a device total, or of networks whose peak is at their
+Parts: steps, runs, totals, adapters, diffusion, tuned, litgpt, sharded, compiled, vision, milabench; N of their rows at
+once (default 1). `inside`: within the range that is predicted of a device total, or of networks whose peak is at their
 largest convolutions, which may have a workspace; of other bytes, which are predicted to the byte, within what the
 figure was rounded to. Of what lies outside the cause is said: the exit code is 1 where a row lacks one.
 """
@@ -130,6 +130,12 @@ def _tuned(row: Row) -> _Line:
     return _command(row, 0)
 
 
+def _lit(row: Row) -> _Line:
+    from tests.published.litgpt import ROUNDING_BYTES
+
+    return _command(row, ROUNDING_BYTES)
+
+
 def _compiled(row: Row) -> _Line:
     from tests.published.compiled import WHY
 
@@ -189,6 +195,7 @@ _PARTS = {
     "adapters": _Part(_adapted, "adapters", _table, ("transformers", "peft")),
     "diffusion": _Part(_diffused, "diffusion", _table, ("transformers", "peft", "diffusers")),
     "tuned": _Part(_tuned, "tuned", _constants, ("transformers", "peft", "bitsandbytes")),
+    "litgpt": _Part(_lit, "litgpt", _constants, ("lightning", "bitsandbytes")),
     "sharded": _Part(_sharded, "sharded", _constants),
     "compiled": _Part(_compiled, "compiled", _constants, ("triton",)),
     "vision": _Part(_seen, "vision", _constants),
