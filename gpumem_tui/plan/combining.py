@@ -111,7 +111,7 @@ class Planning:
 
     Attributes:
         running: the change, or the set of them, that is being run; None: `ran` has just ended.
-        waiting: changes whose runs have not begun.
+        waiting: changes whose runs have not begun. `to_go`: how many of them are run, as far as is known.
         left_s: about how long the rest takes, by the runs so far.
     """
 
@@ -119,6 +119,7 @@ class Planning:
     running: Technique | Together | None
     ran: Together | None
     waiting: tuple[Technique, ...]
+    to_go: int
     left_s: float
 
 
@@ -144,13 +145,15 @@ class _Ahead:
         return self._trace(change) if died else found
 
 
-def planned(
+def planned(  # noqa: PLR0913 - three with defaults, for what a test or a screen plays
     plan: CommandPlan,
     runs: Runs,
     waiting: Sequence[Technique],
     control: Control,
     watch: Watch = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    every: bool = False,
 ) -> Iterator[Planning]:
     """Run what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
 
@@ -160,11 +163,12 @@ def planned(
     Args:
         waiting: the changes to run.
         clock: seconds, from any moment.
+        every: all of them are asked for.
 
     Raises:
         Cancelled: the user ended it; what was yielded last is what is known.
     """
-    unasked = [one for one in waiting if one.key not in runs.wanted]
+    unasked = [one for one in waiting if not every and one.key not in runs.wanted]
     further = [one for one in unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)]
     left = (*(one for one in waiting if one not in further), *further)
     began_s, made = clock(), 0
@@ -173,9 +177,13 @@ def planned(
     ahead = _Ahead(runs, plan.base, control, watch)
 
     def to_run() -> list[Technique]:
-        return [one for one in left if one not in further and not is_spared(one)]
+        found: list[Technique] = []
+        for one in left:
+            if one not in further and not is_spared(one, [*tried, *(each.key for each in found)]):
+                found.append(one)
+        return found
 
-    def is_spared(change: Technique) -> bool:
+    def is_spared(change: Technique, tried: Sequence[str]) -> bool:
         cost = _cost(plan)
         if cost is None or change not in unasked or change.key in ahead.begun:
             return False
@@ -184,7 +192,8 @@ def planned(
 
     def now(running: Technique | Together | None, ran: Together | None = None) -> Planning:
         each_s = (clock() - began_s) / made if made else plan.base.done.seconds
-        return Planning(plan, running, ran, left, each_s * (len(to_run()) + (running is not None)))
+        to_go = len(to_run())
+        return Planning(plan, running, ran, left, to_go, each_s * (to_go + (running is not None)))
 
     def sets() -> Iterator[Planning]:
         nonlocal plan, made
@@ -203,10 +212,10 @@ def planned(
         left = tuple(others)
         if change in further:
             yield from sets()
-        if is_spared(change):
+        if is_spared(change, tried):
             fits = "on the GPUs that there are" if change.key == SHARDED else "without"
             spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
-            plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared)))
+            plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared, is_spared=True)))
             continue
         tried.append(change.key)
         yield now(change)
@@ -214,7 +223,7 @@ def planned(
         plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
         yield now(None, Together((change,), plan.batch_size, 1, found.traced))
     yield from sets()
-    yield Planning(plan, None, None, (), 0.0)
+    yield now(None)
 
 
 def _cost(plan: CommandPlan) -> Price | None:

@@ -61,6 +61,36 @@ async def test_what_runs_is_said_and_can_be_stopped_and_gone_on_with() -> None:
     assert runs.made == ["as it is", "checkpointing", "sgd", "sgd", "fused"]
 
 
+@pytest.mark.parametrize("size", SIZES)
+async def test_what_was_not_needed_is_run_when_asked_for(size: tuple[int, int]) -> None:
+    keys = ("checkpointing", "autocast", "sgd", "chunked-loss", "adafactor", "no-foreach")
+    runs = ScriptedRuns(command_config(), held=("checkpointing", "no-foreach"), changes=keys)
+    app = command_app(runs)
+    async with app.run_test(size=size) as pilot:
+        screen = plan_screen(app)
+        await until(pilot, lambda: "what-if: checkpointed blocks, 3 to go" in _text(app))
+        await pilot.press("c")
+        await until(pilot, lambda: not screen.state.busy)
+        runs.held = ("no-foreach",)
+        await pilot.press("r")
+        await until(pilot, lambda: not screen.state.busy and screen.settled)
+        assert runs.made[2:] == ["checkpointing", "autocast", "sgd", "chunked-loss"]
+        assert "2 what-ifs not run, as it fits without: r runs them" in _text(app)
+        for _ in range(2):  # stopped and gone on with, they are not left out again
+            await pilot.press("r")
+            await until(pilot, lambda: "no-foreach" in runs.made)
+            assert "optimizer step by parameter: its run is under way" in _rows(app, "what-ifs")
+            await pilot.press("escape")
+            await until(pilot, lambda: not screen.state.busy)
+            runs.made.remove("no-foreach")
+            assert "1 what-if not run: r runs it" in _text(app)
+        runs.held = ()
+        await pilot.press("r")
+        await until(pilot, lambda: not screen.state.busy and screen.settled)
+        assert "every what-if has been run" in _text(app)
+    assert runs.made.count("adafactor") == 1
+
+
 async def test_another_gpu_is_answered_without_running_again() -> None:
     runs = ScriptedRuns(command_config())
     app = command_app(runs)
