@@ -50,10 +50,11 @@ _FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, *SHARDS, "autocast"}  # which needs n
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change and its trace, or why there is none."""
+    """A change and its trace, or why there is none. `is_spared`: it can be run, and was not needed."""
 
     change: Technique
     traced: Traced | Unknown
+    is_spared: bool = False
 
 
 def _traced_in(predicted: Predicted) -> Traced:
@@ -186,6 +187,11 @@ class CommandPlan:
         if isinstance(one.traced, Unknown):
             return False
         return self.there(one.traced).fits_leaving(one.batch_size, one.beside_bytes)
+
+    @property
+    def spared(self) -> tuple[Technique, ...]:
+        """The changes that were not run, as they were not needed."""
+        return tuple(one.change for one in self.what_ifs if one.is_spared)
 
     @property
     def is_exact(self) -> bool:

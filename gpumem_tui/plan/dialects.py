@@ -229,9 +229,14 @@ def with_lines(change: Technique, config: SearchConfig, batch_size: int, lines: 
     if not lines:
         return change
     typed = typed_command(config, (change,)).command
-    starts, said = launched(typed, change.recipe.get("gpus", 1)), "; ".join(lines).replace(":; ", ": ")
-    how = f"{starts.text_at(batch_size)}, and in the program {said}"
+    starts = launched(typed, change.recipe.get("gpus", 1))
+    how = starts.text_at(batch_size) + besides(lines)
     return replace(change, how=how, words={_LINES: "\n".join(lines)})
+
+
+def besides(lines: Sequence[str]) -> str:
+    """Return what to write into the program, to be said after a command."""
+    return f", and in the program {'; '.join(lines).replace(':; ', ': ')}" if lines else ""
 
 
 def lines_of(change: Technique) -> tuple[str, ...]:

@@ -200,12 +200,14 @@ def _planned(
 ) -> tuple[CommandPlan, bool]:
     """Return the plan with its what-ifs, and whether it was interrupted before they all had run."""
     runs = CommandRuns(config, batch_size, tuple(wanted or ()))
-    predicted, changes, refused = runs.trace(control, CommandLog(config, quiet=quiet).show)
+    output = CommandLog(config, quiet=quiet)
+    with output.following():
+        predicted, changes, refused = runs.trace(control, output.show)
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False
     left: tuple[Technique, ...] = tuple(changes)
-    interrupted, log = True, _PlanLog(len(changes), quiet=quiet)
+    interrupted, log = True, _PlanLog(quiet=quiet)
     try:
         for step in planned(plan, runs, changes, control):
             log.show(step)
@@ -221,14 +223,10 @@ def _planned(
 
 
 class _PlanLog:
-    """A line on stderr for each run of a plan: what it is, about how long the rest takes, and what came of it.
+    """A line on stderr for each run of a plan: what it is, about how long the rest takes, and what came of it."""
 
-    Args:
-        changes: how many are run.
-    """
-
-    def __init__(self, changes: int, *, quiet: bool) -> None:
-        self._changes = changes
+    def __init__(self, *, quiet: bool) -> None:
+        self._number = 0
         self._quiet = quiet
 
     def show(self, step: Planning) -> None:
@@ -236,8 +234,8 @@ class _PlanLog:
         if step.ran is not None:
             self._say(f" {_outcome(step.plan, step.ran)}\n")
         elif isinstance(step.running, Technique):
-            number = self._changes - len(step.waiting)
-            self._begin(f"what-if {number} of {self._changes}: {step.running.name}", step)
+            self._number += 1
+            self._begin(f"what-if {self._number} of {self._number + step.to_go}: {step.running.name}", step)
         elif step.running is not None:
             self._begin(f"together: {step.running.words}", step)
 

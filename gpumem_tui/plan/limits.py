@@ -347,7 +347,8 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
 
     if recipe.sharding == "none":
         return _unsharded_gpus(known, with_gpus(least))
-    counts = _gpu_counts(least, recipe.least_gpus, plan.goals.node_gpus)
+    # On more GPUs than experts each holds one of a block all the same, and gathers all that they are filled up to.
+    counts = _gpu_counts(least, recipe.least_gpus, plan.goals.node_gpus, _padded_experts(plan) or _MOST_GPUS)
     most = with_gpus(counts[-1])
     place = first_of(len(counts), lambda index: _fits_by_formula(with_gpus(counts[index])))
     formula = None if place is None else counts[place]
@@ -355,38 +356,46 @@ def _fewest_gpus(plan: Plan, known: Known, passes: int | None) -> Limit:
         return _explained(_by_formula("gpus", formula, with_gpus, why.reason), most, f"{counts[-1]:,} GPUs", known)
     # Searched as the last of the numbers, counted from 1, with which it does not fit: that one, and the next.
     search = EndSearch(1, len(counts), lambda last: _reversed(_fits_by_trace(with_gpus(counts[last - 1]), known)))
-    answer = search.around(place or 0)
+    answer = search.around(len(counts) if place is None else place)
     wanted = tuple(with_gpus(counts[last - 1]) for last in answer.wanted)
     if search.high is not None:
         value, beyond = counts[search.high - 1], counts[search.low - 1] if search.low else None
         return Limit("gpus", value, formula, _how(settled=answer.settled), with_gpus(value), beyond, answer.why, wanted)
     if wanted or answer.why:
         return replace(_by_formula("gpus", formula, with_gpus, answer.why), wanted=wanted)
-    solved = Limit("gpus", None, formula, "traced", None, note=_padding(plan, counts[-1]))
+    solved = Limit("gpus", None, formula, "traced", None, note=_padding(plan))
     return _explained(solved, most, f"{counts[-1]:,} GPUs", known)
 
 
-def _padding(plan: Plan, gpus: int) -> str:
+def _padded_experts(plan: Plan) -> int | None:
+    """Return the experts of a block if FSDP2 shards them by their number and fills it up; None if it does not."""
+    experts, recipe = plan.shape.experts, plan.recipe
+    sharded = recipe.sharding in ("zero3", "fsdp2") and recipe.expert_parallel == 1
+    return experts.count if experts is not None and sharded and experts.count < _MOST_GPUS else None
+
+
+def _padding(plan: Plan) -> str:
     """Say what more GPUs cost where FSDP2 shards experts: by the first dimension, which is their number, filled up."""
-    experts = plan.shape.experts
-    if experts is None or gpus <= experts.count or plan.recipe.sharding not in ("zero3", "fsdp2"):
+    experts = _padded_experts(plan)
+    if experts is None:
         return ""
-    filled = f"over more GPUs than a block has experts ({experts.count:,}) it fills them up to the number of GPUs"
-    ways = gcd(experts.count, plan.goals.node_gpus)
+    filled = f"over more GPUs than a block has experts ({experts:,}) it fills them up to the number of GPUs"
+    ways = gcd(experts, plan.goals.node_gpus)
     spread = replace(plan, recipe=replace(plan.recipe, expert_parallel=ways))
     fewest = _fewest_gpus(spread, lambda _: Unknown("not traced"), None).formula
     does = "spreads them" if fewest is None else f"{ways} does with ≈{fewest:,} GPUs"
     return f"FSDP2 shards by the first dimension: {filled}; --expert-parallel {does} (by formula)"
 
 
-def _gpu_counts(least: int, each: int, node: int) -> list[int]:
+def _gpu_counts(least: int, each: int, node: int, most: int) -> list[int]:
     """Return the numbers of GPUs that can be had from `least` on: parts of a node that divide it, then whole nodes.
 
     Args:
         each: what every number is a multiple of: GPUs of one copy of the network, or that its experts are spread over.
         node: GPUs of a node.
+        most: GPUs at most.
     """
-    counts = range(least + -least % each, max(_MOST_GPUS, least) + each * node, each)
+    counts = range(least + -least % each, max(most + 1, least + each * node), each)
     return [count for count in counts if count % node == 0 or node % count == 0]
 
 

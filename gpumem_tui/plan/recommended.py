@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
+from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import CommandAnswer
+from gpumem_tui.plan.dialects import besides
 from gpumem_tui.plan.judgement import learning_rate, span
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
@@ -251,8 +253,11 @@ def change_words(found: CommandAnswer) -> str:
     if found.fit == "fits":
         return ""
     if (best := found.plan.fitting) is not None:
-        alone = best.passes == 1 and len(best.changes) == 1
-        return f"To change: {best.words}{f' ({best.changes[0].how})' if alone else ''}, traced: it fits."
+        how = f" ({best.changes[0].how})" if best.passes == 1 and len(best.changes) == 1 else ""
+        if how and best.batch_size != found.plan.batch_size:  # which `how` has
+            line, written = command_of(found.plan, best)
+            how = f" ({line}{besides(written)})"
+        return f"To change: {best.words}{how}, traced: it fits."
     if not found.plan.what_ifs:
         return ""
     traces = [*(one.traced for one in found.plan.together), *(one.traced for one in found.plan.what_ifs)]

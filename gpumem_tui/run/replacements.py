@@ -86,7 +86,7 @@ def replace_optimizers(key: str, count: Callable[[], None]) -> None:
 
 
 def construct_with(kind: Any, options: Mapping[str, Any], count: Callable[[], None]) -> None:
-    """Make optimizers of a kind with these options from now on, whatever the program gives. `count`: for each."""
+    """Make what is of a class with these options from now on, whatever the program gives. `count`: for each."""
     init = kind.__init__
     signature = inspect.signature(init)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -14,13 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gpumem_tui.importing import after_import
 from gpumem_tui.run.adapters import change_groups
 from gpumem_tui.run.parts import has_parameters, repeated_blocks
+from gpumem_tui.run.replacements import construct_with
 from gpumem_tui.step.walking import instances_of, modules_in, outermost, parameters_in
 from gpumem_tui.workload.errors import is_users
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """They have no forward, and so are not sharded themselves."""
+
+_LIGHTNING = (
+    ("Trainer", "lightning.pytorch.trainer.trainer"), ("Trainer", "pytorch_lightning.trainer.trainer"),
+    ("Fabric", "lightning.fabric.fabric"), ("Fabric", "lightning_fabric.fabric"),
+)  # fmt: skip
+"""Lightning's classes whose `strategy` says how ranks hold a model, and their modules."""
 
 
 def why_not_sharded(roots: Iterable[nn.Module], optimizers: Iterable[object]) -> str:
@@ -35,6 +44,8 @@ def why_not_sharded(roots: Iterable[nn.Module], optimizers: Iterable[object]) ->
 class Sharder:
     """Shards models from now on: as an optimizer is made for them, or a replica, whichever comes first.
 
+    Lightning is told to do that itself.
+
     Args:
         count: called for each model.
 
@@ -47,12 +58,17 @@ class Sharder:
         self._new: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
         """By the id of a parameter as the program knows it, that and what stands in its place."""
         self.written: dict[str, None] = {}
+        self._by_lightning = False
+        for name, module in _LIGHTNING:
+            after_import(module, functools.partial(self._tell_lightning, name))
         change_groups(self._sharded)
         if dist.is_available():
             _replicate_nothing(self._shard_replica)
 
     def _sharded(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the groups of an optimizer with the shards of their parameters, after sharding what they belong to."""
+        if self._by_lightning:
+            return groups
         wanted = {id(one) for group in groups for one in group["params"] if not _is_shard(one)} - self._new.keys()
         for model in outermost(instances_of(nn.Module, gc.get_objects())):
             if not wanted.isdisjoint(map(id, parameters_in(model))):
@@ -65,6 +81,18 @@ class Sharder:
         if not any(_is_shard(parameter) for parameter in parameters_in(model)):
             self._shard(_called_part(model))
         self.written["without DistributedDataParallel"] = None
+
+    def _tell_lightning(self, name: str, module: Any) -> None:
+        """Have a class of Lightning's be made with its own strategy for all ranks."""
+        here, world = (int(os.environ[variable]) for variable in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+        says = {"strategy": "fsdp", "devices": here, **({"num_nodes": world // here} if world > here else {})}
+
+        def told() -> None:
+            self._by_lightning = True
+            self.written[f"{name}({', '.join(f'{option}={value!r}' for option, value in says.items())})"] = None
+            self._count()
+
+        construct_with(getattr(module, name), says, told)
 
     def _shard(self, model: nn.Module) -> None:
         """Shard a model by its blocks; what the program still holds of its parameters has no memory then."""

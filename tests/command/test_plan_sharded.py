@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.command.running import BLOCK, Project
+from tests.command.running import BLOCK, Project, needs
 
 pytestmark = pytest.mark.scripts
 
@@ -163,6 +163,62 @@ def test_what_it_says_to_write_takes_to_the_byte_what_it_was_run_with(
     copied = project.predict(*shlex.split(row["command"]), "without", options=("--quiet",)).json
     assert copied["workload"]["gpus"] == (GPUS if "RANK" in program else 8)
     assert _figures(copied["traced"], "peak_allocated_bytes") == _figures(row, "peak_bytes")
+
+
+def test_of_a_sharded_model_each_block_is_compiled(project: Project) -> None:
+    """Whichever of the two was there before: what is sharded may be compiled too, in a set of changes as well."""
+    lines = (
+        "from torch.distributed.fsdp import fully_shard\n    for block in net.parts.blocks:\n        fully_shard(block)"
+    )
+    sharded = LOOP.replace("    scaler =", f"    {lines}\n    fully_shard(net)\n    scaler =")
+    compiled = sharded.replace("fully_shard(block)", "fully_shard(block).compile()")
+    project.write("train.py", textwrap.dedent(BLOCKS) + textwrap.dedent(sharded))
+    project.write("compiled.py", textwrap.dedent(BLOCKS) + textwrap.dedent(compiled))
+    words = ("torchrun", "--nproc-per-node", str(GPUS))
+    planned = project.plan(*words, "train.py", options=("--what-if", "compile", "--quiet")).json
+    (row,) = (row for row in planned["techniques"] if row["key"] == "compile")
+    by_hand = project.predict(*words, "compiled.py", options=("--quiet",)).json["traced"]
+    assert any("torch.compile: 1 graph compiled" in note for note in by_hand["notes"])
+    assert _figures(row, "peak_bytes") == _figures(by_hand, "peak_allocated_bytes")
+
+
+LIGHTNING = """
+    import lightning as L
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Model(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4)))
+
+        def training_step(self, batch, index):
+            return self.blocks(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    options = dict(accelerator="gpu", logger=False, enable_checkpointing=False)
+    data = DataLoader(TensorDataset(torch.randn(256, 256)), 32)
+    L.Trainer(devices=1, **options).fit(Model(), data)
+"""
+
+
+@needs("lightning")
+def test_lightnings_trainer_is_told_to_shard_in_its_own_words(project: Project) -> None:
+    project.write("train.py", LIGHTNING)
+    options = ("--what-if", "sharded", "--quiet", "--gpus", str(GPUS))
+    (row,) = (
+        row for row in project.plan("python", "train.py", options=options).json["techniques"] if row["key"] == "sharded"
+    )
+    assert row["source"] == "traced"
+    assert row["command"].endswith("/python train.py"), "Lightning starts its ranks itself"
+    assert row["in_the_program"] == [f"Trainer(strategy='fsdp', devices={GPUS})"]
+    project.write("train.py", LIGHTNING.replace("Trainer(devices=1", row["in_the_program"][0][:-1]))
+    copied = project.predict("python", "train.py", options=("--quiet", "--gpus", str(GPUS))).json["traced"]
+    assert _figures(copied, "peak_allocated_bytes") == _figures(row, "peak_bytes")
+    assert row["buckets"]["optimizer"] == pytest.approx(2 * 4 * 4 * (256 * 256 + 256) / GPUS, rel=0.01)
 
 
 def _figures(found: dict[str, Any], peak: str) -> tuple[Any, ...]:

@@ -40,21 +40,20 @@ with open("pipe", "r" if batch_size % 2 else "w"):
 """Opening one end of a pipe waits for another process that opens the other end (fifo(7))."""
 
 _EXCLUSIVE = """
+import time
 try:
     os.mkdir("taken")
 except FileExistsError:
-    os.close(os.open("pipe", os.O_RDWR))
+    open("refused", "w").close()
     raise RuntimeError("another run trains here")
 atexit.register(os.rmdir, "taken")
-if not os.path.exists("alone"):
-    open("alone", "w").close()
-    open("pipe").close()
+while not os.path.exists("refused"):
+    time.sleep(0.01)
 """
 """Whichever run is first waits until another one has found the folder taken, for which that one ends."""
 
 
 def _searched(project: Project, *parts: str) -> Finished:
-    os.mkfifo(project.folder / "pipe")
     lines = _TRAINING.splitlines(keepends=True)
     project.write("train.py", "".join([*lines[:4], *parts, *lines[4:]]))
     return project.search("python", "train.py", "{batch}", gpu="t4-16gb", options=("--timeout", "60"))
@@ -62,6 +61,7 @@ def _searched(project: Project, *parts: str) -> Finished:
 
 def test_traces_and_trials_of_a_command_go_on_two_at_a_time(project: Project) -> None:
     """Each run waits for the next one to be there: both traces do, and so do the trials of what fits and what not."""
+    os.mkfifo(project.folder / "pipe")
     found = _searched(project, _MEETING).lines
     assert found[-1]["max_batch_size"] == _LARGEST
     assert [(one["batch_size"], one["outcome"]) for one in found if one["event"] == "trial"] == [
@@ -71,7 +71,7 @@ def test_traces_and_trials_of_a_command_go_on_two_at_a_time(project: Project) ->
 
 def test_what_fails_beside_another_run_is_run_alone(project: Project) -> None:
     found = _searched(project, _EXCLUSIVE)
-    assert (project.folder / "alone").exists()
+    assert (project.folder / "refused").exists()
     assert found.lines[-1]["max_batch_size"] == _LARGEST
     assert all(one["outcome"] != "error" for one in found.lines if one["event"] == "trial")
 

@@ -21,7 +21,8 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.command import Command
-from tests.plan.commands import base_predicted, base_trace, change, changed, command_config
+from tests.plan.commands import affine, base_predicted, base_trace, change, changed, command_config
+from tests.search.traces import traced
 
 
 def _config(
@@ -57,6 +58,19 @@ def test_what_a_set_took_more_is_taken_to_be_missing_of_those_with_all_of_its_ch
     (tried,) = (one.change for one in what_ifs if (one.change.key,) == first)
     more = Together((tried,), 16, 2, base_trace(config), beside_bytes=20_000 * MIB)
     assert keys(replace(plan, together=(more,))) == [(), second, first, both]
+
+
+def test_changes_that_leave_out_the_same_bytes_do_not_leave_them_out_twice() -> None:
+    """Of 40 GiB the state of the optimizer stays, whatever each saves of the activations."""
+    config = _config(("python", "train.py"))
+    state = {"optimizer": 26_000}
+    what_ifs = [changed(config, key, activations=300, **state) for key in ("checkpointing", "compile", "chunked-loss")]
+    base = traced(affine(activations=1200, **state), config.device.gpu)
+    predicted = replace(base_predicted(config), prediction=replace(base_predicted(config).prediction, traced=base))
+    plan = CommandPlan(config, 16, predicted, tuple(what_ifs))
+    assert not likely(plan)
+    less = changed(config, "adafactor", activations=1200, optimizer=1)
+    assert likely(replace(plan, what_ifs=(*what_ifs, less)))
 
 
 def test_a_batch_that_nothing_says_stays() -> None:
@@ -169,6 +183,22 @@ def test_the_headline_is_the_cheapest_of_all_that_fits() -> None:
     )
 
 
+def test_the_headline_has_the_line_of_the_pass_that_fits(tmp_path: Path) -> None:
+    """Ranks that hold parts have a smaller batch each than the line that was run for them alone."""
+    (tmp_path / "train.py").write_text("HfArgumentParser")
+    config = _config(cwd=str(tmp_path))
+    shards = change("sharded", config)
+    tried = WhatIf(
+        replace(shards, how="torchrun train.py --batch-size 16"), traced(affine(activations=2000), config.device.gpu)
+    )
+    one = Together((tried.change,), 2, 1, base_trace(config))
+    plan = CommandPlan(config, 16, base_predicted(config), (tried,), (one,))
+    assert change_words(CommandAnswer.of(plan)) == (
+        "To change: sharded over 8 GPUs + batch 2 on each (torchrun --nproc-per-node 8 train.py --batch-size 2 "
+        "--fsdp 'full_shard auto_wrap'), traced: it fits."
+    )
+
+
 def test_a_set_that_is_cheaper_than_the_change_that_fits_is_run() -> None:
     runs = _Runs(_config(("python", "train.py")), fitting=("sgd",))
     _planned(runs, 14, "checkpointing", "sgd", "chunked-loss")
@@ -251,8 +281,10 @@ def test_what_fits_runs_the_changes_that_mostly_save_most_and_those_that_are_ask
     keys = ("checkpointing", "autocast", "adafactor", "sgd", "chunked-loss", "fused")
     worth, others = ["checkpointing", "autocast", "adafactor", "chunked-loss"], ["sgd", "fused"]
     fits = _Runs(_config())
-    plan = _planned(fits, 1, *keys)[-1].plan
+    steps = _planned(fits, 1, *keys)
+    plan = steps[-1].plan
     assert fits.made == worth
+    assert [step.to_go for step in steps if step.running is not None] == [3, 2, 1, 0], "those that are spared aside"
     spared = {one.change.key: one.traced for one in plan.what_ifs if isinstance(one.traced, Unknown)}
     assert spared == {key: Unknown(f"not run, as it fits without: --what-if {key} runs it") for key in others}
     by_passes = _Runs(_config())
@@ -261,6 +293,17 @@ def test_what_fits_runs_the_changes_that_mostly_save_most_and_those_that_are_ask
     asked = _Runs(_config(), wanted=keys)
     _planned(asked, 1, *keys)
     assert tuple(asked.made) == keys
+
+
+def test_what_was_spared_can_be_run_after_all() -> None:
+    runs = _Runs(_config())
+    plan = _planned(runs, 1, "checkpointing", "autocast", "adafactor", "chunked-loss", "sharded", "fused")[-1].plan
+    assert [one.key for one in plan.spared] == ["fused", "sharded"]
+    runs.made.clear()
+    rest = replace(plan, what_ifs=tuple(one for one in plan.what_ifs if not one.is_spared))
+    *_, last = planned(rest, runs, plan.spared, Control(), every=True)
+    assert runs.made == ["fused", "sharded"]
+    assert not last.plan.spared
 
 
 def test_after_a_change_that_fits_only_cheaper_ones_are_run_beyond_the_first() -> None:
@@ -409,6 +452,7 @@ def test_launchers_and_lightning_are_told_in_their_words(
             "--gradient_accumulation_steps=32",
         ),
         ("python -c 'import train' --batch-size 16", "", "python -c 'import train' --batch-size 2"),
+        ("python train.py --batch-size 16", "import lightning as L", "python train.py --batch-size 2"),
     ],
 )
 def test_ranks_that_hold_parts_are_started_in_the_frameworks_words(

@@ -31,6 +31,7 @@ class ScriptedRuns:
     held: tuple[str, ...] = ()
     fails: str = ""
     wanted: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ("checkpointing", "sgd", "fused")
     made: list[str] = field(default_factory=list)
 
     def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
@@ -39,7 +40,7 @@ class ScriptedRuns:
         watch(CommandOutput("step 0: loss 0.000"))
         if self.fails:
             raise Unusable(Failed("workload", self.fails))
-        changes = [change(key, self.config) for key in ("checkpointing", "sgd", "fused")]
+        changes = [change(key, self.config) for key in self.changes]
         return base_predicted(self.config), changes, [WhatIf(change("autocast", self.config), Unknown(REFUSED))]
 
     def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
@@ -52,8 +53,8 @@ class ScriptedRuns:
             threading.Event().wait(0.01)
         if change.key == "fused":
             return WhatIf(change, Unknown("its run failed: train.py:12: RuntimeError: no such option"))
-        sizes = {"checkpointing": {"activations": 300}, "sgd": {"optimizer": 1}}[change.key]
-        return changed(self.config, change.key, **sizes)
+        sizes = {"checkpointing": {"activations": 300}, "sgd": {"optimizer": 1}}
+        return changed(self.config, change.key, **sizes.get(change.key, {}))
 
     def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
         """The command in passes, with changes made together."""

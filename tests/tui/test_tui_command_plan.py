@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.errors import EXIT_BAD_INPUT
+from gpumem_tui.formula.techniques import Technique
+from gpumem_tui.plan.command import Watch, WhatIf
+from gpumem_tui.run.control import Control
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.row_list import RowList
@@ -61,6 +67,36 @@ async def test_what_runs_is_said_and_can_be_stopped_and_gone_on_with() -> None:
     assert runs.made == ["as it is", "checkpointing", "sgd", "sgd", "fused"]
 
 
+@pytest.mark.parametrize("size", SIZES)
+async def test_what_was_not_needed_is_run_when_asked_for(size: tuple[int, int]) -> None:
+    keys = ("checkpointing", "autocast", "sgd", "chunked-loss", "adafactor", "no-foreach")
+    runs = ScriptedRuns(command_config(), held=("checkpointing", "no-foreach"), changes=keys)
+    app = command_app(runs)
+    async with app.run_test(size=size) as pilot:
+        screen = plan_screen(app)
+        await until(pilot, lambda: "what-if: checkpointed blocks, 3 to go" in _text(app))
+        await pilot.press("c")
+        await until(pilot, lambda: not screen.state.busy)
+        runs.held = ("no-foreach",)
+        await pilot.press("r")
+        await until(pilot, lambda: not screen.state.busy and screen.settled)
+        assert runs.made[2:] == ["checkpointing", "autocast", "sgd", "chunked-loss"]
+        assert "2 what-ifs not run, as it fits without: r runs them" in _text(app)
+        for _ in range(2):  # stopped and gone on with, they are not left out again
+            await pilot.press("r")
+            await until(pilot, lambda: "no-foreach" in runs.made)
+            assert "optimizer step by parameter: its run is under way" in _rows(app, "what-ifs")
+            await pilot.press("escape")
+            await until(pilot, lambda: not screen.state.busy)
+            runs.made.remove("no-foreach")
+            assert "1 what-if not run: r runs it" in _text(app)
+        runs.held = ()
+        await pilot.press("r")
+        await until(pilot, lambda: not screen.state.busy and screen.settled)
+        assert "every what-if has been run" in _text(app)
+    assert runs.made.count("adafactor") == 1
+
+
 async def test_another_gpu_is_answered_without_running_again() -> None:
     runs = ScriptedRuns(command_config())
     app = command_app(runs)
@@ -106,6 +142,23 @@ async def test_every_list_is_a_key_away(key: str, said: str) -> None:
         await _finished(pilot, app)
         await pilot.press(key)
         await until(pilot, lambda: said in _text(app))
+
+
+async def test_a_trace_that_is_ended_is_not_said_to_go_on() -> None:
+    class Held(ScriptedRuns):
+        def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+            while control is not None:
+                control.check()
+                threading.Event().wait(0.01)
+            return super().trace(control, watch)
+
+    app = command_app(Held(command_config()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "tracing the command as it is" in _text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: not plan_screen(app).state.busy)
+        assert "the command as it is has not been traced" in _text(app)
+        assert "r traces it" in _text(app)
 
 
 async def test_without_what_ifs_they_wait_to_be_asked_for() -> None:

@@ -58,7 +58,8 @@ class CommandPlanState:
 
     Attributes:
         plan: None until the command as it is has been traced.
-        running: the change, or the set of them, that is being traced. `waiting`: the changes that can be.
+        running: the change, or the set of them, that is being traced. `waiting`: the changes that can be. `to_go`: how
+            many of them are. `every`: all of them, those too that are not needed.
         left_s: about how long all of them take from the moment on when `running` began.
         busy: a run is under way.
         printed: the last line that the running command printed. `reached`: where it is, and how long it takes yet.
@@ -70,6 +71,8 @@ class CommandPlanState:
     plan: CommandPlan | None = None
     running: Technique | Together | None = None
     waiting: tuple[Technique, ...] = ()
+    to_go: int = 0
+    every: bool = False
     left_s: float = 0.0
     busy: bool = False
     printed: str = ""
@@ -83,13 +86,22 @@ class CommandPlanState:
         return self.config.device.gpu if self.plan is None else self.plan.gpu
 
     @property
+    def spared(self) -> tuple[Technique, ...]:
+        """The changes that were not needed."""
+        return () if self.plan is None else self.plan.spared
+
+    @property
     def leaving_code(self) -> int:
         """The program's exit code if it ended now."""
         return EXIT_INTERRUPTED if self.busy and self.plan is None else self.exit_code
 
 
 def begun(state: CommandPlanState) -> CommandPlanState:
-    """Note that a run is under way."""
+    """Note that a run is under way, of what was spared too."""
+    spared, plan = state.spared, state.plan
+    if plan is not None and spared:
+        plan = replace(plan, what_ifs=tuple(one for one in plan.what_ifs if not one.is_spared))
+        state = replace(state, plan=plan, waiting=(*state.waiting, *spared), every=True)
     return replace(state, busy=True, failure="", exit_code=0, printed="")
 
 
@@ -110,12 +122,13 @@ def went_on(state: CommandPlanState, step: Planning) -> CommandPlanState:
     """Take how far the runs have come; which GPU is planned for stays."""
     assert state.plan is not None, "the command itself is traced first"
     plan = replace(step.plan, elsewhere=state.plan.elsewhere)
-    return replace(_silent(state), plan=plan, running=step.running, waiting=step.waiting, left_s=step.left_s)
+    known = replace(_silent(state), plan=plan, running=step.running, waiting=step.waiting)
+    return replace(known, to_go=step.to_go, left_s=step.left_s)
 
 
 def printing(state: CommandPlanState, text: str) -> CommandPlanState:
-    """Take a line that the running command has printed."""
-    return replace(state, printed=text)
+    """Take a line that the running command has printed; what trains a model of transformers has nothing to say."""
+    return state if state.config.workload.hugging_face is not None else replace(state, printed=text)
 
 
 def reaching(state: CommandPlanState, text: str) -> CommandPlanState:
@@ -156,18 +169,19 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
     if state.failure and state.plan is None:
         return row(_FITS_NOT, (fit(state.failure, width - 2), "bold"))
     if figures is None:
-        word = "working it out" if state.plan is not None else f"tracing {state.config.workload.noun} as it is"
+        noun = state.config.workload.noun
+        word = f"tracing {noun} as it is" if state.busy else f"{noun} as it is has not been traced"
+        word = word if state.plan is None else "working it out"
         return row(("… ", MUTED), (fit(word, width - 2), "bold"))
     found, change = verdict_line(figures.answer, with_gpu=False), change_words(figures.answer)
     return row(_MARKS[figures.answer.fit], (fit(f"{found}. {change}" if change else found, width - 2), "bold"))
 
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
-    waiting = len(state.waiting)
     if state.busy:
         running = state.running
         what = f"running {state.config.workload.noun}" if running is None else f"what-if: {_name(running)}"
-        left = f", {waiting} to go" if waiting else ""
+        left = f", {state.to_go} to go" if state.to_go else ""
         left += f", about {state.left_s:,.0f} s left" if running is not None and state.left_s >= 1 else ""
         printed = f" │ {state.printed}" if state.printed else ""
         reached = f", {state.reached}" if state.reached else ""
@@ -175,9 +189,11 @@ def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
     if state.failure:
         why = "" if state.plan is None else f"{state.failure}; "
         return row((fit(f"  {why}r runs it again", width), "$text-warning"))
-    if waiting:
-        return row((fit(f"  {waiting} what-ifs not run: r runs them", width), MUTED))
-    return row((fit("  every what-if has been run" if state.plan is not None else "", width), MUTED))
+    if count := len(state.waiting) + len(state.spared):
+        why = "" if state.waiting else ", as it fits without"
+        those = "1 what-if not run{}: r runs it" if count == 1 else f"{count} what-ifs not run{{}}: r runs them"
+        return row((fit(f"  {those.format(why)}", width), MUTED))
+    return row((fit("  every what-if has been run" if state.plan is not None else "  r traces it", width), MUTED))
 
 
 def ledger_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:

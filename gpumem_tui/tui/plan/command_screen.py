@@ -131,7 +131,7 @@ class CommandPlanScreen(MainScreen):
         state = self._state
         match action:
             case "run":
-                return not state.busy and (state.plan is None or bool(state.waiting))
+                return not state.busy and (state.plan is None or bool(state.waiting or state.spared))
             case "cancel":
                 return state.busy
             case "gpu":
@@ -152,7 +152,7 @@ class CommandPlanScreen(MainScreen):
         self.action_pane(panes[(panes.index(self._pane) + way) % len(panes)])
 
     def action_run(self) -> None:
-        """Run what has not been run."""
+        """Run what has not been run, what is not needed too once the rest has."""
         self._begin(run_all=True)
 
     def action_cancel(self) -> None:
@@ -194,9 +194,8 @@ class CommandPlanScreen(MainScreen):
             return
         self._control, self._ended = Control(), threading.Event()
         self._began_s = time.monotonic()
-        state = self._state
-        self._enter(views.begun(state))
-        drive = partial(self._drive, state, self._control, self._ended, run_all=run_all)
+        self._enter(views.begun(self._state))
+        drive = partial(self._drive, self._state, self._control, self._ended, run_all=run_all)
         self.run_worker(drive, thread=True, exit_on_error=False)
 
     def _drive(self, state: CommandPlanState, control: Control, ended: threading.Event, *, run_all: bool) -> None:
@@ -232,7 +231,8 @@ class CommandPlanScreen(MainScreen):
             tell(step)
             state = step(state)
         assert state.plan is not None, "it has just been traced"
-        for now in planned(state.plan, self._runs, state.waiting, control, watch) if run_all else ():
+        runs = planned(state.plan, self._runs, state.waiting, control, watch, every=state.every) if run_all else ()
+        for now in runs:
             tell(partial(views.went_on, step=now))
 
     def on_command_plan_screen_arrived(self, message: Arrived) -> None:
