@@ -171,10 +171,10 @@ def predict_or_exit(
     from gpumem_tui.search.predicting import predict
     from gpumem_tui.search.prediction import Prediction
 
-    control = Control()
+    control, log = Control(), CommandLog(config, quiet=quiet)
     try:
-        with control.within(limit_s):
-            predicted = predict(config, control, batch_size, watch=CommandLog(config, quiet=quiet).show)
+        with control.within(limit_s), log.following():
+            predicted = predict(config, control, batch_size, watch=log.show)
     except Unusable as error:
         if error.kind == "torch" and config.workload.shape is not None:
             return Prediction(config.formula, Unknown(str(error))), None

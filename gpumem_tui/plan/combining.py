@@ -6,18 +6,21 @@ What each change saved in its own run says which sets are likely; those are run,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import prod
 
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.techniques import ADAPTERS, DEEPSPEED, MORE_RANKS, SHARDED, SHARDS, Price, Technique
-from gpumem_tui.memory import Bucket, Unknown
+from gpumem_tui.memory import Breakdown, Bucket, Unknown
 from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Together, Watch, WhatIf
 from gpumem_tui.plan.dialects import launched, typed_command
 from gpumem_tui.run.control import Control, has_room_for_two
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.replay import Replay
+from gpumem_tui.step import Phase
 
 MOST_RUNS = 5
 """So many sets are run at most: work, not seconds, so that the answer is the same on a slow machine."""
@@ -31,36 +34,79 @@ _MOST_SIZES = 2
 """Sizes of a pass that are tried with one set of changes."""
 
 _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER)
-"""What does not grow with the batch."""
+_OF_ONE_SIZE = (Phase.BUILD, Phase.OPTIMIZER)
+"""What does not grow with the batch: buckets, and phases."""
 _OF_THE_HELD = {*OPTIMIZER_RECORDS, *ADAPTERS}
 """Changes that make that smaller: of them one at a time."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a run held: at the highest moment of each phase, and the most of each bucket at any."""
+
+    moments: Mapping[Phase, Breakdown]
+    most: Mapping[Bucket, int]
+
+    @classmethod
+    def of(cls, replay: Replay) -> _Seen:
+        phases = sorted(replay.phases, key=lambda one: one.peak_allocated_bytes)
+        most = {bucket: peak.size_bytes for bucket, peak in replay.bucket_peaks.items()}
+        return cls({one.phase: one.breakdown for one in phases}, most)
+
+    def share(self, base: _Seen, phase: Phase, bucket: Bucket) -> float:
+        """Return how much of a bucket stays of what there was before, 1 for more; of temporary bytes by phase."""
+        before, after = base.most, self.most
+        if bucket is Bucket.TEMPORARY and phase in base.moments and phase in self.moments:
+            before, after = base.moments[phase].buckets, self.moments[phase].buckets
+        return min(1.0, after.get(bucket, 0) / before[bucket]) if before.get(bucket) else 1.0
+
+
 class _Estimates:
-    """What sets of changes take of the planned GPU, by what each change saved alone and what was missed of sets."""
+    """What sets of changes take of the planned GPU, by what each change leaves alone and what was missed of sets.
+
+    Each change leaves a share of every bucket; of changes together the shares are multiplied, at each moment that was
+    the highest of a phase without them or with one of them.
+
+    Attributes:
+        helping: the changes that make less of a phase which lacks room.
+    """
 
     def __init__(self, plan: CommandPlan) -> None:
         base, self._whole = plan.there(plan.base), plan.batch_size
-        self.saved: dict[Technique, int] = {}
+        self._context_bytes, self._base = base.ready.context_bytes, _Seen.of(base.at(self._whole))
+        totals = {phase: held.total_bytes for phase, held in self._base.moments.items()}
+        most = max(totals.values())
+        self._unused_bytes = base.device_used_bytes(self._whole) - self._context_bytes - most
+        room_bytes = min(plan.gpu.cuda_total_bytes - self._context_bytes, most - 1)
+        self._with: dict[Technique, _Seen] = {}
         for tried in plan.what_ifs:
             if isinstance(tried.traced, Traced) and tried.change.key != MORE_RANKS:
-                with_it = plan.there(tried.traced).at(self._whole).peak_allocated_bytes
-                if (less := base.at(self._whole).peak_allocated_bytes - with_it) > 0:
-                    self.saved[tried.change] = less
-        held, self._used_bytes = base.at(self._whole).breakdown, base.device_used_bytes(self._whole)
-        self._growing = self._used_bytes - base.ready.context_bytes - sum(held[bucket] for bucket in _HELD)
+                seen = _Seen.of(plan.there(tried.traced).at(self._whole))
+                moments = seen.moments.items()
+                if any(totals.get(phase, 0) > max(room_bytes, held.total_bytes) for phase, held in moments):
+                    self._with[tried.change] = seen
+        self.helping = list(self._with)
         self._missed: list[tuple[set[Technique], int]] = []
         for one in plan.together:
-            if isinstance(one.traced, Traced) and self.saved.keys() >= set(one.changes):
+            if isinstance(one.traced, Traced) and self._with.keys() >= set(one.changes):
                 took = plan.there(one.traced).device_used_bytes(one.batch_size) + one.beside_bytes
                 self._missed.append((set(one.changes), took - self.of(one)))
 
     def of(self, one: Together) -> int:
-        """Return the bytes of the device if what each change saves alone adds up."""
-        share = one.batch_size / self._whole
-        parts = {**dict.fromkeys(SHARDS, 1.0), **dict.fromkeys(_OF_THE_HELD, 1 / one.gpus)}
-        less = sum(int(self.saved[change] * parts.get(change.key, share)) for change in one.changes)
-        return self._used_bytes - int(self._growing * (1 - share)) - less
+        """Return the bytes of the device at the most."""
+        size = one.batch_size / self._whole
+        most = 0.0
+        for seen in (self._base, *(self._with[change] for change in one.changes)):
+            others = [self._with[change] for change in one.changes if self._with[change] is not seen]
+            for phase, held in seen.moments.items():
+                total = 0.0
+                for bucket, size_bytes in held.buckets.items():
+                    if bucket is Bucket.GRADIENTS and one.passes > 1:  # those of the passes before are there throughout
+                        size_bytes = seen.most[bucket]
+                    left = size_bytes * prod(other.share(self._base, phase, bucket) for other in others)
+                    total += left if bucket in _HELD or phase in _OF_ONE_SIZE else left * size
+                most = max(most, total)
+        return self._context_bytes + int(most + self._unused_bytes * size)
 
     def corrected(self, one: Together) -> int:
         """Return the same with the most that was missed of sets within this one."""
@@ -75,8 +121,8 @@ def likely(plan: CommandPlan) -> list[Together]:
     estimates, whole, room_bytes = _Estimates(plan), plan.batch_size, plan.gpu.cuda_total_bytes
     found = []
     for batch_size in _micro_batches(plan):
-        for count in range(min(_MOST_CHANGES, len(estimates.saved)) + 1):
-            for chosen in combinations(estimates.saved, count):
+        for count in range(min(_MOST_CHANGES, len(estimates.helping)) + 1):
+            for chosen in combinations(estimates.helping, count):
                 one = Together(chosen, batch_size, 1)
                 gpus = max(1, one.gpus // plan.ranks)  # each has its part of the samples
                 one = replace(one, passes=-(-whole // (batch_size * gpus)))

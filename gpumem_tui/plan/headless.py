@@ -200,7 +200,9 @@ def _planned(
 ) -> tuple[CommandPlan, bool]:
     """Return the plan with its what-ifs, and whether it was interrupted before they all had run."""
     runs = CommandRuns(config, batch_size, tuple(wanted or ()))
-    predicted, changes, refused = runs.trace(control, CommandLog(config, quiet=quiet).show)
+    output = CommandLog(config, quiet=quiet)
+    with output.following():
+        predicted, changes, refused = runs.trace(control, output.show)
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import TextIOWrapper
 
 from gpumem_tui.errors import EXIT_INTERRUPTED
@@ -27,7 +27,7 @@ class Progress:
     def __init__(self, *, quiet: bool = False) -> None:
         self._is_shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
         self._last = ""
-        self._under_way: list[str] = []
+        self._under_way: list[Callable[[float], str]] = []
 
     def say(self, line: str) -> None:
         """Show what is under way; an empty line clears it."""
@@ -40,19 +40,20 @@ class Progress:
         """Show that nothing is under way any more."""
         self.say("")
 
-    @contextmanager
-    def during(self, line: str, expected_s: float = 0.0) -> Iterator[None]:
-        """Show what is under way, with the seconds so far, and about how many are left of `expected_s` (0: unknown).
+    def during(self, line: str, expected_s: float = 0.0) -> AbstractContextManager[None]:
+        """Show what is under way, with the seconds so far, and about how many are left of `expected_s` (0: unknown)."""
+        return self.follow(lambda elapsed_s: f"{line} {so_far(elapsed_s, expected_s)}")
 
-        Of what goes on at once, that which began last.
-        """
+    @contextmanager
+    def follow(self, line: Callable[[float], str]) -> Iterator[None]:
+        """Show each second the line for the seconds so far; of what goes on at once, that which began last."""
         done, began_s = threading.Event(), time.monotonic()
         self._under_way.append(line)
 
         def tick() -> None:
             while not done.is_set():
                 if self._under_way[-1] is line:
-                    self.say(f"{line} {so_far(time.monotonic() - began_s, expected_s)}")
+                    self.say(line(time.monotonic() - began_s))
                 done.wait(_TICK_S)
 
         clock = threading.Thread(target=tick, daemon=True) if self._is_shown else None

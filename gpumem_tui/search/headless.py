@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import Unknown
@@ -31,13 +34,15 @@ class CommandLog:
         self._quiet = quiet or config.workload.hugging_face is not None
         self._workload = config.workload
         self._progress = progress or Progress()
+        self._reached: tuple[TraceProgress, float] | None = None
         if config.workload.command is not None and not self._quiet:
             complain(SIDE_EFFECTS, 0)
 
     def show(self, event: WhileTracing) -> None:
         """Show a line that the command printed, that it is being run again, or how far it has come."""
         if isinstance(event, TraceProgress):
-            self._progress.say(f"tracing {self._workload.batch_words(event.batch_size)}, {how_far(event.sample)}")
+            self._reached = event, time.monotonic()
+            self._progress.say(self._line())
             return
         if self._quiet:
             return
@@ -46,6 +51,19 @@ class CommandLog:
             note(f"tracing {self._workload.batch_words(event.batch_size)}")
         else:
             note(f"  | {event.text}")
+
+    def following(self) -> AbstractContextManager[None]:
+        """Show each second what a model of transformers is at, which prints nothing itself; a command does."""
+        return nullcontext() if self._workload.hugging_face is None else self._progress.follow(self._line)
+
+    def _line(self, elapsed_s: float = 0.0) -> str:
+        if self._reached is None:
+            return f"starting PyTorch for {self._workload.name} … {elapsed_s:.0f} s"
+        event, told_s = self._reached
+        at, since_s = event.sample.progress, time.monotonic() - told_s
+        left_s = None if at.left_s is None else max(0.0, at.left_s - since_s)
+        now = replace(event.sample, progress=replace(at, elapsed_s=at.elapsed_s + since_s, left_s=left_s))
+        return f"tracing {self._workload.batch_words(event.batch_size)}, {how_far(now)}"
 
 
 Advise = Callable[[SearchConfig], list[str]]
@@ -70,6 +88,7 @@ def run(
     control = Control()
     with interrupts(control.cancel):
         printer = _Printer(config, advise, as_json=as_json)
+        printer.progress.say(f"starting PyTorch for {config.workload.name} …")
         log = CommandLog(config, quiet=quiet, progress=printer.progress)
         verdict: Verdict | None = None
         try:

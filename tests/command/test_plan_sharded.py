@@ -165,6 +165,23 @@ def test_what_it_says_to_write_takes_to_the_byte_what_it_was_run_with(
     assert _figures(copied["traced"], "peak_allocated_bytes") == _figures(row, "peak_bytes")
 
 
+def test_of_a_sharded_model_each_block_is_compiled(project: Project) -> None:
+    """Whichever of the two was there before: what is sharded may be compiled too, in a set of changes as well."""
+    lines = (
+        "from torch.distributed.fsdp import fully_shard\n    for block in net.parts.blocks:\n        fully_shard(block)"
+    )
+    sharded = LOOP.replace("    scaler =", f"    {lines}\n    fully_shard(net)\n    scaler =")
+    compiled = sharded.replace("fully_shard(block)", "fully_shard(block).compile()")
+    project.write("train.py", textwrap.dedent(BLOCKS) + textwrap.dedent(sharded))
+    project.write("compiled.py", textwrap.dedent(BLOCKS) + textwrap.dedent(compiled))
+    words = ("torchrun", "--nproc-per-node", str(GPUS))
+    planned = project.plan(*words, "train.py", options=("--what-if", "compile", "--quiet")).json
+    (row,) = (row for row in planned["techniques"] if row["key"] == "compile")
+    by_hand = project.predict(*words, "compiled.py", options=("--quiet",)).json["traced"]
+    assert any("torch.compile: 1 graph compiled" in note for note in by_hand["notes"])
+    assert _figures(row, "peak_bytes") == _figures(by_hand, "peak_allocated_bytes")
+
+
 LIGHTNING = """
     import lightning as L
     import torch

@@ -60,6 +60,19 @@ def test_what_a_set_took_more_is_taken_to_be_missing_of_those_with_all_of_its_ch
     assert keys(replace(plan, together=(more,))) == [(), second, first, both]
 
 
+def test_changes_that_leave_out_the_same_bytes_do_not_leave_them_out_twice() -> None:
+    """Of 40 GiB the state of the optimizer stays, whatever each saves of the activations."""
+    config = _config(("python", "train.py"))
+    state = {"optimizer": 26_000}
+    what_ifs = [changed(config, key, activations=300, **state) for key in ("checkpointing", "compile", "chunked-loss")]
+    base = traced(affine(activations=1200, **state), config.device.gpu)
+    predicted = replace(base_predicted(config), prediction=replace(base_predicted(config).prediction, traced=base))
+    plan = CommandPlan(config, 16, predicted, tuple(what_ifs))
+    assert not likely(plan)
+    less = changed(config, "adafactor", activations=1200, optimizer=1)
+    assert likely(replace(plan, what_ifs=(*what_ifs, less)))
+
+
 def test_a_batch_that_nothing_says_stays() -> None:
     config = _config(("python", "train.py"))
     assert {one.batch_size for one in likely(_plan(16, config))} <= {16}

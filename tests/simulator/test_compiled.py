@@ -656,3 +656,37 @@ def test_a_compile_that_compiles_nothing_is_said(way: str, said: str, tmp_path: 
     command = [sys.executable, "-m", "gpumem_tui", "predict", "--gpu", "sim:a100-80gb", "--json", "--"]
     read = subprocess.run([*command, sys.executable, str(script), way], capture_output=True, text=True, check=True)
     assert next(note for note in json.loads(read.stdout)["traced"]["notes"] if "nothing was" in note).startswith(said)
+
+
+_PATTERNS = """
+import torch
+from torch._inductor.fx_passes import fuse_attention, joint_graph
+from torch._inductor.pattern_matcher import CallFunction, MultiOutputPattern, PatternExpr, init_once_fakemode
+
+
+def operators(pattern):
+    parts = pattern.outputs if isinstance(pattern, MultiOutputPattern) else ()
+    if isinstance(pattern, CallFunction):
+        parts = pattern.flat_args_kwargs[0]
+        yield from pattern.fns
+    for part in parts:
+        if isinstance(part, PatternExpr):
+            yield from operators(part)
+
+
+def entries():
+    return [one for kept in joint_graph.patterns.patterns.values() for one in kept]
+
+
+before = set(map(id, entries()))
+init_once_fakemode(fuse_attention._sfdp_init)(torch.device("cpu"))
+added = [one for one in entries() if id(one) not in before]
+print(len(added), sum(torch.ops.aten.bmm.default in operators(one.pattern) for one in added))
+"""
+
+
+def test_every_pattern_of_attention_has_a_product_of_batches() -> None:
+    """By that they are made only for graphs that have one (`_attention_of_products`)."""
+    done = subprocess.run([sys.executable, "-c", _PATTERNS], capture_output=True, text=True, timeout=600, check=True)
+    every, with_products = map(int, done.stdout.split())
+    assert every == with_products > 50

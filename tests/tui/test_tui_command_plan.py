@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.errors import EXIT_BAD_INPUT
+from gpumem_tui.formula.techniques import Technique
+from gpumem_tui.plan.command import Watch, WhatIf
+from gpumem_tui.run.control import Control
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.row_list import RowList
@@ -136,6 +142,23 @@ async def test_every_list_is_a_key_away(key: str, said: str) -> None:
         await _finished(pilot, app)
         await pilot.press(key)
         await until(pilot, lambda: said in _text(app))
+
+
+async def test_a_trace_that_is_ended_is_not_said_to_go_on() -> None:
+    class Held(ScriptedRuns):
+        def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+            while control is not None:
+                control.check()
+                threading.Event().wait(0.01)
+            return super().trace(control, watch)
+
+    app = command_app(Held(command_config()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "tracing the command as it is" in _text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: not plan_screen(app).state.busy)
+        assert "the command as it is has not been traced" in _text(app)
+        assert "r traces it" in _text(app)
 
 
 async def test_without_what_ifs_they_wait_to_be_asked_for() -> None:

@@ -20,11 +20,71 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.simulator.compiled.wrapper import Wrapper
+
 _LARGE = 100
 """Nodes of a graph from which on compiling it takes longer than a fork of a process that has torch imported."""
 
 _PATIENCE_S, _TIMES_FORWARD = 10, 4
 """How long a fork may take, by what the forward took: an ordinary backward takes 1.3 times that."""
+
+
+class Fork:
+    """A process forked from this one, which sends bytes and ends.
+
+    Attributes:
+        is_here: this is that process.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._fd, answer_fd = os.pipe()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: torch's know of forks
+                self._pid = os.fork()
+        except OSError:  # as many processes as there may be
+            os.close(self._fd)
+            os.close(answer_fd)
+            raise
+        self.is_here = not self._pid
+        os.close(self._fd if self.is_here else answer_fd)
+        if self.is_here:
+            self._fd = answer_fd
+            _forked.append(self)
+
+    def send(self, content: bytes) -> None:
+        """Send bytes, in the fork."""
+        while content:
+            content = content[os.write(self._fd, content) :]
+
+    def received(self, size: int = -1, times: float = 0) -> bytes:
+        """Return what the fork sends, fewer bytes where it ends or takes too long.
+
+        Args:
+            size: as many bytes; all where negative.
+            times: how long it may take, beside a fixed time, in times of what it has had up to now.
+        """
+        now = time.monotonic()
+        ends = now + _PATIENCE_S + times * (now - self._began)
+        parts, left = [b""], size
+        while left and select.select([self._fd], [], [], max(0.0, ends - time.monotonic()))[0]:
+            parts.append(os.read(self._fd, 1 << 20 if left < 0 else left))
+            left -= len(parts[-1]) if left > 0 else 0
+            if not parts[-1]:
+                break
+        return b"".join(parts)
+
+    def end(self) -> None:
+        """End it, which may have ended."""
+        os.close(self._fd)
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+_forked: list[Fork] = []
+"""The forks that this process is, one of another."""
 
 
 class Beside:
@@ -36,20 +96,19 @@ class Beside:
 
     def __init__(self, said: Callable[[], object]) -> None:
         self._said = said
-        self._fork: tuple[int, int] | None = None
-        self._answer_fd: int | None = None
+        self._fork: Fork | None = None
         self._before: object = None
-        self._began = 0.0
 
     def __enter__(self) -> Beside:
         _compiling.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._answer_fd is not None:
-            os._exit(1)  # a fork that came to no backward
         _compiling.remove(self)
-        self._end()
+        if self._fork is not None:
+            if self._fork.is_here:
+                os._exit(1)  # it came to no backward
+            self._fork.end()
 
     def forks(self, graph: Any, inputs: Sequence[Any], options: dict[str, Any]) -> bool:
         """Fork where that pays before a forward is compiled; True in the fork, which goes on without.
@@ -61,25 +120,12 @@ class Beside:
         """
         if options.get("is_backward") or options.get("is_inference") or options.get("cudagraphs"):
             return False  # how a forward is captured decides how its backward is
-        if len(graph.graph.nodes) < _LARGE or self._fork or not _can_fork() or _described(inputs) is None:
+        if len(graph.graph.nodes) < _LARGE or self._fork or not can_fork() or _described(inputs) is None:
             return False
-        self._before, self._began = self._said(), time.monotonic()
-        fd, answer_fd = os.pipe()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: torch's know of forks
-                pid = os.fork()
-        except OSError:  # as many processes as there may be
-            os.close(fd)
-            os.close(answer_fd)
-            return False
-        if pid:
-            os.close(answer_fd)
-            self._fork = (pid, fd)
-            return False
-        os.close(fd)
-        self._answer_fd = answer_fd
-        return True
+        self._before = self._said()
+        with suppress(OSError):
+            self._fork = Fork()
+        return self._fork is not None and self._fork.is_here
 
     def backward(self, compile_: Callable[[], Any], inputs: Sequence[Any], options: dict[str, Any]) -> Any:
         """Return a compiled backward, the fork's if there is one for these inputs.
@@ -89,55 +135,40 @@ class Beside:
             inputs: of the backward, as the forward leaves them.
             options: of Inductor's for it.
         """
-        if self._answer_fd is not None:
-            self._answer(self._answer_fd, compile_(), inputs)
-        wanted, answer = _described(inputs), self._answered()
-        if answer is None or answer[0] != wanted:
+        if self._fork is None:
             return compile_()
-        result = answer[1]
-        module = result.current_callable.loaded()
-        result.current_callable, result.fx_kwargs = module.call, options
-        result.compiled_fn_runner = module.runner
-        result.recursively_apply_fns = getattr(module.runner, "recursively_apply_fns", None)
-        return result
+        if self._fork.is_here:
+            self._answer(self._fork, compile_(), inputs)
+        wanted = _described(inputs)
+        with suppress(EOFError, pickle.UnpicklingError):
+            described, result = pickle.loads(self._fork.received(times=_TIMES_FORWARD))  # noqa: S301 - our own fork's
+            if described == wanted:
+                result.fx_kwargs = options
+                return result if is_fork() else loaded(result)
+        return compile_()
 
-    def _answer(self, fd: int, result: Any, inputs: Sequence[Any]) -> None:
+    def _answer(self, fork: Fork, result: Any, inputs: Sequence[Any]) -> None:
         """Send what was compiled, and end the fork."""
         described = _described(inputs)
-        if described is None or result.constants or result.torchbind_constants or self._said() != self._before:
-            os._exit(1)
-        result.compiled_fn_runner = result.recursively_apply_fns = None
-        result.fx_kwargs = {}
-        with open(fd, "wb") as file:
-            pickle.dump((described, result), file)
-        os._exit(0)
+        if described is not None and is_sent(result) and self._said() == self._before:
+            result.fx_kwargs = {}
+            fork.send(pickle.dumps((described, result)))
+            os._exit(0)
+        os._exit(1)
 
-    def _answered(self) -> Any:
-        """Return what the fork sends: what its inputs were, and what it compiled; None where it did not."""
-        if self._fork is None:
-            return None
-        _, fd = self._fork
-        ends = time.monotonic() + _PATIENCE_S + _TIMES_FORWARD * (time.monotonic() - self._began)
-        parts = []
-        while select.select([fd], [], [], max(0.0, ends - time.monotonic()))[0]:
-            parts.append(os.read(fd, 1 << 20))
-            if not parts[-1]:
-                break
-        self._end()
-        with suppress(EOFError, pickle.UnpicklingError):
-            return pickle.loads(b"".join(parts))  # noqa: S301 - this process's own fork wrote it
-        return None
 
-    def _end(self) -> None:
-        """End the fork, which may have ended."""
-        if self._fork is None:
-            return
-        pid, fd = self._fork
-        self._fork = None
-        os.close(fd)
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+def is_sent(result: Any) -> bool:
+    """Return whether what Inductor made in a fork can be sent, and make it ready for that."""
+    result.compiled_fn_runner = result.recursively_apply_fns = None
+    return isinstance(result.current_callable, Wrapper) and not (result.constants or result.torchbind_constants)
+
+
+def loaded(result: Any) -> Any:
+    """Return what was sent with its wrapper executed."""
+    module = result.current_callable.loaded()
+    result.current_callable, result.compiled_fn_runner = module.call, module.runner
+    result.recursively_apply_fns = getattr(module.runner, "recursively_apply_fns", None)
+    return result
 
 
 _compiling: list[Beside] = []
@@ -156,10 +187,10 @@ def compiled(usual: Callable[..., Any], graph: Any, inputs: Sequence[Any], *args
 
 def is_fork() -> bool:
     """Return whether this process compiles beside another one, and nothing is called in it."""
-    return any(one._answer_fd is not None for one in _compiling)
+    return bool(_forked)
 
 
-def _can_fork() -> bool:
+def can_fork() -> bool:
     """Return whether there is a processor for a fork, and no other thread but those that live beside a program.
 
     These (tqdm's, torch's own) hardly ever hold a lock; a fork that waits for one is not waited for.

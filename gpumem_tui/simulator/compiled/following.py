@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gpumem_tui.errors import named
 from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.compiled import inductor
+from gpumem_tui.simulator.compiled.ahead import Ahead
 from gpumem_tui.simulator.compiled.hidden import CALL, announced, name_meshes, while_called, while_compiled
 from gpumem_tui.simulator.compiled.told import Followed
 from gpumem_tui.simulator.cuda.names import CUDA, simulated
@@ -159,7 +160,8 @@ def forget() -> None:
 
 def _prepare(followed: Followed) -> None:
     """Have Dynamo and Inductor work on the simulated GPU, and tell what they make of the program."""
-    inductor.prepare(followed)
+    ahead = Ahead(followed.lines)
+    inductor.prepare(followed, ahead)
     warnings.filterwarnings("ignore", message=_OF_OUR_HOOKS)
     dynamo = import_module("torch._dynamo")
     dynamo.config.suppress_errors = True
@@ -189,6 +191,7 @@ def _prepare(followed: Followed) -> None:
             followed.estimated(_in_short(error))
             raise
         finally:
+            ahead.framed()
             followed.counted(counters)
 
     def entered(self: Any, function: Any) -> Any:
@@ -196,7 +199,7 @@ def _prepare(followed: Followed) -> None:
             result = enter(self, function)
         if isinstance(result, (nn.Module, type)):
             return result
-        return _hiding(result, function, followed, unsupported.TorchDynamoException)
+        return _hiding(result, function, followed, ahead, unsupported.TorchDynamoException)
 
     def met(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         if frame.f_code.co_filename in _OURS:
@@ -235,12 +238,13 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _hiding(compiled: Any, function: Any, followed: Followed, failure: Any) -> Any:
+def _hiding(compiled: Any, function: Any, followed: Followed, ahead: Ahead, failure: Any) -> Any:
     """Return compiled code that does not see what the simulated GPU does around it."""
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
         with announced(function, args), while_called():
+            ahead.called(getattr(function, "__self__", None), lambda: compiled(*args, **kwargs))
             try:
                 return compiled(*args, **kwargs)
             except failure as error:  # cycles of an error with its frames would keep their tensors

@@ -19,6 +19,7 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.compiled import beside
+from gpumem_tui.simulator.compiled.ahead import Ahead
 from gpumem_tui.simulator.compiled.hidden import while_compiled
 from gpumem_tui.simulator.compiled.shortcuts import shorten
 from gpumem_tui.simulator.compiled.told import Followed
@@ -77,11 +78,12 @@ _kernels = itertools.count(1)
 
 
 @functools.cache
-def prepare(told: Followed) -> None:
+def prepare(told: Followed, ahead: Ahead) -> None:
     """Have Inductor know the simulated GPU; once per process.
 
     Args:
         told: hears of what is not as on a GPU.
+        ahead: compiles what training will call.
 
     Raises:
         MissingInTorch: this torch lacks what is replaced.
@@ -91,7 +93,7 @@ def prepare(told: Followed) -> None:
     with while_compiled():
         shorten()
         _register()
-        _replace(told)
+        _replace(told, ahead)
 
 
 def _module(name: str) -> Any:
@@ -161,7 +163,7 @@ def _overrides(module: Any) -> Any:
     return SimulatedOverrides()
 
 
-def _replace(told: Followed) -> None:
+def _replace(told: Followed, ahead: Ahead) -> None:
     settings = _module("_functorch.config")
     if hasattr(settings, "check_custom_op_aliasing"):  # a check, by a mode that gives operators numbers for tensors
         settings.check_custom_op_aliasing = False
@@ -193,8 +195,9 @@ def _replace(told: Followed) -> None:
     trees = _module("_inductor.cudagraph_trees")
     replace(trees, "cudagraphify_impl", functools.partial(_graphed_alone, told))
     logging.getLogger("torch._inductor.template_heuristics.registry").setLevel(logging.CRITICAL)  # per device type
-    compile_ = functools.partial(_compile, told, original(inner, "compile_fx"), inner.compile_fx_inner)
+    compile_ = functools.partial(_compile, told, ahead, original(inner, "compile_fx"))
     replace(inner, "compile_fx", compile_)
+    ahead.prepare()
 
 
 def _on_the_host(make_patterns: Callable[..., None], _device: Any = None) -> None:
@@ -208,7 +211,7 @@ def _on_the_host(make_patterns: Callable[..., None], _device: Any = None) -> Non
 
 
 def _compile(
-    told: Followed, compile_fx: Any, inner: Any, graph: Any, inputs: Any, *,
+    told: Followed, ahead: Ahead, compile_fx: Any, graph: Any, inputs: Any, *,
     config_patches: Any = None, **more: Any,
 ) -> Any:  # fmt: skip
     """Compile a graph of Dynamo's with Inductor; the backward at once, as nothing is gained by waiting."""
@@ -223,7 +226,7 @@ def _compile(
         if compiling.forks(part, given, kwargs):
             return lambda *_: None  # which nobody calls in a fork
         with while_compiled():
-            return inner(part, given, **kwargs)
+            return _module("_inductor.compile_fx").compile_fx_inner(part, given, **kwargs)
 
     settings, current = _module("_functorch.config"), _module("_inductor.config").get_config_copy()
     for name, what in _LEFT_OUT.items():
@@ -233,7 +236,7 @@ def _compile(
     patches = {**(config_patches or {}), **_CACHES, **_MEASURED, **dict.fromkeys(later, False)}
     patches = {name: value for name, value in patches.items() if name in current}
     partition = dict.fromkeys(later & settings.get_config_copy().keys(), False)
-    now = settings.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True, **partition)
+    now = settings.patch(force_non_lazy_backward_lowering=True, **ahead.settings(), **partition)
     with now, beside.Beside(told.lines) as compiling:
         return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
 

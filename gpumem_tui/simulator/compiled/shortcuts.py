@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
+import torch
 from torch import fx
 
 from gpumem_tui.simulator.torch_internals import MissingInTorch, original, replace
@@ -21,7 +23,8 @@ _BY_THEIR_CODE = ("scan", "sort", "bucketize", "partial_accumulate")
 
 def shorten() -> None:
     """Shorten the work of torch's Inductor, for as long as the process lives."""
-    for shortcut in (_templates_when_used, _no_bodies, _no_symbols, _reindexed_once, _what_is_there, _no_caches):
+    patterns = _what_is_there, _attention_of_products
+    for shortcut in (_templates_when_used, _no_bodies, _no_symbols, _reindexed_once, *patterns, _no_caches):
         try:
             shortcut()
         except (AttributeError, ImportError, LookupError, MissingInTorch):  # another torch, which goes the long way
@@ -205,6 +208,29 @@ def _what_is_there() -> None:
             self.patterns = before
 
     replace(patterns.PatternMatcherPass, "apply", apply)
+
+
+def _attention_of_products() -> None:
+    """Have patterns of attention made once a graph has products of batches, as all of them have: tracing them is long.
+
+    A graph has none where attention is one operator, or there is none.
+    """
+    attention, joint, inner = (
+        _module(name) for name in ("fx_passes.fuse_attention", "fx_passes.joint_graph", "compile_fx")
+    )
+    make, usual = original(attention, "_sfdp_init"), original(inner, "joint_graph_passes")
+    if not signature(make).parameters:  # torch 2.10, which asks for CUDA instead of a device
+        return
+    made = _module("pattern_matcher").init_once_fakemode(make)
+
+    def passed(graph: Any, device: Any = None) -> Any:
+        if any(node.target is torch.ops.aten.bmm.default for node in graph.graph.nodes):
+            joint.lazy_init(device)
+            made(torch.device("cpu"))
+        return usual(graph, device)
+
+    replace(attention, "_sfdp_init", lambda _device: None)
+    replace(inner, "joint_graph_passes", passed)
 
 
 # What is made for caches

@@ -69,7 +69,7 @@ class Wrapper:
     def of(cls, lowering: Any) -> Wrapper:
         """Return the wrapper of a graph that is ready for its code to be generated."""
         code, _ = lowering.codegen()
-        begins = [(number, _own_line(node)) for number, node in code.line_map]
+        begins = [(number, own_line(node)) for number, node in code.line_map]
         return cls(code.value, begins, _written(lowering.scheduler.nodes))
 
     def loaded(self) -> SimpleNamespace:
@@ -115,11 +115,11 @@ def _written(kernels: Iterable[Any]) -> dict[str, Site]:
 def _in_order(nodes: Iterable[Any]) -> list[Site]:
     """Return the places of a graph's nodes that have one, as the graph runs them."""
     number = {node: place for graph in {node.graph for node in nodes} for place, node in enumerate(graph.nodes)}
-    places = (_own_line(node) for node in sorted(nodes, key=number.__getitem__))
+    places = (own_line(node) for node in sorted(nodes, key=number.__getitem__))
     return [place for place in places if place is not None]
 
 
-def _own_line(node: Any) -> Site | None:
+def own_line(node: Any) -> Site | None:
     """Return the innermost line of the program's own that a node stands for, as `SiteFinder` names one."""
     for path, number, function in reversed(_FRAME.findall(getattr(node, "stack_trace", None) or "")):
         if is_own(path):

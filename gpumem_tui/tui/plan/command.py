@@ -127,8 +127,8 @@ def went_on(state: CommandPlanState, step: Planning) -> CommandPlanState:
 
 
 def printing(state: CommandPlanState, text: str) -> CommandPlanState:
-    """Take a line that the running command has printed."""
-    return replace(state, printed=text)
+    """Take a line that the running command has printed; what trains a model of transformers has nothing to say."""
+    return state if state.config.workload.hugging_face is not None else replace(state, printed=text)
 
 
 def reaching(state: CommandPlanState, text: str) -> CommandPlanState:
@@ -169,7 +169,9 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
     if state.failure and state.plan is None:
         return row(_FITS_NOT, (fit(state.failure, width - 2), "bold"))
     if figures is None:
-        word = "working it out" if state.plan is not None else f"tracing {state.config.workload.noun} as it is"
+        noun = state.config.workload.noun
+        word = f"tracing {noun} as it is" if state.busy else f"{noun} as it is has not been traced"
+        word = word if state.plan is None else "working it out"
         return row(("… ", MUTED), (fit(word, width - 2), "bold"))
     found, change = verdict_line(figures.answer, with_gpu=False), change_words(figures.answer)
     return row(_MARKS[figures.answer.fit], (fit(f"{found}. {change}" if change else found, width - 2), "bold"))
@@ -191,7 +193,7 @@ def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
         why = "" if state.waiting else ", as it fits without"
         those = "1 what-if not run{}: r runs it" if count == 1 else f"{count} what-ifs not run{{}}: r runs them"
         return row((fit(f"  {those.format(why)}", width), MUTED))
-    return row((fit("  every what-if has been run" if state.plan is not None else "", width), MUTED))
+    return row((fit("  every what-if has been run" if state.plan is not None else "  r traces it", width), MUTED))
 
 
 def ledger_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:

@@ -1,0 +1,39 @@
+"""Progress on stderr while a step is traced without a screen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from gpumem_tui.run.events import Sample
+from gpumem_tui.run.micro_batches import HowFar
+from gpumem_tui.search.headless import CommandLog
+from gpumem_tui.search.predicting import TraceProgress
+from gpumem_tui.workload.spec import HuggingFaceModel
+from tests.plan.commands import command_config
+
+
+def test_what_a_model_of_transformers_is_at_is_said_from_the_start_and_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints nothing itself: neither while PyTorch starts nor in a phase that takes long."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    config = command_config()
+    model = HuggingFaceModel("gemma", "gemma3_text", "Gemma3ForCausalLM", "no formula", 2048)
+    log = CommandLog(replace(config, workload=replace(config.workload, hugging_face=model)), quiet=False)
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    with log.following():
+        pass
+    assert "starting PyTorch for gemma … 0 s" in capsys.readouterr().err
+    log.show(TraceProgress(2, Sample(1, "backward", 0, 0, {}, HowFar(1, 1, 20.0, 30.0))))
+    capsys.readouterr()
+    now_s += 7
+    with log.following():
+        pass
+    assert "tracing batch 2, step 2 backward, 27 s, about 23 s left" in capsys.readouterr().err
+    with CommandLog(config, quiet=True).following():
+        pass
+    assert not capsys.readouterr().err
