@@ -68,7 +68,7 @@ _MEASURED = (
 )  # fmt: skip
 """Network, method, format of the frozen weights and batch size; GB."""
 
-_WHY = "what evaluations before left in the cache decides how much of a block is unused; their lengths are not known"
+_WHY = "what evaluations before left in the cache decides how much of a block is unused; which lengths is not said"
 
 
 def _row(arguments: str, gigabytes: float) -> Row:
