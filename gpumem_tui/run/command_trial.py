@@ -208,7 +208,9 @@ class _Simulated(_Trial):
             self.program.note(f"rank {rank} of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
-        self.compiler = follow_compiler(self.gpu.notes, self._tell)
+        command = self.request.workload.command
+        alone = command is None or not command.takes_batch  # of whose sizes two run at a time
+        self.compiler = follow_compiler(self.gpu.notes, self._tell, alone=alone)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
         self.changes: Changes | None = None

@@ -35,22 +35,24 @@ class Ahead:
 
     Args:
         said: returns what is said of the compiler; a fork in which anything more is said is not taken.
+        may_begin: there is a processor for it.
     """
 
-    def __init__(self, said: Callable[[], object]) -> None:
+    def __init__(self, said: Callable[[], object], *, may_begin: bool) -> None:
         self._said = said
         self._fork: Fork | None = None
         self._before: object = None
-        self._may_begin = False
+        self._may_begin = may_begin
 
     def prepare(self) -> None:
         """Have torch ask for what was compiled ahead, where this torch does it in a way that was checked."""
         checked = torch_internals.entry_of(f"{_CACHE}.AOTAutogradCache.try_load")
-        if checked is not None and ".".join(torch.__version__.split(".")[:2]) in checked.checked_on:
+        known = () if checked is None else checked.checked_on
+        self._may_begin &= ".".join(torch.__version__.split(".")[:2]) in known
+        if self._may_begin:
             cache = import_module(_CACHE).AOTAutogradCache
             torch_internals.replace(cache, "try_load", staticmethod(self._asked))
             torch_internals.replace(cache, "save", staticmethod(self._compiled))
-            self._may_begin = True
 
     def settings(self) -> dict[str, bool]:
         """Return settings with which AOTAutograd asks for what was compiled ahead, and says what it compiles."""
@@ -68,9 +70,8 @@ class Ahead:
         may_begin, self._may_begin = self._may_begin, False
         if not may_begin or torch.is_grad_enabled() or torch.is_inference_mode_enabled() or not can_fork():
             return
-        if not isinstance(module, nn.Module) or module.training:
-            return
-        if not any(parameter.requires_grad for parameter in module.parameters()):
+        is_trained = isinstance(module, nn.Module) and any(one.requires_grad for one in module.parameters())
+        if not is_trained or module.training:
             return
         with suppress(OSError):
             self._fork = Fork()

@@ -48,12 +48,15 @@ _OURS = frozenset(
 _OF_OUR_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
-def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None) -> Followed:
+def follow_compiler(
+    notes: dict[str, None], begins: Callable[[int], None] = lambda _number: None, *, alone: bool = True
+) -> Followed:
     """Have `torch.compile` compile for the simulated GPU, for as long as the process lives.
 
     Args:
         notes: gets a line of what was compiled, or why it was not, each as a key.
         begins: called with the number of a graph, from 1, before it is compiled.
+        alone: no other run is traced beside this one, so that a processor is free to compile ahead.
 
     Returns:
         what it compiles, from then on.
@@ -64,7 +67,7 @@ def follow_compiler(notes: dict[str, None], begins: Callable[[int], None] = lamb
     @functools.cache
     def prepared() -> None:
         with _no_collection():
-            _prepare(followed)
+            _prepare(followed, Ahead(followed.lines, may_begin=alone))
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:
@@ -158,9 +161,8 @@ def forget() -> None:
 # Dynamo
 
 
-def _prepare(followed: Followed) -> None:
+def _prepare(followed: Followed, ahead: Ahead) -> None:
     """Have Dynamo and Inductor work on the simulated GPU, and tell what they make of the program."""
-    ahead = Ahead(followed.lines)
     inductor.prepare(followed, ahead)
     warnings.filterwarnings("ignore", message=_OF_OUR_HOOKS)
     dynamo = import_module("torch._dynamo")
