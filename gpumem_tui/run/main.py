@@ -276,8 +276,6 @@ class _Trial:
 # Traces
 
 _COMPILED = "the buffers of compiled code are no straight line in the batch size: a trace is of one (--batch-size)"
-_COMPILED_SIZES = (8, 16)
-"""What a search guesses by: at smaller ones the optimizer's step may be the peak."""
 
 
 def trace(request: TraceRequest, profile: Profile, report: Report, rows: AssumedRows | None = None) -> ChildEvent:
@@ -296,8 +294,8 @@ def trace(request: TraceRequest, profile: Profile, report: Report, rows: Assumed
     try:
         if request.not_affine:
             raise NotAffine(request.not_affine)
-        if request.workload.recipe.compile:
-            raise NotAffine(_COMPILED, _COMPILED_SIZES)
+        if request.workload.recipe.compile and request.batch_size is not None:
+            raise NotAffine(_COMPILED)
         found = tracer.affine()
         if request.batch_size == 1:
             found = tracer.with_single(found)

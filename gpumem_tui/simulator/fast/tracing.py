@@ -29,6 +29,9 @@ from gpumem_tui.workload.errors import located
 _MULTIPLES = (1, 8)
 """Of those sizes: a step may take only even ones, or multiples of 4 or 8."""
 
+_COMPILED_SIZES = (16, 24)
+"""Both multiples of eight, as kernels are chosen by alignment; at smaller ones the optimizer's step may be the peak."""
+
 
 @dataclass
 class Tracer:
@@ -55,6 +58,7 @@ class Tracer:
     assumed_rows: AssumedRows = field(default_factory=AssumedRows)
     assumed: Counter[str] = field(default_factory=Counter)
     rows_asked_for: int = 0
+    _runs: dict[int, Timeline] = field(default_factory=dict)
 
     def affine(self) -> AffineTrace:
         """Trace at every batch size.
@@ -64,6 +68,8 @@ class Tracer:
             WorkloadError: the step itself fails.
             Untraceable: it does what cannot be followed without values.
         """
+        if self.recipe.compile:
+            return self._compiled()
         trace, multiple = self.fitted()
         trace.check(CHECKED_BATCH_SIZE * multiple, self.at(CHECKED_BATCH_SIZE * multiple))
         if self.rows_asked_for:
@@ -72,6 +78,14 @@ class Tracer:
             if not trace.holds(size, self.at(size)):
                 raise otherwise
         return trace
+
+    def _compiled(self) -> AffineTrace:
+        """Return the form through two sizes that are alike to a compiler; compiling takes too long to check a third."""
+        self._runs = {size: self.at(size) for size in _COMPILED_SIZES}
+        try:
+            return AffineTrace.fit(*self._runs.items())
+        except NotAffine as error:
+            raise NotAffine(str(error), _COMPILED_SIZES) from None
 
     def fitted(self) -> tuple[AffineTrace, int]:
         """Return the unchecked form through two batch sizes, and what those that the step takes are multiples of."""
@@ -94,7 +108,7 @@ class Tracer:
 
     def peaks(self, sizes: tuple[int, int]) -> tuple[tuple[int, int], ...]:
         """Return at each of these batch sizes the highest allocated bytes."""
-        return tuple((size, replay(self.at(size)).peak_allocated_bytes) for size in sizes)
+        return tuple((size, replay(self._runs.get(size) or self.at(size)).peak_allocated_bytes) for size in sizes)
 
     def _two(self) -> tuple[tuple[int, Timeline], tuple[int, Timeline], int]:
         """Return the runs at two batch sizes that the step takes, and what number those are multiples of."""
