@@ -19,7 +19,7 @@ from textual.message import Message
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_FAILED
-from gpumem_tui.plan.combining import planned
+from gpumem_tui.plan.combining import Planner
 from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Runs, Watch, on_every_gpu
 from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
@@ -231,9 +231,9 @@ class CommandPlanScreen(MainScreen):
             tell(step)
             state = step(state)
         assert state.plan is not None, "it has just been traced"
-        runs = planned(state.plan, self._runs, state.waiting, control, watch, every=state.every) if run_all else ()
-        for now in runs:
-            tell(partial(views.went_on, step=now))
+        if run_all:
+            for now in Planner(state.plan, self._runs, state.waiting, control, watch, state.every).run():
+                tell(partial(views.went_on, step=now))
 
     def on_command_plan_screen_arrived(self, message: Arrived) -> None:
         """Take the step to the next state."""
