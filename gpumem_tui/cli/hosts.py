@@ -361,7 +361,7 @@ def search_on_host(there: There, asked: Options, *, as_json: bool, quiet: bool, 
     Raises:
         OptionError: the options are wrong there, or the program there is of another version.
     """
-    from gpumem_tui.plan.advice import advice_lines
+    from gpumem_tui.plan.advice import best_and_lines
     from gpumem_tui.remote.searching import RemoteSearch
     from gpumem_tui.remote.ssh import LinkLost
     from gpumem_tui.search.headless import run
@@ -377,7 +377,7 @@ def search_on_host(there: There, asked: Options, *, as_json: bool, quiet: bool, 
             return open_search_on_host(search, found, asked.trained, there.ssh, there.settings)
         if not quiet:
             complain(f"on {name} in {found.directory}", 0)
-        return run(found.config, advice_lines, as_json=as_json, quiet=quiet, search_function=search.search)
+        return run(found.config, best_and_lines, as_json=as_json, quiet=quiet, search_function=search.search)
     except LinkLost as lost:
         return complain(f"{name}: {lost}", EXIT_FAILED)
     finally:

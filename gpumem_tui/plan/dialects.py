@@ -84,7 +84,9 @@ class Dialect:
 @cache
 def dialects() -> Mapping[str, Dialect]:
     """Return every framework's, by name."""
-    return {name: msgspec.convert(table, Dialect) for name, table in toml_tables("dialects.toml").items()}
+    tables = toml_tables("dialects.toml")
+    whole = {name: {**tables.get(str(table.get("like")), {}), **table} for name, table in tables.items()}
+    return {name: msgspec.convert(table, Dialect) for name, table in whole.items()}
 
 
 @cache

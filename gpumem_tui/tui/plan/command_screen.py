@@ -25,7 +25,6 @@ from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, TraceProgress, WhileTracing
-from gpumem_tui.search.words import how_far
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Rows
@@ -208,7 +207,7 @@ class CommandPlanScreen(MainScreen):
             if isinstance(event, CommandOutput):
                 tell(partial(views.printing, text=event.text))
             elif isinstance(event, TraceProgress):
-                tell(partial(views.reaching, text=how_far(event.sample)))
+                tell(partial(views.reaching, sample=event.sample))
 
         try:
             self._run(state, control, tell, watch, run_all=run_all)
