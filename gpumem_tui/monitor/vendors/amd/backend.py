@@ -28,6 +28,7 @@ from gpumem_tui.monitor.vendors.amd.calls import (
     start,
     stop,
 )
+from gpumem_tui.monitor.vendors.calling import Called
 
 _RESERVE = Unknown("AMD's driver counts it as used")
 
@@ -223,26 +224,12 @@ and performance states, which AMD's GPUs have not."""
 # ---- the handles
 
 
-class AmdSmi:
-    """The `GpuBackend` of AMD.
-
-    Args:
-        proc: the folder of the kernel's own files, ``/proc``.
-    """
+class AmdSmi(Called[AmdCaller]):
+    """The `GpuBackend` of AMD."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._call = AmdCaller()
-        self._proc = proc
+        super().__init__(AmdCaller(), proc)
         self._started = False
-
-    @property
-    def calls(self) -> Mapping[str, int]:
-        """Count the calls by the library's function."""
-        return dict(self._call.counts)
-
-    def in_progress(self) -> tuple[str, float] | None:
-        """Return the function that has not returned, and for how many seconds."""
-        return self._call.in_progress()
 
     def start(self) -> None:
         """Start AMD SMI as `GpuBackend.start` has it."""
@@ -291,10 +278,6 @@ class AmdSmi:
         if index >= len(handles):
             raise NoSuchGpu("the driver has no GPU at this index")
         return AmdGpu(self._call, handles[index], identity(self._call, handles[index]))
-
-    def begin_pass(self) -> None:
-        """Begin as `GpuBackend.begin_pass` has it."""
-        self._call.codes.clear()
 
     def check_answers(self) -> None:
         """Judge as `GpuBackend.check_answers` has it."""
