@@ -215,9 +215,8 @@ class Planner:
 
     def __post_init__(self) -> None:
         self._unasked = [one for one in self.left if not self.every and one.key not in self.runs.wanted]
-        self._further = [
-            one for one in self._unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)
-        ]
+        further = {one.key for one in self._unasked if one.key == SHARDED and one.price.gpus} | DEEPSPEED.keys()
+        self._further = [one for one in self._unasked if one.key in further]
         self.left = (*(one for one in self.left if one not in self._further), *self._further)
         self._tried: list[str] = []
         self._ahead = _Ahead(self.runs, self.plan.base, self.control, self.watch)
@@ -242,8 +241,7 @@ class Planner:
                 continue
             self._tried.append(change.key)
             yield self._now(change)
-            found = self._ahead.ran(change, self._to_run())
-            self._take(found)
+            self._take(found := self._ahead.ran(change, self._to_run()))
             self._made += 1
             yield self._now(None, Together((change,), self.plan.batch_size, 1, found.traced))
         yield from self._run_sets()

@@ -43,9 +43,7 @@ class Explanation:
 
 
 _DECISION_WORDS = msgspec.convert(toml_tables("help.toml")["decisions"], dict[str, dict[str, str]])
-_DECISIONS = {key: Explanation(key, **words) for key, words in _DECISION_WORDS.items()}
-
-DECISIONS = tuple(_DECISIONS)
+DECISIONS = {key: Explanation(key, **words) for key, words in _DECISION_WORDS.items()}
 """What is explained besides rows, techniques and judgements; the textbook's two forms for transformers only."""
 
 
@@ -128,7 +126,7 @@ def _decisions(now: Answer) -> list[Explanation]:
         known |= _textbook(plan)
     return [
         replace(words, numbers=words.numbers.format(**known), limits=words.limits.format(**known))
-        for key, words in _DECISIONS.items()
+        for key, words in DECISIONS.items()
         if takes_tokens or not key.startswith("textbook")
     ]
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -64,13 +65,12 @@ class CommandPlanScreen(MainScreen):
         Binding("q", "app.quit", "quit", tooltip="Leave; what runs is ended"),
     ]
 
+    @dataclass
     class Arrived(Message):
-        """A message from what runs under `control`: the step to the next state."""
+        """A message from what runs under the control `origin`: the step to the next state."""
 
-        def __init__(self, control: Control, step: Step) -> None:
-            super().__init__()
-            self.origin = control
-            self.step = step
+        origin: Control
+        step: Step
 
     def __init__(self, runs: Runs, *, run_all: bool = True, clock: Clock = datetime.now) -> None:
         super().__init__()

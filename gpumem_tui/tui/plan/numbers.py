@@ -328,12 +328,11 @@ def _names(panes: list[str], width: int) -> dict[str, str]:
 class PaneNames(FixedRows):
     """A line of the panes' names; posts which one was clicked."""
 
+    @dataclass
     class Wanted(Message):
         """A name was clicked."""
 
-        def __init__(self, pane: str) -> None:
-            super().__init__()
-            self.pane = pane
+        pane: str
 
     def __init__(self, *, classes: str) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ from gpumem_tui.monitor.vendors.amd.calls import (
     stop,
 )
 from gpumem_tui.monitor.vendors.calling import Called
+from gpumem_tui.text import file_text
 
 _RESERVE = Unknown("AMD's driver counts it as used")
 
@@ -286,10 +287,7 @@ class AmdSmi(Called[AmdCaller]):
 
     def bus(self) -> frozenset[str]:
         """List places on the PCI bus: the kernel names the driver of each at the end of its line."""
-        try:
-            lines = (self._proc / "bus/pci/devices").read_text(errors="replace").splitlines()
-        except OSError:
-            return frozenset()
+        lines = file_text(self._proc / "bus/pci/devices").splitlines()
         return frozenset(line.split()[0] for line in lines if line.split()[-1:] == ["amdgpu"])
 
     def _handles(self) -> list[Any]:
