@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.report import COMPLETE_S, is_complete
@@ -250,27 +250,6 @@ class Readings:
 
 
 # ---- several
-
-
-class WatchedHosts(Protocol):
-    """Several of them, as a screen sees them."""
-
-    @property
-    def connections(self) -> Mapping[str, WatchedHost]:
-        """Return the hosts by name."""
-
-    @property
-    def statuses(self) -> tuple[HostStatus, ...]:
-        """Return each host's state."""
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Call `tell` whenever a status changes, from another thread; it must not wait."""
-
-    def connect_now(self) -> None:
-        """Try all that are away at once."""
-
-    def stop(self) -> None:
-        """End; returns at once, from any thread."""
 
 
 class Fleet:

@@ -268,9 +268,6 @@ class PlanScreen(MainScreen):
             self.action_explain()
 
     @on(RowList.Chosen, "#ledger,#facts")
-    def _act_on_numbers(self) -> None:
-        self.action_explain()
-
     def action_explain(self) -> None:
         """Explain the row under the cursor; show the keys where a row says all there is to say."""
         rows = self.focused
