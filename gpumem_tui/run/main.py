@@ -275,7 +275,7 @@ class _Trial:
 
 # Traces
 
-_COMPILED = "the buffers of compiled code are no straight line in the batch size: a trace is of one (--batch-size)"
+_COMPILED = "a compiled model is traced at the batch size asked for alone: search finds the largest"
 
 
 def trace(request: TraceRequest, profile: Profile, report: Report, rows: AssumedRows | None = None) -> ChildEvent:

@@ -572,6 +572,17 @@ def test_a_network_of_the_catalog_is_compiled() -> None:
     assert compiled["traced"]["peak_allocated_bytes"] < eager["traced"]["peak_allocated_bytes"]
 
 
+@pytest.mark.slow
+def test_the_largest_batch_of_a_compiled_network_is_predicted() -> None:
+    command = [sys.executable, "-m", "gpumem_tui", "search", "--json", "--gpu", "sim:t4-16gb", "--compile"]
+    done = subprocess.run([*command, "--model", "gpt2", "--layers", "2"], capture_output=True, text=True, check=True)
+    *trials, result = map(json.loads, done.stdout.splitlines())
+    assert [trial["outcome"] for trial in trials] == ["fit", "oom"]
+    assert result["max_batch_size"] == trials[0]["batch_size"]
+    assert result["traced"]["peak_allocated_bytes"] == trials[0]["peak_allocated_bytes"]
+    assert any("1 graph compiled" in note for note in result["traced"]["notes"])
+
+
 def test_blocks_that_fsdp_shards_are_compiled_once() -> None:
     traced = predicted("--compile", "--sharding", "fsdp2", "--gpus", "2")["traced"]
     assert (
