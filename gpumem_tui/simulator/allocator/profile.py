@@ -15,7 +15,7 @@ from typing import Any
 from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Context, Gpu
 from gpumem_tui.memory import KIB, MIB, Range
 
-OLDEST_TORCH = (2, 10)
+OLDEST_TORCH = (2, 6)
 """The first version whose Python backends of a device type the simulated GPU is one of."""
 
 NEWEST_TORCH = (2, 13)

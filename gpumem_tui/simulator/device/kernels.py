@@ -35,12 +35,11 @@ def register(read: Callable[[torch.Tensor], Any]) -> None:
     aten = library("aten")
     for name in _ONE_KERNEL:
         aten.impl(name, _whole(getattr(torch.ops.aten, name).default), "AutogradPrivateUse1")
-    for name in _FUSED_STEPS:
-        for overload in (name, f"{name}.tensor_lr"):
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
-                aten.impl(overload, _in_place, "Meta")
-    for overload, shape in _SHAPES.items():
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
+    known = set(torch._C._dispatch_get_all_op_names())
+    steps = [overload for name in _FUSED_STEPS for overload in (name, f"{name}.tensor_lr")]
+    for overload, shape in {**dict.fromkeys(steps, _in_place), **_SHAPES}.items():
+        name = f"aten::{overload}"
+        if name in known and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
             aten.impl(overload, shape, "Meta")
     aten.impl("_local_scalar_dense", read, "PrivateUse1")
     aten.impl("ctc_loss.Tensor", _ctc_loss, "AutogradPrivateUse1")
@@ -158,7 +157,9 @@ def _grouped_product(args: Sequence[Any], _profile: Profile) -> torch.Tensor:
     return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device="meta")
 
 
-GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {torch.ops.aten._grouped_mm.default: _grouped_product}
+GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {}
+if hasattr(torch.ops.aten, "_grouped_mm"):  # since torch 2.8
+    GIVEN[torch.ops.aten._grouped_mm.default] = _grouped_product
 """Operators of which torch's own shape function gives something else than CUDA."""
 
 
