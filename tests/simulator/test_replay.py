@@ -167,7 +167,7 @@ def test_sizes_are_extended_along_the_line_through_two_runs() -> None:
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        (line(100, 2001), r"2000 bytes at batch size 2 takes 2001 at 4"),
+        (line(100, 2049), r"2000 bytes at batch size 2 takes 2049 at 4"),
         (line(100, 1000), r"shrinks as the batch grows: 2,000 bytes at 2, 1,000 at 4"),
         (line(100, 2000, 1), r"allocates differently at batch sizes 2 and 4 \(4 and 6 events\)"),
         (line(100, 2000, buckets=(0, 1)), "allocates differently"),
@@ -183,7 +183,15 @@ def test_runs_that_differ_in_more_than_even_growth_are_refused(other: Timeline, 
 def test_a_run_that_leaves_the_line_is_noticed() -> None:
     trace = AffineTrace.fit((2, line(200)), (3, line(300)))
     with pytest.raises(NotAffine, match="batch size 5"):
-        trace.check(5, line(512))
+        trace.check(5, line(513))
+    trace.check(5, line(512))  # the same block
+
+
+@pytest.mark.parametrize("second", [12, 4, 500])
+def test_what_grows_within_the_smallest_block_is_the_same_at_every_batch_size(second: int) -> None:
+    trace = AffineTrace.fit((16, line(100, 16_000, 8)), (24, line(100, 24_000, second)))
+    assert (trace.slopes[0], trace.slopes[1]) == (0, 1000)
+    assert replay(trace.at(109)) == replay(line(100, 109_000, 56))
 
 
 # Capacity

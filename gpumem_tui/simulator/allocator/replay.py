@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from gpumem_tui.memory import Breakdown, Bucket
 from gpumem_tui.simulator.allocator.blocks import Block
-from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES, CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.rules import Computed
 from gpumem_tui.simulator.allocator.rules import sizes as sizes_by_rule
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
@@ -50,6 +50,11 @@ def _program(run: Timeline | AffineTrace) -> tuple[object, ...]:
     """Return all of a run but its sizes and its places."""
     rules = [(number, computed.rule, computed.position) for number, computed, *_ in run.computed]
     return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, run.folds, rules
+
+
+def _in_blocks(size_bytes: int) -> int:
+    """Return of how many of the smallest blocks an allocation is: within one, the allocator sees no difference."""
+    return -(-size_bytes // MIN_BLOCK_BYTES)
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,8 @@ class AffineTrace:
             nearly: whether growing by less than a whole byte a sample is left out.
 
         Raises:
-            NotAffine: the two runs made different allocations, or a size shrinks, or grows by no whole bytes a sample.
+            NotAffine: the two runs made different allocations, or one that takes other blocks shrinks, or grows by no
+                whole bytes a sample.
         """
         (b1, t1), (b2, t2) = sorted((first, second), key=lambda pair: pair[0])
         if _program(t1) != _program(t2):
@@ -168,6 +174,8 @@ class AffineTrace:
             if index in by_rule:
                 size1 = size2 = 0
             slope, rest = divmod(size2 - size1, b2 - b1)
+            if (rest or slope < 0) and _in_blocks(size1) == _in_blocks(size2):
+                slope, rest = 0, 0  # as a compiled sum's parts, one for so many samples
             if rest and not nearly:
                 raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}")
             if slope < 0:
@@ -235,9 +243,13 @@ class AffineTrace:
         return any(size.is_open for _, size, _ in self.computed)
 
     def holds(self, batch_size: int, traced: Timeline) -> bool:
-        """Return whether a run that was not used for the fit is as predicted: every event and every size."""
+        """Return whether a run that was not used for the fit is as predicted: every event, and every size in blocks."""
         predicted = self.at(batch_size)
-        return predicted.sizes == traced.sizes and _program(predicted) == _program(traced)
+        if _program(predicted) != _program(traced):
+            return False
+        return all(
+            _in_blocks(size) == _in_blocks(other) for size, other in zip(predicted.sizes, traced.sizes, strict=True)
+        )
 
     def check(self, batch_size: int, traced: Timeline) -> None:
         """Compare with a run that was not used for the fit.
