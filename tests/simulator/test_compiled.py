@@ -78,6 +78,14 @@ def asks_for_cuda(x):
     return (x.sin() + torch.ones(SIDE, device="cuda")).exp()
 
 
+made_before = torch.autocast("cuda", torch.bfloat16)  # as accelerate keeps it, around forward
+
+
+def under_autocast(x):
+    with made_before:
+        return chain(x @ x)
+
+
 def asks_for_autocast(x):
     return chain(x) if not torch.is_autocast_enabled() else x
 
@@ -163,6 +171,7 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("by another backend", chain, matrix(), backend="aot_eager")
     kept("asks for cuda", asks_for_cuda, matrix())
     kept("asks for autocast", asks_for_autocast, matrix())
+    kept("under autocast", under_autocast, matrix())
     linear = nn.Linear(SIDE, SIDE).cuda()
     found["is a view"] = torch.compile(lambda x: x + linear(x))(matrix()[None])._is_view()
     ran = Ran()
@@ -264,6 +273,12 @@ def test_the_state_of_autocast_breaks_no_graph(found: dict[str, Any]) -> None:
     assert found["asks for autocast"]["compiled"] == MATRIX
 
 
+def test_an_autocast_that_was_made_outside_of_a_graph_is_entered_in_it(found: dict[str, Any]) -> None:
+    """In bf16 a product, and its copies of both sides for backward."""
+    assert found["under autocast"]["compiled"] < found["under autocast"]["eager"]
+    assert not any("estimate" in note for note in found["of one graph each"])
+
+
 def test_what_a_kernel_writes_in_place_is_no_view(found: dict[str, Any]) -> None:
     """Else the next compiled layer is guarded by it, and compiled once more."""
     assert not found["is a view"]
@@ -274,7 +289,7 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     said, counted = (note for note in found["of one graph each"] if "while it compiles" not in note)
     assert "1 checkpoint within a graph" in said
     ends = "graphs compiled, traced by the compiler's own buffers; no frame ran eager"
-    assert counted == f"torch.compile: {12 if compiles_backwards(found) else 10} {ends}"
+    assert counted == f"torch.compile: {13 if compiles_backwards(found) else 11} {ends}"
 
 
 def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:

@@ -343,9 +343,9 @@ def _exchange_names() -> None:
     def is_here(variable: Any) -> bool:
         return variable.device is not None and variable.device.type == DEVICE_TYPE
 
-    def autocast(variable: Any, values: Any, *args: Any, **kwargs: Any) -> None:
-        kind = DEVICE_TYPE if values[0] == "cuda" else values[0]
-        begin(variable, [kind, *values[1:]], *args, **kwargs)
+    def autocast(variable: Any, target_values: Any, *args: Any, **kwargs: Any) -> None:
+        kind = DEVICE_TYPE if target_values[0] == "cuda" else target_values[0]
+        begin(variable, [kind, *target_values[1:]], *args, **kwargs)
 
     replace(tensors, "method_attr_device", lambda one, tx: build(tx, CUDA) if is_here(one) else device(one, tx))
     replace(tensors, "method_attr_is_cuda", lambda one, tx: build(tx, True) if is_here(one) else is_cuda(one, tx))

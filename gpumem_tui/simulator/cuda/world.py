@@ -99,7 +99,7 @@ def _done(given: int, result: Any = None, *_: Any) -> Any:
     if hasattr(works, "FakeWork"):
         done = works.FakeWork()
     else:  # torch 2.6
-        ended = torch.futures.Future()
+        ended: torch.futures.Future[Any] = torch.futures.Future()
         ended.set_result([])
         done = works._create_work_from_future(ended)
     return ((), done.boxed(), (result, done.boxed()))[given] or None

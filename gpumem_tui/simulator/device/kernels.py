@@ -13,7 +13,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
-from gpumem_tui.simulator.allocator.profile import Profile
+from gpumem_tui.simulator.allocator.profile import Profile, minor_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, library
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 from gpumem_tui.step.phases import MarkedEngine
@@ -285,7 +285,8 @@ def _references(args: tuple[Any, ...]) -> int:
     return sys.getrefcount(args[0])
 
 
-_TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 2, _references((object(),)) + 2
+_MORE = int(minor_of(torch.__version__) >= (2, 10))  # since then a tensor counts the Python object that stands for it
+_TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 1 + _MORE, _references((object(),)) + 1 + _MORE
 """What is seen here of a tensor that the engine alone holds: the others are its way to Python."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumem_tui.simulator.allocator.profile import minor_of
@@ -69,10 +70,10 @@ def set_up(name: str, backend_module: Any) -> None:
     core, rest = (ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob(f"{file}.*"))))
                   for file in ("libc10", "libtorch_cpu"))  # fmt: skip
     guards = (ctypes.c_void_p * (_PRIVATE + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
-    table = ctypes.cast(guards[_META], ctypes.POINTER(ctypes.c_void_p))[0]
+    table = ctypes.cast(guards[_META] or 0, ctypes.POINTER(ctypes.c_void_p))[0]
     idle = dict(zip(_GUARD, (ctypes.c_void_p * len(_GUARD)).from_address(table), strict=True))
     nothing, ready, count = idle["setDevice"], idle["queryStream"], idle["deviceCount"]
-    two_words = ctypes.cast(rest[_TWO_WORDS], ctypes.c_void_p).value
+    two_words = ctypes.cast(rest[_TWO_WORDS], ctypes.c_void_p).value or 0
     others = {**dict.fromkeys(_SAY_WHICH, two_words), **dict.fromkeys(_WAIT, nothing), "queryEvent": ready}
     guard = _object((idle | others).values())
     stream = ctypes.CFUNCTYPE(_Stream, ctypes.c_void_p)(two_words)(guard)
@@ -87,8 +88,8 @@ def set_up(name: str, backend_module: Any) -> None:
     hooks = ctypes.c_void_p(_object([*first, *absent[len(first) :]]))
     rest._ZN2at33RegisterPrivateUse1HooksInterfaceEPNS_25PrivateUse1HooksInterfaceE(hooks)
 
-    torch.utils.rename_privateuse1_backend(name)
-    torch.utils.generate_methods_for_privateuse1_backend()
+    backend_registration.rename_privateuse1_backend(name)
+    backend_registration.generate_methods_for_privateuse1_backend()
     torch._register_device_module(name, backend_module)
     library("_").fallback(torch.library.fallthrough_kernel, "AutogradPrivateUse1")
 
