@@ -1,6 +1,6 @@
 """Host memory of a process: what it holds, by which limit it is bound, and how often the kernel killed for want of it.
 
-Imports nothing of ours and only the standard library, and is Python 3.9: a user's training process speaks it.
+Standard library only, and Python 3.9: a user's training process speaks it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpumem_tui.text import file_text
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -57,7 +59,7 @@ class MemoryGroup:
         found = []
         folder = self.folder
         while True:
-            text = _text(folder / name).strip()
+            text = file_text(folder / name).strip()
             if text.isdecimal() and int(text) < _NO_LIMIT_BYTES:
                 found.append(int(text))
             if folder in (self.top, folder.parent):
@@ -67,7 +69,7 @@ class MemoryGroup:
 
 def memory_group(pid: int | str = "self", proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MemoryGroup | None:
     """Return the memory group of a process; None if it cannot be read."""
-    for line in _text(proc / str(pid) / "cgroup").splitlines():
+    for line in file_text(proc / str(pid) / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
@@ -88,7 +90,7 @@ def limit(pid: int | str = "self", group: MemoryGroup | None = None) -> MemoryLi
     group_bytes = group.limit_bytes() if group is not None else None
     if group_bytes is not None:
         limits.append(MemoryLimit(group_bytes, GROUP))
-    for line in _text(_PROC / str(pid) / "limits").splitlines():
+    for line in file_text(_PROC / str(pid) / "limits").splitlines():
         if line.startswith("Max address space"):
             soft = line.split()[3]
             limits += [MemoryLimit(int(soft), "ulimit -v")] if soft.isdecimal() else []
@@ -110,7 +112,7 @@ def left_bytes(pid: int | str = "self") -> int | None:
 
 def resident_bytes(pid: int | str = "self") -> int | None:
     """Return the host memory that a process holds now (``VmRSS``); None if it is gone or may not be looked at."""
-    pages = _text(_PROC / str(pid) / "statm").split()[1:2]  # sooner read than all of its status
+    pages = file_text(_PROC / str(pid) / "statm").split()[1:2]  # sooner read than all of its status
     return int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else None
 
 
@@ -132,16 +134,7 @@ def _has_memory(cgroups: Path, path: str) -> bool:
 
 
 def _counter(path: Path, name: str) -> int | None:
-    for words in map(str.split, _text(path).splitlines()):
+    for words in map(str.split, file_text(path).splitlines()):
         if words and words[0] == name and len(words) > 1 and words[1].isdecimal():
             return int(words[1])
     return None
-
-
-def _text(path: Path) -> str:
-    """Return a file's text; empty where it cannot be read."""
-    try:
-        with open(os.fspath(path), errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

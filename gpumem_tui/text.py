@@ -5,10 +5,12 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -35,6 +37,15 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, list):
         return [cleaned(one) for one in value]
     return value
+
+
+def file_text(path: Path) -> str:
+    """Return the text of a file; empty where it cannot be read."""
+    try:
+        with open(os.fspath(path), errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 # What a program prints

@@ -10,13 +10,11 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
 import msgspec
 
-from gpumem_tui.catalog.config_file import read_config_file
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
 from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
 from gpumem_tui.memory import MIB
@@ -154,19 +152,6 @@ def find_model(name: str) -> ModelShape:
         CatalogError: there is none; the message suggests the nearest names.
     """
     return _found("model", name, models())
-
-
-def load_hf_config(path: str | Path) -> ModelShape:
-    """Return the shape that a Hugging Face config.json describes, named after the directory it lies in.
-
-    Args:
-        path: as `config_file.read_config_file` takes it.
-
-    Raises:
-        CatalogError: the file cannot be read, or what `shape_from_hf_config` refuses.
-    """
-    file = read_config_file(path)
-    return shape_from_hf_config(file.values, file.name)
 
 
 def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 _METRICS = "127.0.0.1:9820"
 LAST_LINES = 24
 """Of a command's output that was on a screen of ours, these stay on the terminal."""
+_REMOTE_COMMAND = click.option(
+    "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
+)
 HOST_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--host", metavar="HOST", help="Run it there, over ssh: HOST, USER@HOST:PORT. Nothing is copied."),
     click.option(
         "--remote-directory", metavar="DIR", help="Directory on the host to run in (default: the login's home)."
     ),
-    click.option(
-        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
-    ),
+    _REMOTE_COMMAND,
 ]
 HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
@@ -56,9 +57,7 @@ HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
         help="Watch the hosts of a file, one a line.",
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
-    click.option(
-        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
-    ),
+    _REMOTE_COMMAND,
 ]  # fmt: skip
 
 
@@ -91,6 +90,9 @@ def serve_metrics(stack: ExitStack, machines: Machines, host: str, port: int) ->
     return f"metrics on {server.address}"
 
 
+Asked = TypeVar("Asked", bound="AskedHosts")
+
+
 @dataclass(frozen=True)
 class AskedHosts:
     """The machines that the command line names, and how they are watched.
@@ -120,7 +122,7 @@ class AskedHosts:
     settings_path: Path | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> AskedHosts:
+    def of(cls: type[Asked], values: Mapping[str, Any]) -> Asked:
         """Return what was typed, by click's names of the options."""
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
@@ -361,7 +363,7 @@ def search_on_host(there: There, asked: Options, *, as_json: bool, quiet: bool, 
     Raises:
         OptionError: the options are wrong there, or the program there is of another version.
     """
-    from gpumem_tui.plan.advice import advice_lines
+    from gpumem_tui.plan.advice import best_and_lines
     from gpumem_tui.remote.searching import RemoteSearch
     from gpumem_tui.remote.ssh import LinkLost
     from gpumem_tui.search.headless import run
@@ -377,7 +379,7 @@ def search_on_host(there: There, asked: Options, *, as_json: bool, quiet: bool, 
             return open_search_on_host(search, found, asked.trained, there.ssh, there.settings)
         if not quiet:
             complain(f"on {name} in {found.directory}", 0)
-        return run(found.config, advice_lines, as_json=as_json, quiet=quiet, search_function=search.search)
+        return run(found.config, best_and_lines, as_json=as_json, quiet=quiet, search_function=search.search)
     except LinkLost as lost:
         return complain(f"{name}: {lost}", EXIT_FAILED)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,10 +59,10 @@ def monitor(**values: Any) -> int:
     """
     typed = {f"--{name.removesuffix('_s').removeprefix('as_')}": value for name, value in values.items()}
     typed["--metrics"] = values["address"]
-    hosts = AskedHosts.of(values)
-    if values["changes"] and (hosts.are_named or not values["as_json"] or values["once"] or values["replay"]):
+    asked = _Asked.of(values)
+    if asked.changes and (asked.are_named or not asked.as_json or asked.once or asked.replay):
         raise click.UsageError("--changes: goes with --json, of this machine as it is now, not with --once")
-    if hosts.are_named:
+    if asked.are_named:
         for option in ("--replay", "--speed"):
             if typed[option]:
                 raise click.UsageError(f"{option} is of a recording, which has its hosts: leave out --host")
@@ -71,37 +71,31 @@ def monitor(**values: Any) -> int:
             if typed[option]:
                 raise click.UsageError(f"{printed[0]} and {option}: give only one of them")
         if printed:
-            return print_hosts(hosts, once=values["once"], as_json=values["as_json"], as_csv=values["as_csv"])
-        return watch_hosts(hosts)
-    if values["as_csv"]:
+            return print_hosts(asked, once=asked.once, as_json=asked.as_json, as_csv=asked.as_csv)
+        return watch_hosts(asked)
+    if asked.as_csv:
         raise click.UsageError("--csv is of hosts: name them with --host, --hosts or --slurm")
-    if hosts.remote_command is not None:
+    if asked.remote_command is not None:
         raise click.UsageError("--remote-command is for other hosts: name them with --host, --hosts or --slurm")
     for one, other in (("--once", "--record"), ("--once", "--metrics"), ("--replay", "--record"),
                        ("--replay", "--metrics"), ("--replay", "--interval")):  # fmt: skip
         if typed[one] and typed[other]:
             raise click.UsageError(f"{one} and {other}: give only one of them")
-    if values["speed"] is not None and values["replay"] is None:
+    if asked.speed is not None and asked.replay is None:
         raise click.UsageError("--speed: says how fast --replay plays; give both")
-    return _monitor_here(_Asked(**{field.name: values[field.name] for field in fields(_Asked)}))
+    return _monitor_here(asked)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The options that were typed for the Monitor of this machine."""
+class _Asked(AskedHosts):
+    """The options that were typed: which machines, and of these or of this one what is shown."""
 
-    once: bool
-    as_json: bool
-    changes: bool
-    interval_s: float | None
-    record: Path | None
-    replay: Path | None
-    speed: float | None
-    address: tuple[str, int] | None
-    read_only: bool
-    mine: bool
-    bell: bool
-    settings_path: Path | None
+    once: bool = False
+    as_json: bool = False
+    as_csv: bool = False
+    changes: bool = False
+    replay: Path | None = None
+    speed: float | None = None
 
 
 def _monitor_here(asked: _Asked) -> int:

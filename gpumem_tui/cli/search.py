@@ -61,10 +61,10 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
         from gpumem_tui.tui.start import open_search
 
         return open_search(options, config, autostart=True)
-    from gpumem_tui.plan.advice import advice_lines
+    from gpumem_tui.plan.advice import best_and_lines
     from gpumem_tui.search.headless import run
 
-    return run(config, advice_lines, as_json=as_json, quiet=quiet)
+    return run(config, best_and_lines, as_json=as_json, quiet=quiet)
 
 
 _GATE_OPTIONS = [

@@ -23,6 +23,7 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
 from gpumem_tui.monitor.vendors import known, of_brand, vendor
 from gpumem_tui.simulator.allocator.profile import too_old
+from gpumem_tui.text import file_text
 
 _TORCH_TIMEOUT_S = 120.0
 _TORCH_CODE = """
@@ -328,7 +329,7 @@ def _ask(interpreter: str) -> dict[str, Any]:
 
 
 def _may_trace(root: Path) -> bool:
-    for line in _text(root / "proc/self/status").splitlines():
+    for line in file_text(root / "proc/self/status").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
     return True
@@ -348,13 +349,5 @@ def _listed(indices: Mapping[int, object]) -> str:
 
 
 def _number(path: Path) -> int:
-    text = _text(path)
+    text = file_text(path).strip()
     return int(text) if text.isdigit() else 0
-
-
-def _text(path: Path) -> str:
-    """Read a file; empty where it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
+from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.monitor.vendors import of_brand
@@ -242,21 +242,11 @@ class Alerts:
         """Make new alerts with the same settings and no past."""
         return Alerts(self._settings)
 
-    def update(
-        self,
-        snapshot: Snapshot,
-        probes: Probes | None = None,
-        ended: Sequence[RanOutOfMemory] = (),
-        growing: Sequence[Growing] = (),
-        stopped: Sequence[Stopped] = (),
-    ) -> tuple[Alert, ...]:
+    def update(self, snapshot: Snapshot, probes: ProbeReport = NOTHING_SAID) -> tuple[Alert, ...]:
         """Return the alerts after one more snapshot: the worst first, then by the order of kinds, then the oldest.
 
         Args:
-            probes: what the probes of watched processes say, if any does.
-            ended: the watched processes that memory ran out under, however long ago.
-            growing: the watched processes whose memory rises.
-            stopped: the watched jobs that wait for one of their ranks.
+            probes: what the probes of watched processes say; who ran out of memory, however long ago.
         """
         now_s = snapshot.time_s
         if now_s < self._time_s:
@@ -264,7 +254,7 @@ class Alerts:
                 lasting.since_s, lasting.seen_s = min(lasting.since_s, now_s), min(lasting.seen_s, now_s)
             self._past.clear()
         self._time_s = now_s
-        publishing = {pid for _, pid in probes or ()}
+        publishing = {pid for _, pid in probes.figures}
         self._watched |= publishing
         found: dict[Key, _Finding] = {}
         unread: set[Key] = set()
@@ -276,14 +266,14 @@ class Alerts:
             severity = Severity.CRITICAL if snapshot.problem else Severity.WARNING
             found["", "", AlertKind.NO_DRIVER] = _Finding(AlertKind.NO_DRIVER, severity, problem)
         for gpu in snapshot.gpus:
-            for finding in self._findings(gpu, now_s, probes or {}):
+            for finding in self._findings(gpu, now_s, probes.figures):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
-        for uuid, finding in _of_probes(snapshot, ended, growing, stopped):
+        for uuid, finding in _of_probes(snapshot, probes):
             found[uuid, "", finding.kind] = finding
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
-        self._probes = dict(probes) if probes else self._probes
+        self._probes = dict(probes.figures) or self._probes
         self._watched &= publishing | {p.pid for past in self._past.values() for p in past.processes or ()}
         self._follow(found, unread, now_s)
         return self._alerts()
@@ -405,18 +395,16 @@ class Alerts:
                 yield _Finding(AlertKind.OOM, Severity.WARNING, message)
 
 
-def _of_probes(
-    snapshot: Snapshot, ended: Sequence[RanOutOfMemory], growing: Sequence[Growing], stopped: Sequence[Stopped]
-) -> Iterator[tuple[str, _Finding]]:
+def _of_probes(snapshot: Snapshot, probes: ProbeReport) -> Iterator[tuple[str, _Finding]]:
     """Yield the processes that lately ran out of memory, those that grow and those that stopped, with their GPU's uuid.
 
     Of one GPU the last to run out comes last, and the one that fills it first.
     """
     indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    lately = [end for end in ended if snapshot.time_s - end.time_s <= _LATELY_S]
+    lately = [end for end in probes.ended if snapshot.time_s - end.time_s <= _LATELY_S]
     last_out = sorted(lately, key=lambda end: end.time_s)
-    first_full = sorted(growing, key=lambda one: one.left_s, reverse=True)
-    long = [one for one in stopped if one.since_s >= _STOPPED_S]
+    first_full = sorted(probes.growing, key=lambda one: one.left_s, reverse=True)
+    long = [one for one in probes.stopped if one.since_s >= _STOPPED_S]
     kinds: list[tuple[AlertKind, Severity, Sequence[RanOutOfMemory | Growing | Stopped]]] = [
         (AlertKind.OOM, Severity.CRITICAL, last_out),
         (AlertKind.GROWTH, Severity.WARNING, first_full),

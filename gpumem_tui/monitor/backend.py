@@ -190,10 +190,6 @@ class GpuBackend(Protocol):
 Market = Literal["consumer", "workstation", "datacenter"]
 
 
-def _nothing_withheld(_environ: Mapping[str, str]) -> tuple[str, str]:
-    return "", ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
     """Whose GPUs, how to reach them, and the words for them on every screen.
@@ -241,5 +237,5 @@ class Vendor:
     device_paths: tuple[str, ...]
     sharing_server: tuple[str, str] = ("", "")
     is_on_bus: Callable[[Path], bool] = lambda _root: False
-    withheld: Callable[[Mapping[str, str]], tuple[str, str]] = _nothing_withheld
+    withheld: Callable[[Mapping[str, str]], tuple[str, str]] = lambda _environ: ("", "")
     market: Callable[[str], Market] = lambda _name: "datacenter"

@@ -99,6 +99,10 @@ class ProbeReport:
     hosts: Mapping[int, Reading[HostProcess]] = field(default_factory=dict)
 
 
+NOTHING_SAID = ProbeReport()
+"""Nothing is watched from inside, as in a recording."""
+
+
 def with_unlisted(snapshot: Snapshot, probes: ProbeReport) -> Snapshot:
     """Return a snapshot with what trains on the CPU, and what the driver does not show, as in a container."""
     if snapshot.unlisted:  # of a host or a recording, which knows
@@ -124,5 +128,5 @@ Ask = Callable[[Snapshot], ProbeReport]
 
 
 def no_probes(_snapshot: Snapshot) -> ProbeReport:
-    """Return an empty report: nothing is watched from inside, as in a recording."""
-    return ProbeReport()
+    """Return `NOTHING_SAID`."""
+    return NOTHING_SAID

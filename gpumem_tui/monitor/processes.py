@@ -22,7 +22,7 @@ from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor import vendors
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import HostProcess
-from gpumem_tui.text import printable
+from gpumem_tui.text import file_text, printable
 
 _HOST_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of Linux's include/linux/proc_ns.h: the first pid namespace has the same inode everywhere."""
@@ -120,7 +120,7 @@ class HostProcesses:
             return Unknown(f"no permission to see pid {pid}")
 
     def _look_up(self, pid: int) -> _Known:
-        process, cgroup = psutil.Process(pid), _text(self._proc / str(pid) / "cgroup")
+        process, cgroup = psutil.Process(pid), file_text(self._proc / str(pid) / "cgroup")
         with process.oneshot():
             name = printable(process.name())
             try:
@@ -252,14 +252,6 @@ def _within(cgroup: str) -> Mapping[str, str]:
         "pod_uid": pod[1].replace("_", "-") if pod is not None else "",
         "slurm_job": job[1] if job is not None else "",
     }
-
-
-def _text(path: Path) -> str:
-    """Read a file; empty where it cannot be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _link(path: Path) -> str:

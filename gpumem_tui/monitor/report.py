@@ -13,7 +13,7 @@ from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.gpu_reader import NOT_RETURNED
 from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.notify import Notifier
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
+from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
@@ -162,7 +162,7 @@ def print_once(snapshot: Snapshot, alerts: Alerts, *, as_json: bool, only: str =
         only: the user whose processes are printed; empty for everybody's.
     """
     probes = ask(snapshot)
-    current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+    current = alerts.update(snapshot, probes)
     snapshot, probes = only_of(only, snapshot, probes) if only else (with_unlisted(snapshot, probes), probes)
     Printer(as_json=as_json).show(
         body=lambda: snapshot_json(snapshot, current, probes), lines=lambda: table(snapshot, current, columns())
@@ -202,7 +202,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
 
     for snapshot in snapshots:
         probes = ask(snapshot)
-        current = alerts.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+        current = alerts.update(snapshot, probes)
         if notifier is not None:
             notifier.update(snapshot.host.name, current)
             say_once(notifier.problem)
@@ -231,7 +231,7 @@ def ledger_sizes(device: GpuReading | Instance) -> dict[Bucket, Value]:
 
 
 def snapshot_json(
-    snapshot: Snapshot, alerts: Sequence[Alert] = (), probes: ProbeReport | None = None
+    snapshot: Snapshot, alerts: Sequence[Alert] = (), probes: ProbeReport = NOTHING_SAID
 ) -> dict[str, Any]:
     """Return one object. What could not be read is null, with its reason under the nearest "unavailable".
 
@@ -239,7 +239,6 @@ def snapshot_json(
         probes: a process with a probe gets what that says under "probe"; one that no GPU lists, as on the CPU or in a
             container with pids of its own, is among "unlisted_probes".
     """
-    probes = probes or ProbeReport()
     snapshot = with_unlisted(snapshot, probes)
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)

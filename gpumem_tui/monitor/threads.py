@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.snapshot import Snapshot
@@ -58,22 +58,35 @@ class LatestValue(Generic[T]):
 
 
 class LatestSnapshot:
-    """The part of `snapshot.Source` that hands the newest snapshot to other threads: a base class for sources."""
+    """The part of `snapshot.Source` that hands the newest snapshot to other threads: a base class for sources.
 
-    def __init__(self) -> None:
-        self._newest: LatestValue[Snapshot] = LatestValue()
+    Args:
+        newest: the values that snapshots are of; by default the snapshots themselves. Others override `latest`.
+    """
+
+    def __init__(self, newest: LatestValue[Any] | None = None) -> None:
+        self._newest: LatestValue[Any] = newest or LatestValue()
 
     def latest(self) -> Snapshot | None:
         """Return the newest snapshot, None before the first."""
-        return self._newest.value
+        found: Snapshot | None = self._newest.value
+        return found
 
     def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
         """Return the first snapshot that is not `after`; None if there is none in time, or none ever again."""
-        return self._newest.wait(after, timeout_s)
+        deadline_s, value = monotonic() + timeout_s, self._newest.value
+        while (latest := self.latest()) is after and (left_s := deadline_s - monotonic()) > 0:
+            if (value := self._newest.wait(value, left_s)) is None:
+                break
+        return None if latest is after else latest
 
     def subscribe(self, tell: Callable[[], None]) -> None:
         """Call `tell` after each new snapshot and at the end, from another thread; it must not wait."""
         self._newest.subscribe(tell)
+
+    def unsubscribe(self, tell: Callable[[], None]) -> None:
+        """Stop calling `tell`."""
+        self._newest.unsubscribe(tell)
 
 
 class Worker:

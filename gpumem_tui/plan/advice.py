@@ -36,11 +36,15 @@ def obstacle(config: SearchConfig) -> str:
     return found.removeprefix("nothing fits: ") if found is not None else ""
 
 
-def advice_lines(config: SearchConfig) -> list[str]:
-    """Say which bucket alone exceeds the card where nothing fits, and what would help most, a line each."""
-    lines = [f"{one.option}: {one.buys}; {one.cost}" for one in advise(config)]
+def best_and_lines(config: SearchConfig) -> tuple[str, list[str]]:
+    """Return the change that would help most, empty for none, and the lines for where nothing fits.
+
+    These say which bucket alone exceeds the card, and what would help most, a line each.
+    """
+    changes = [(f"{one.option}: {one.buys}", one.cost) for one in advise(config)]
+    lines = [f"{change}; {cost}" for change, cost in changes]
     found = obstacle(config)
-    return [found, *lines] if found else lines
+    return changes[0][0] if changes else "", [found, *lines] if found else lines
 
 
 def advise(config: SearchConfig) -> tuple[Advice, ...]:

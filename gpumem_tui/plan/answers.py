@@ -157,15 +157,6 @@ def with_setup(plan: Plan, setup: Setup) -> Plan:
     return replace(plan, shape=setup.shape, recipe=setup.recipe, extras=setup.extras, target_batch=target)
 
 
-def samples(count: int) -> str:
-    """Return a count of samples in words.
-
-    >>> samples(1), samples(2048)
-    ('1 sample', '2,048 samples')
-    """
-    return f"{count:,} sample{'' if count == 1 else 's'}"
-
-
 # By trace
 
 

@@ -191,85 +191,98 @@ class _Ahead:
         return self._trace(change) if died else found
 
 
-def planned(  # noqa: PLR0913 - three with defaults, for what a test or a screen plays
-    plan: CommandPlan,
-    runs: Runs,
-    waiting: Sequence[Technique],
-    control: Control,
-    watch: Watch = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
-    *,
-    every: bool = False,
-) -> Iterator[Planning]:
-    """Run what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
+@dataclass
+class Planner:
+    """Runs what may make a command fit: smaller passes alone, as nothing is cheaper, every change, then sets of them.
 
-    Yields before each run and after it. What fits asks for no sets but cheaper ones, nor for further GPUs, nor for more
-    than `MOST_WHERE_IT_FITS` changes that cost as much, unless they are asked for.
+    What fits asks for no sets but cheaper ones, nor for further GPUs, nor for more than `MOST_WHERE_IT_FITS` changes
+    that cost as much, unless they are asked for.
 
-    Args:
-        waiting: the changes to run.
-        clock: seconds, from any moment.
+    Attributes:
+        plan: with what was run by now.
+        left: the changes to run.
         every: all of them are asked for.
-
-    Raises:
-        Cancelled: the user ended it; what was yielded last is what is known.
+        clock: seconds, from any moment.
     """
-    unasked = [one for one in waiting if not every and one.key not in runs.wanted]
-    further = [one for one in unasked if one.key in DEEPSPEED or (one.key == SHARDED and one.price.gpus)]
-    left = (*(one for one in waiting if one not in further), *further)
-    began_s, made = clock(), 0
-    tried: list[str] = []
-    most = MOST_WHERE_IT_FITS if plan.config.workload.hugging_face is None else 0  # it would be trained by nobody yet
-    ahead = _Ahead(runs, plan.base, control, watch)
 
-    def to_run() -> list[Technique]:
+    plan: CommandPlan
+    runs: Runs
+    left: Sequence[Technique]
+    control: Control
+    watch: Watch = lambda _: None
+    every: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._unasked = [one for one in self.left if not self.every and one.key not in self.runs.wanted]
+        further = {one.key for one in self._unasked if one.key == SHARDED and one.price.gpus} | DEEPSPEED.keys()
+        self._further = [one for one in self._unasked if one.key in further]
+        self.left = (*(one for one in self.left if one not in self._further), *self._further)
+        self._tried: list[str] = []
+        self._ahead = _Ahead(self.runs, self.plan.base, self.control, self.watch)
+        self._began_s, self._made = self.clock(), 0
+
+    def run(self) -> Iterator[Planning]:
+        """Run all that is to be run; yields before each run and after it.
+
+        Raises:
+            Cancelled: the user ended it; what was yielded last is what is known.
+        """
+        yield from self._run_sets()
+        while self.left:
+            change, *others = self.left
+            self.left = tuple(others)
+            if change in self._further:
+                yield from self._run_sets()
+            if self._is_spared(change, self._tried):
+                fits = "on the GPUs that there are" if change.key == SHARDED else "without"
+                spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
+                self._take(WhatIf(change, spared, is_spared=True))
+                continue
+            self._tried.append(change.key)
+            yield self._now(change)
+            self._take(found := self._ahead.ran(change, self._to_run()))
+            self._made += 1
+            yield self._now(None, Together((change,), self.plan.batch_size, 1, found.traced))
+        yield from self._run_sets()
+        yield self._now(None)
+
+    def _run_sets(self) -> Iterator[Planning]:
+        for _ in range(MOST_RUNS):
+            if (one := _next_set(self.plan)) is None:
+                return
+            yield self._now(one)
+            self._ahead.begin(self._to_run())
+            done = self.runs.trace_together(one, self.control, self.watch)
+            self.plan = replace(self.plan, together=(*self.plan.together, done))
+            self._made += 1
+            yield self._now(None, done)
+
+    def _take(self, found: WhatIf) -> None:
+        self.plan = replace(self.plan, what_ifs=(*self.plan.what_ifs, found))
+
+    def _now(self, running: Technique | Together | None, ran: Together | None = None) -> Planning:
+        each_s = (self.clock() - self._began_s) / self._made if self._made else self.plan.base.done.seconds
+        to_go = len(self._to_run())
+        left_s = each_s * (to_go + (running is not None))
+        return Planning(self.plan, running, ran, tuple(self.left), to_go, left_s)
+
+    def _to_run(self) -> list[Technique]:
+        """Return the changes that will be run, as far as is known; further GPUs are a matter of what comes before."""
         found: list[Technique] = []
-        for one in left:
-            if one not in further and not is_spared(one, [*tried, *(each.key for each in found)]):
+        for one in self.left:
+            if one not in self._further and not self._is_spared(one, [*self._tried, *(each.key for each in found)]):
                 found.append(one)
         return found
 
-    def is_spared(change: Technique, tried: Sequence[str]) -> bool:
-        cost = _cost(plan)
-        if cost is None or change not in unasked or change.key in ahead.begun:
+    def _is_spared(self, change: Technique, tried: Sequence[str]) -> bool:
+        """Return whether a change need not be run after those that were tried: it costs as much as what fits."""
+        cost = _cost(self.plan)
+        if cost is None or change not in self._unasked or change.key in self._ahead.begun:
             return False
+        most = MOST_WHERE_IT_FITS if self.plan.config.workload.hugging_face is None else 0  # nobody trains it yet
         alike = change.key in OPTIMIZER_RECORDS and any(key in OPTIMIZER_RECORDS for key in tried)
-        return change in further or ((len(tried) >= most or alike) and cost <= change.price)
-
-    def now(running: Technique | Together | None, ran: Together | None = None) -> Planning:
-        each_s = (clock() - began_s) / made if made else plan.base.done.seconds
-        to_go = len(to_run())
-        return Planning(plan, running, ran, left, to_go, each_s * (to_go + (running is not None)))
-
-    def sets() -> Iterator[Planning]:
-        nonlocal plan, made
-        for _ in range(MOST_RUNS):
-            if (one := _next_set(plan)) is None:
-                return
-            yield now(one)
-            ahead.begin(to_run())
-            done = runs.trace_together(one, control, watch)
-            plan, made = replace(plan, together=(*plan.together, done)), made + 1
-            yield now(None, done)
-
-    yield from sets()
-    while left:
-        change, *others = left
-        left = tuple(others)
-        if change in further:
-            yield from sets()
-        if is_spared(change, tried):
-            fits = "on the GPUs that there are" if change.key == SHARDED else "without"
-            spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
-            plan = replace(plan, what_ifs=(*plan.what_ifs, WhatIf(change, spared, is_spared=True)))
-            continue
-        tried.append(change.key)
-        yield now(change)
-        found = ahead.ran(change, to_run())
-        plan, made = replace(plan, what_ifs=(*plan.what_ifs, found)), made + 1
-        yield now(None, Together((change,), plan.batch_size, 1, found.traced))
-    yield from sets()
-    yield now(None)
+        return change in self._further or ((len(tried) >= most or alike) and cost <= change.price)
 
 
 def _cost(plan: CommandPlan) -> Price | None:

@@ -84,7 +84,9 @@ class Dialect:
 @cache
 def dialects() -> Mapping[str, Dialect]:
     """Return every framework's, by name."""
-    return {name: msgspec.convert(table, Dialect) for name, table in toml_tables("dialects.toml").items()}
+    tables = toml_tables("dialects.toml")
+    whole = {name: {**tables.get(str(table.get("like")), {}), **table} for name, table in tables.items()}
+    return {name: msgspec.convert(table, Dialect) for name, table in whole.items()}
 
 
 @cache
@@ -239,11 +241,6 @@ def besides(lines: Sequence[str]) -> str:
     return f", and in the program {'; '.join(lines).replace(':; ', ': ')}" if lines else ""
 
 
-def lines_of(change: Technique) -> tuple[str, ...]:
-    """Return the lines that `with_lines` gave a change."""
-    return tuple(change.words.get(_LINES, "").split("\n")) if _LINES in change.words else ()
-
-
 def _started(
     words: tuple[str, ...], launcher: Sequence[str], shards: Sequence[str], dialect: Dialect
 ) -> tuple[str, ...]:
@@ -352,7 +349,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
                 shards = change.key
             else:
                 injected.append(change)
-                written += lines_of(change) or (change.how,)
+                written += change.words[_LINES].split("\n") if _LINES in change.words else [change.how]
         elif change.key in dialect.says and dialect.form:
             added += dialect.words(_values(change, config, dialect))
         else:

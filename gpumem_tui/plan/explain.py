@@ -15,10 +15,11 @@ from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.rows import AS_BACKWARD_ENDS, ONE_BLOCK, ROW_WORDS, THE_FIRST_BLOCK, WITHOUT_EXPERTS, FormulaRow
 from gpumem_tui.formula.techniques import COST_ORDER, NotApplicable, catalog_techniques
 from gpumem_tui.memory import format_bytes
-from gpumem_tui.plan.answers import Answer, answer, moments_of, samples, terms_of
+from gpumem_tui.plan.answers import Answer, answer, moments_of, terms_of
 from gpumem_tui.plan.judgement import judgement_words, judgements
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import Effect, techniques
+from gpumem_tui.report.tables import counted
 from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 
 
@@ -43,9 +44,7 @@ class Explanation:
 
 
 _DECISION_WORDS = msgspec.convert(toml_tables("help.toml")["decisions"], dict[str, dict[str, str]])
-_DECISIONS = {key: Explanation(key, **words) for key, words in _DECISION_WORDS.items()}
-
-DECISIONS = tuple(_DECISIONS)
+DECISIONS = {key: Explanation(key, **words) for key, words in _DECISION_WORDS.items()}
 """What is explained besides rows, techniques and judgements; the textbook's two forms for transformers only."""
 
 
@@ -118,7 +117,7 @@ def _decisions(now: Answer) -> list[Explanation]:
         "s": "s" if gpus != 1 else "",
         "steps": steps.steps,
         "rounded": "" if steps.exact else f", rounded up: {steps.global_batch_size:,} samples instead",
-        "samples": samples(steps.global_batch_size),
+        "samples": counted(steps.global_batch_size, "sample"),
         "tokens": f", {now.global_batch_tokens:,} tokens" if now.global_batch_tokens else "",
         "order": COST_ORDER,
         "sharding": plan.recipe.sharding,
@@ -128,7 +127,7 @@ def _decisions(now: Answer) -> list[Explanation]:
         known |= _textbook(plan)
     return [
         replace(words, numbers=words.numbers.format(**known), limits=words.limits.format(**known))
-        for key, words in _DECISIONS.items()
+        for key, words in DECISIONS.items()
         if takes_tokens or not key.startswith("textbook")
     ]
 

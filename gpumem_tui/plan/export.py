@@ -345,11 +345,8 @@ def _curve_json(curve: Curve) -> dict[str, Any]:
         "x": curve.x_label,
         "y": curve.y_label,
         "note": curve.note,
-        "series": [
-            {"name": series.name, "points": [list(point) for point in series.points], "names": list(series.names)}
-            for series in curve.series
-        ],
-        "marks": [{"x": mark.x, "label": mark.label} for mark in curve.marks],
+        "series": [asdict(series) for series in curve.series],
+        "marks": [asdict(mark) for mark in curve.marks],
     }
 
 

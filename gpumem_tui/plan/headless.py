@@ -14,7 +14,7 @@ from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer, kernel_plans, traced_answer
-from gpumem_tui.plan.combining import Planning, planned
+from gpumem_tui.plan.combining import Planner, Planning
 from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quantity
@@ -209,7 +209,7 @@ def _planned(
     left: tuple[Technique, ...] = tuple(changes)
     interrupted, log = True, _PlanLog(quiet=quiet)
     try:
-        for step in planned(plan, runs, changes, control):
+        for step in Planner(plan, runs, changes, control).run():
             log.show(step)
             plan, left = step.plan, step.waiting
             if isinstance(step.running, Technique):

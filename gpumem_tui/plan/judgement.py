@@ -15,10 +15,11 @@ from gpumem_tui.formula.interconnect import GPUS_OF_A_NODE, links
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.records import BF16_SINCE, PRECISION_RECORDS
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import largest_batch, samples, target_of
+from gpumem_tui.plan.answers import largest_batch, target_of
 from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import ALMOST, Rate, busy_share, kept_shares, passes, price_of, rate, run, saturating_batch
+from gpumem_tui.report.tables import counted
 
 SMALLEST_NORMALIZED_BATCH = 16
 """Below it batch norm's statistics are noisy (Wu & He 2018)."""
@@ -246,7 +247,12 @@ def critical_batch(plan: Plan) -> Judgement:
     """Say where the plan's batch stands: beyond the critical batch size, more samples only waste compute."""
     advice, batch, noise, seq_len = _Advice("critical-batch"), global_batch(plan), plan.goals.noise, plan.shape.seq_len
     begins, measure = advice.text("begins"), advice.text("measure")
-    known = {"begins": begins, "measure": measure, "samples": samples(batch), "are": "is" if batch == 1 else "are"}
+    known = {
+        "begins": begins,
+        "measure": measure,
+        "samples": counted(batch, "sample"),
+        "are": "is" if batch == 1 else "are",
+    }
     if noise is not None:
         tokens = f" ({_about(noise.batch_size * seq_len)} tokens)" if seq_len else ""
         scale, stands = _about(noise.batch_size), _stands(batch, noise.batch_size)

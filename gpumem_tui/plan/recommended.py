@@ -61,12 +61,7 @@ def untraced(_plan: Plan) -> Unknown:
 
 def trace_by(known: Known) -> TraceOf:
     """Return the trace itself of what `known` answers of a plan."""
-
-    def trace_of(plan: Plan) -> Traced | Unknown:
-        found = known(plan)
-        return found if isinstance(found, Unknown) else found.traced
-
-    return trace_of
+    return lambda plan: found.traced if isinstance(found := known(plan), TracedAnswer) else found
 
 
 def judged_at_once(

@@ -260,15 +260,12 @@ class Look:
     def _follow_phases(self, parts: set[int]) -> None:
         """Tell the recorder each phase: forward at the first module, backward and the optimizer as they are called."""
 
-        def forward_begins(_: nn.Module, arguments: Any) -> None:
-            self._enter(Phase.FORWARD, arguments)
-
         def optimizer_begins(optimizer: torch.optim.Optimizer) -> None:
             inside = in_backward()
             self._in_step = not inside
             self._enter(Phase.OPTIMIZER, gradients=gradients_of(parameters_of(optimizer)) if inside else ())
 
-        self._hooks.on_forward(parts, lambda: self._phase, forward_begins)
+        self._hooks.on_forward(parts, lambda: self._phase, lambda _, arguments: self._enter(Phase.FORWARD, arguments))
         self._hooks.on_optimizer(optimizer_begins)
         self._follow_backward()
 

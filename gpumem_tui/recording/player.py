@@ -10,16 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import AlertMark, Alerts, NewAlerts
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.monitor.threads import LatestValue
+from gpumem_tui.monitor.threads import LatestSnapshot, LatestValue
 from gpumem_tui.recording.codec import CodecError, Plain, from_plain
 from gpumem_tui.recording.file import Member, RecordingEnds, parsed, when
 from gpumem_tui.recording.recording import BEGAN, GpuRecording, HostsPicture
+from gpumem_tui.remote.connection import WatchedHost
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.status import HostStatus
 
@@ -131,7 +132,7 @@ class RecordingIndex:
             self._grown.notify_all()
 
 
-class Player:
+class Player(LatestSnapshot):
     """Plays a recording and stays on its last picture: to a screen it is what connections to its hosts are.
 
     Of a recording of one machine it is a source of that machine's snapshots too (`monitor.snapshot.Source`).
@@ -149,6 +150,7 @@ class Player:
     """
 
     def __init__(self, recording: GpuRecording, speed: float = 1.0, past_s: float = 600.0) -> None:
+        super().__init__()
         self.index = RecordingIndex(recording)
         self.notice = ""
         self.jumps = 0
@@ -158,10 +160,11 @@ class Player:
         self._recording = recording
         self._speed = speed
         self._past_s = past_s
-        self._newest: LatestValue[HostsPicture] = LatestValue()
         self._unplayed = recording.pictures()
         self._first = next(self._unplayed, None) or HostsPicture(0.0, ())
-        self.connections = {status.host.name: PlayedHost(self, status.host) for status in self._first.statuses}
+        self.connections = {
+            status.host.name: PlayedHost(self, status.host, self._newest) for status in self._first.statuses
+        }
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._wanted_s: float | None = None
@@ -180,18 +183,11 @@ class Player:
         self._wake.set()
         self.index.stop()
 
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Call `tell` after each picture and at the end, from another thread; it must not wait."""
-        self._newest.subscribe(tell)
-
-    def unsubscribe(self, tell: Callable[[], None]) -> None:
-        """Stop calling `tell`."""
-        self._newest.unsubscribe(tell)
-
     @property
     def picture(self) -> HostsPicture | None:
         """Return the newest picture; None before the first."""
-        return self._newest.value
+        found: HostsPicture | None = self._newest.value
+        return found
 
     @property
     def statuses(self) -> tuple[HostStatus, ...]:
@@ -204,14 +200,6 @@ class Player:
     def latest(self) -> Snapshot | None:
         """Return the machine's newest snapshot, None before the first."""
         return None if self.picture is None else self.picture.snapshot
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return the machine's first snapshot that is not `after`; None if there is none in time, or none ever."""
-        deadline_s = time.monotonic() + timeout_s
-        while (latest := self.latest()) is after and (left_s := deadline_s - time.monotonic()) > 0:
-            if self.next(left_s) is None:
-                break
-        return None if latest is after else latest
 
     def next(self, timeout_s: float) -> HostsPicture | None:
         """Return the picture after the newest; None if there is none in time, or none ever again."""
@@ -341,11 +329,11 @@ class Player:
             yield last
 
 
-class PlayedHost:
-    """A host of a recording, in the place of a connection to one: a source of snapshots too."""
+class PlayedHost(WatchedHost):
+    """A host of a recording, in the place of a connection to one."""
 
-    def __init__(self, player: Player, host: RemoteHost) -> None:
-        self.host = host
+    def __init__(self, player: Player, host: RemoteHost, newest: LatestValue[HostsPicture]) -> None:
+        super().__init__(host, newest)
         self._player = player
 
     @property
@@ -353,11 +341,6 @@ class PlayedHost:
         """Return how it stood at the moment that is shown."""
         found = (each for each in self._player.statuses if each.host.name == self.host.name)
         return next(found, HostStatus(self.host))
-
-    @property
-    def notice(self) -> str:
-        """Return the host's name, and why it was away if it was."""
-        return self.status.title
 
     def past(self) -> Sequence[Snapshot]:
         """Return its snapshots before the moment that was sought last."""
@@ -368,24 +351,3 @@ class PlayedHost:
 
     def stop(self) -> None:
         """Do nothing: the other hosts go on."""
-
-    def latest(self) -> Snapshot | None:
-        """Return its snapshot at the moment that is shown."""
-        report = self.status.report
-        return None if report is None else report.snapshot
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return its first snapshot that is not `after`, or None if there is none in time."""
-        deadline_s = time.monotonic() + timeout_s
-        while (latest := self.latest()) is after and (left_s := deadline_s - time.monotonic()) > 0:
-            if self._player.next(left_s) is None:
-                break
-        return None if latest is after else latest
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Call `tell` after each picture."""
-        self._player.subscribe(tell)
-
-    def unsubscribe(self, tell: Callable[[], None]) -> None:
-        """Stop calling `tell`."""
-        self._player.unsubscribe(tell)

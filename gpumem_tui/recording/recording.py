@@ -363,7 +363,7 @@ def record_source(
             return False
         last = snapshot
         probes = ask(snapshot)
-        alerts = judge.update(snapshot, probes.figures, probes.ended, probes.growing, probes.stopped)
+        alerts = judge.update(snapshot, probes)
         recorder.add(snapshot, alerts, probes)
         return True
 

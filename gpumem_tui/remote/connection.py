@@ -10,14 +10,15 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.report import COMPLETE_S, is_complete
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, Source
-from gpumem_tui.monitor.threads import LatestValue
+from gpumem_tui.monitor.threads import LatestSnapshot, LatestValue
 from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, ReadingDecoder
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.ssh import CHANGES, LinkLost, RemoteSignal, SshOptions, SshProcess, send_signal
@@ -65,17 +66,41 @@ class BackOff:
         return _REFUSED_BACK_OFF_S if is_refused else _BACK_OFF_S[min(self._failed, len(_BACK_OFF_S) - 1)]
 
 
-class Connection:
-    """A host, connected to again and again until it is stopped.
+class WatchedHost(LatestSnapshot, Source):
+    """A host as a screen sees it, a source of snapshots for a Monitor of it alone: connected to, or of a recording.
 
-    It is a source of snapshots too (`monitor.snapshot.Source`), for a Monitor of this host alone.
+    Args:
+        newest: the values that its snapshots are of.
     """
 
-    def __init__(self, host: RemoteHost, options: SshOptions) -> None:
+    def __init__(self, host: RemoteHost, newest: LatestValue[Any]) -> None:
+        super().__init__(newest)
         self.host = host
-        self.ssh = options
+
+    @property
+    @abstractmethod
+    def status(self) -> HostStatus:
+        """Return the host's state."""
+
+    @property
+    def notice(self) -> str:
+        """Return the host's name, and why it is away if it is."""
+        return self.status.title
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest snapshot, None before the first."""
+        report = self.status.report
+        return None if report is None else report.snapshot
+
+
+class Connection(WatchedHost):
+    """A host, connected to again and again until it is stopped."""
+
+    def __init__(self, host: RemoteHost, options: SshOptions) -> None:
         self._status: LatestValue[HostStatus] = LatestValue()
         self._status.put(HostStatus(host))
+        super().__init__(host, self._status)
+        self.ssh = options
         self._stopped = threading.Event()
         self._again = threading.Event()
         self._process: SshProcess | None = None
@@ -88,36 +113,10 @@ class Connection:
         assert self._status.value is not None
         return self._status.value
 
-    @property
-    def notice(self) -> str:
-        """Return the host's name, and why it is away if it is."""
-        return self.status.title
-
     def start(self) -> None:
         """Begin, unless it has begun; returns at once."""
         if self._thread.ident is None:
             self._thread.start()
-
-    def latest(self) -> Snapshot | None:
-        """Return the newest snapshot, None before the first."""
-        report = self.status.report
-        return None if report is None else report.snapshot
-
-    def wait(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return the first snapshot that is not `after`, or None if there is none in time."""
-        deadline_s = time.monotonic() + timeout_s
-        status = self._status.value
-        while self.latest() is after and (left_s := deadline_s - time.monotonic()) > 0:
-            status = self._status.wait(status, left_s) or status
-        return None if self.latest() is after else self.latest()
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Call `tell` whenever the status changes, from another thread; it must not wait."""
-        self._status.subscribe(tell)
-
-    def unsubscribe(self, tell: Callable[[], None]) -> None:
-        """Stop calling `tell`."""
-        self._status.unsubscribe(tell)
 
     def signal(self, process: HostProcess, signal: RemoteSignal) -> None:
         """Signal a process there; takes as long as ssh does.
@@ -251,38 +250,6 @@ class Readings:
 
 
 # ---- several
-
-
-class WatchedHost(Source, Protocol):
-    """A host as a screen sees it: a connection to it, or one of a recording."""
-
-    @property
-    def status(self) -> HostStatus:
-        """Return the host's state."""
-
-    def unsubscribe(self, tell: Callable[[], None]) -> None:
-        """Stop calling `tell`."""
-
-
-class WatchedHosts(Protocol):
-    """Several of them, as a screen sees them."""
-
-    @property
-    def connections(self) -> Mapping[str, WatchedHost]:
-        """Return the hosts by name."""
-
-    @property
-    def statuses(self) -> tuple[HostStatus, ...]:
-        """Return each host's state."""
-
-    def subscribe(self, tell: Callable[[], None]) -> None:
-        """Call `tell` whenever a status changes, from another thread; it must not wait."""
-
-    def connect_now(self) -> None:
-        """Try all that are away at once."""
-
-    def stop(self) -> None:
-        """End; returns at once, from any thread."""
 
 
 class Fleet:

@@ -364,17 +364,14 @@ def _read(line: bytes, decoder: msgspec.json.Decoder[Line], kind: type[Line]) ->
 
 def _read_at_once(line: bytes, decoder: msgspec.json.Decoder[Line]) -> Line | None:
     """Read a plain line; None where a text has to be cleaned, or to say what is wrong."""
-    if not line.isascii() or b"\x7f" in line or not all(map(_shows, _escapes(line))):
+    escapes = _ESCAPE.finditer(line) if b"\\" in line else ()
+    if not line.isascii() or b"\x7f" in line or not all(map(_shows, escapes)):
         return None
     try:
         body = decoder.decode(line)
     except (msgspec.DecodeError, RecursionError):
         return None
     return body if body.schema == SCHEMA else None
-
-
-def _escapes(line: bytes) -> Iterator[re.Match[bytes]]:
-    return _ESCAPE.finditer(line) if b"\\" in line else iter(())
 
 
 def _shows(escape: re.Match[bytes]) -> bool:

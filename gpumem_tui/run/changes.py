@@ -298,10 +298,6 @@ def _no_options(option: str, seen: _Observed) -> str:
     return "" if fusable else f"torch has no fused {named}"
 
 
-def _no_set_to_none(seen: _Observed) -> str:
-    return "" if seen.zeroes else "the command sets gradients to None already, as torch does by default"
-
-
 def _no_autocast(seen: _Observed) -> str:
     if seen.uses_autocast:
         return "the command uses autocast already"
@@ -318,14 +314,6 @@ def _no_chunks(seen: _Observed) -> str:
     return "" if "" in seen.losses else next(reversed(seen.losses))
 
 
-def _no_compiling(seen: _Observed) -> str:
-    return "the command compiles already" if seen.compiler.compiles else ""
-
-
-def _nothing_compiled(seen: _Observed) -> str:
-    return "" if seen.compiler.compiles else "the command compiles nothing"
-
-
 _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
     "checkpointing": _no_checkpoint,
     **{key: functools.partial(_no_replacement, key) for key in REPLACEMENTS},
@@ -337,11 +325,13 @@ _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
         ("deepspeed-zero2", "deepspeed-zero3"),
         lambda _: "" if find_spec("deepspeed") else "DeepSpeed is not installed",
     ),
-    "set-to-none": _no_set_to_none,
+    "set-to-none": lambda seen: (
+        "" if seen.zeroes else "the command sets gradients to None already, as torch does by default"
+    ),
     "no-foreach": functools.partial(_no_options, "foreach"),
     "fused": functools.partial(_no_options, "fused"),
-    "compile": _no_compiling,
-    "eager": _nothing_compiled,
+    "compile": lambda seen: "the command compiles already" if seen.compiler.compiles else "",
+    "eager": lambda seen: "" if seen.compiler.compiles else "the command compiles nothing",
 }
 KEYS = tuple(_WHY_NOT)
 """Every change by name."""

@@ -128,7 +128,8 @@ def _run(words: list[str], hidden: dict[str, ModuleType], at_exit: list[Callable
     script, *_ = arguments = [word for word in words[1:2] if word != "-u"] + words[2:]
     folder = os.path.dirname(os.path.realpath(script))
     beforehand = _Beforehand(words, hidden)
-    if _names_in(folder) & {name.partition(".")[0] for name in (*hidden, *sys.modules)}:
+    beside = {name.partition(".")[0] for name in os.listdir(folder)}
+    if beside & {name.partition(".")[0] for name in (*hidden, *sys.modules)}:
         beforehand.start_afresh()
     hidden[_TORCH].default_generator.seed()
     if "numpy.random" in hidden:
@@ -155,11 +156,6 @@ def _run(words: list[str], hidden: dict[str, ModuleType], at_exit: list[Callable
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
-
-
-def _names_in(folder: str) -> set[str]:
-    """Return the modules that a folder seems to have."""
-    return {name.partition(".")[0] for name in os.listdir(folder)}
 
 
 class _Beforehand:

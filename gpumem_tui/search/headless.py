@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ class CommandLog:
         return f"tracing {self._workload.batch_words(event.batch_size)}, {how_far(now)}"
 
 
-Advise = Callable[[SearchConfig], list[str]]
+Advise = Callable[[SearchConfig], tuple[str, list[str]]]
 SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 
 
@@ -81,7 +81,7 @@ def run(
     """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other.
 
     Args:
-        advise: what would help where nothing fits.
+        advise: the change that would help most where nothing fits, and lines on that and others.
         quiet: do not show what a command prints.
         search_function: the search, wherever it runs.
     """
@@ -162,12 +162,11 @@ def _without_torch(config: SearchConfig, error: Unusable) -> str:
     return f"; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
-def _verdict_line(verdict: Verdict, advice: Sequence[str]) -> str:
+def _verdict_line(verdict: Verdict, change: str) -> str:
     """Return how a search has ended in one line that stands first: what fits with room left, or what to change."""
     line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
     if verdict.with_headroom is not None:
         line += f"; {report.headroom_line(verdict.with_headroom)}"
-    change = next((one.partition(";")[0] for one in advice if one.startswith("--")), "")
     return f"{line}. To change: {change}." if change else f"{line}."
 
 
@@ -221,10 +220,10 @@ class _Printer:
     def finish(self, verdict: Verdict) -> None:
         """Print how the search has ended."""
         config, prediction = self._config, self._prediction
-        advice = self._advise(config) if verdict.outcome == "nothing_fits" else []
+        change, advice = self._advise(config) if verdict.outcome == "nothing_fits" else ("", [])
         largest = self._results.get(verdict.max_batch_size)
         if self._held is not None:
-            self._held.insert(0, _verdict_line(verdict, advice))
+            self._held.insert(0, _verdict_line(verdict, change))
         self.release()
         self._output.show(
             body=lambda: report.result_json(config, verdict, prediction, advice),

@@ -391,9 +391,6 @@ class SnapshotUnpickler:
         value, key = self._stack.pop(), self._stack.pop()
         self._set([key, value])
 
-    def _set_items(self) -> None:
-        self._set(self._since_mark())
-
     def _set(self, pairs: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not dict or len(pairs) % 2:
@@ -461,7 +458,7 @@ class SnapshotUnpickler:
         b"a"[0]: _append,
         b"e"[0]: _appends,
         b"s"[0]: _set_item,
-        b"u"[0]: _set_items,
+        b"u"[0]: lambda self: self._set(self._since_mark()),
         **dict.fromkeys(b"c\x93Rbio\x81\x92\x82\x83\x84PQ", _refuse),
     }
     """What each instruction does."""

@@ -330,8 +330,7 @@ def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
     from gpumem_tui.plan.tracing import BackgroundTracer, TraceOptions
     from gpumem_tui.tui.plan.screen import PlanScreen
 
-    options = TraceOptions(config.python, config.steps, config.allocator)
-    return PlanScreen(plan, tracer=lambda on_change: BackgroundTracer(on_change, options))
+    return PlanScreen(plan, tracer=lambda on_change: BackgroundTracer(on_change, TraceOptions.of(config)))
 
 
 def _command_plan_screen(

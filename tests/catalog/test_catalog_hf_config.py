@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.catalog.config_file import read_config_file
 from gpumem_tui.catalog.huggingface import CONFIGS
-from gpumem_tui.catalog.loader import find_model, load_hf_config, shape_from_hf_config
+from gpumem_tui.catalog.loader import find_model, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 
 Config = dict[str, object]
@@ -249,19 +250,24 @@ def test_lists_the_supported_model_types(model_type: object) -> None:
     assert line.endswith(f"supported are {', '.join(CONFIGS)}")
 
 
+def _read(path: str | Path) -> ModelShape:
+    file = read_config_file(path)
+    return shape_from_hf_config(file.values, file.name)
+
+
 def test_loads_a_file_or_its_directory_named_after_the_directory(tmp_path: Path) -> None:
     model = tmp_path / "my-gpt"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(GPT2))
-    shape = load_hf_config(model)
+    shape = _read(model)
     assert shape.name == "my-gpt"
-    assert shape == load_hf_config(str(model / "config.json"))
+    assert shape == _read(str(model / "config.json"))
 
 
 def test_names_another_file_after_itself(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(GPT2))
-    assert load_hf_config(path).name == "tiny"
+    assert _read(path).name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -280,11 +286,11 @@ def test_says_what_is_wrong_with_the_file(tmp_path: Path, content: bytes, said: 
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(CatalogError, match=said) as caught:
-        load_hf_config(path)
+        _read(path)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_says_which_file_is_missing(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "config.json"):
         with pytest.raises(CatalogError, match=r"cannot read .*config\.json: No such file or directory"):
-            load_hf_config(path)
+            _read(path)

@@ -15,7 +15,7 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, NewAlerts, Severity
-from gpumem_tui.monitor.probes import Growing, RanOutOfMemory, Stopped
+from gpumem_tui.monitor.probes import Growing, ProbeReport, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import READINGS
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
@@ -36,10 +36,10 @@ class Cause:
 
     def alerts(self) -> tuple[Alert, ...]:
         """What is the matter after the last of them."""
-        judge = Alerts()
+        judge, said = Alerts(), ProbeReport({}, tuple(self.ended), tuple(self.growing), tuple(self.stopped))
         found: tuple[Alert, ...] = ()
         for snapshot in self.snapshots:
-            found = judge.update(snapshot, None, self.ended, self.growing, self.stopped)
+            found = judge.update(snapshot, said)
         return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, Severity, Trend
-from gpumem_tui.monitor.probes import ProbeFigures, RanOutOfMemory
+from gpumem_tui.monitor.probes import ProbeFigures, ProbeReport, RanOutOfMemory
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Instance
 from gpumem_tui.settings import Settings
 from tests.monitor.snapshots import START_S, gpu, machine, memory, process
@@ -29,7 +29,7 @@ class Watch:
         current: tuple[Alert, ...] = ()
         for _ in range(seconds):
             self.second += 1
-            current = self.alerts.update(machine(gpus, after_s=self.second, **changes), probes)
+            current = self.alerts.update(machine(gpus, after_s=self.second, **changes), ProbeReport(probes or {}))
         return list(current)
 
 
@@ -305,19 +305,21 @@ class TestWatchedOutOfMemory:
     """Told by the probe."""
 
     def test_a_process_that_just_ended_is_an_alert_for_a_while(self) -> None:
-        alerts, ended = Alerts(), [RanOutOfMemory(_UUID, START_S, "PID 7 (python train.py) ran out of memory")]
+        alerts = Alerts()
+        ended = ProbeReport(ended=(RanOutOfMemory(_UUID, START_S, "PID 7 (python train.py) ran out of memory"),))
         assert alerts.update(machine([gpu()])) == ()
-        (alert,) = alerts.update(machine([gpu()], after_s=1), None, ended)
+        (alert,) = alerts.update(machine([gpu()], after_s=1), ended)
         assert (alert.kind, alert.severity, alert.gpu_uuid) == (AlertKind.OOM, Severity.CRITICAL, _UUID)
         assert alert.message == "GPU 0: PID 7 (python train.py) ran out of memory"
-        assert alerts.update(machine([gpu()], after_s=60), None, ended), "it stands until it was likely read"
-        assert alerts.update(machine([gpu()], after_s=150), None, ended) == ()
+        assert alerts.update(machine([gpu()], after_s=60), ended), "it stands until it was likely read"
+        assert alerts.update(machine([gpu()], after_s=150), ended) == ()
 
     def test_one_that_ended_long_ago_is_none(self) -> None:
-        ended = [RanOutOfMemory(_UUID, START_S - 3600, "PID 7 ran out of memory")]
-        assert Alerts().update(machine([gpu()]), None, ended) == ()
+        ended = ProbeReport(ended=(RanOutOfMemory(_UUID, START_S - 3600, "PID 7 ran out of memory"),))
+        assert Alerts().update(machine([gpu()]), ended) == ()
 
     def test_where_the_gpu_is_not_known_it_is_the_machines(self) -> None:
-        ended = [RanOutOfMemory("", START_S, "PID 7 ran out of memory"), RanOutOfMemory("GPU-x", START_S - 1, "PID 6")]
-        (alert,) = Alerts().update(machine([gpu()]), None, ended)
+        elsewhere = RanOutOfMemory("GPU-x", START_S - 1, "PID 6")
+        ended = ProbeReport(ended=(RanOutOfMemory("", START_S, "PID 7 ran out of memory"), elsewhere))
+        (alert,) = Alerts().update(machine([gpu()]), ended)
         assert (alert.gpu_uuid, alert.message) == ("", "PID 7 ran out of memory")

@@ -11,7 +11,7 @@ import pytest
 
 from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
-from gpumem_tui.plan.combining import MOST_RUNS, MOST_WHERE_IT_FITS, Planning, command_of, likely, planned
+from gpumem_tui.plan.combining import MOST_RUNS, MOST_WHERE_IT_FITS, Planner, Planning, command_of, likely
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
 from gpumem_tui.plan.dialects import dialect_of, half_length, sharded_line, typed_changes, typed_command
 from gpumem_tui.plan.recommended import change_words
@@ -184,7 +184,7 @@ class _Runs:
 def _planned(runs: _Runs, batch_size: int, *keys: str) -> list[Planning]:
     plan = CommandPlan(runs.config, batch_size, base_predicted(runs.config))
     changes = [change(key, runs.config) for key in keys]
-    return list(planned(plan, runs, changes, Control(), clock=runs.clock))
+    return list(Planner(plan, runs, changes, Control(), clock=runs.clock).run())
 
 
 def test_smaller_passes_are_run_first_and_what_fits_asks_for_no_more_sets() -> None:
@@ -297,7 +297,7 @@ def test_what_takes_one_trace_goes_on_beside_the_run_before_it(monkeypatch: pyte
     one_size = replace(base, done=replace(base.done, only_at=1))
     predicted = replace(predicted, prediction=replace(predicted.prediction, traced=one_size))
     changes = [change(key, runs.config) for key in ("checkpointing", "autocast", "adafactor", "chunked-loss")]
-    *_, last = planned(CommandPlan(runs.config, 1, predicted), runs, changes, Control())
+    *_, last = Planner(CommandPlan(runs.config, 1, predicted), runs, changes, Control()).run()
     assert [one.change for one in last.plan.what_ifs] == changes
     assert all(isinstance(one.traced, Traced) for one in last.plan.what_ifs)
 
@@ -332,7 +332,7 @@ def test_what_was_spared_can_be_run_after_all() -> None:
     assert [one.key for one in plan.spared] == ["fused", "sharded"]
     runs.made.clear()
     rest = replace(plan, what_ifs=tuple(one for one in plan.what_ifs if not one.is_spared))
-    *_, last = planned(rest, runs, plan.spared, Control(), every=True)
+    *_, last = Planner(rest, runs, plan.spared, Control(), every=True).run()
     assert runs.made == ["fused", "sharded"]
     assert not last.plan.spared
 

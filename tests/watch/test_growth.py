@@ -134,7 +134,7 @@ def test_an_alert_says_how_fast_and_how_long(tmp_path: Path) -> None:
     [growth] = published.processes[0].growth
     assert growth.bytes_per_s == pytest.approx(10 * MIB, rel=0.05)
     snapshot = scene.of([gpu])
-    alerts = Alerts().update(snapshot, published.figures, published.out_of_memory, published.growing)
+    alerts = Alerts().update(snapshot, headless.probe_report(published))
     [alert] = [one for one in alerts if one.kind is AlertKind.GROWTH]
     assert alert.gpu_uuid == gpu.uuid
     assert alert.message.startswith("GPU 0: PID ")

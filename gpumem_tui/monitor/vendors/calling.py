@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
+from typing import Generic, TypeVar
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Fault, Gone
@@ -40,6 +42,33 @@ class Calls:
         """Return the call that has not returned, and for how many seconds; for other threads."""
         now = self._now
         return None if now is None else (now[0], monotonic() - now[1])
+
+
+Call = TypeVar("Call", bound=Calls)
+
+
+class Called(Generic[Call]):
+    """The part of `GpuBackend` that is about the calls: a base class for backends.
+
+    Args:
+        proc: the folder of the kernel's own files, ``/proc``.
+    """
+
+    def __init__(self, call: Call, proc: Path) -> None:
+        self._call, self._proc = call, proc
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Count the calls by the library's function."""
+        return dict(self._call.counts)
+
+    def in_progress(self) -> tuple[str, float] | None:
+        """Return the function that has not returned, and for how many seconds."""
+        return self._call.in_progress()
+
+    def begin_pass(self) -> None:
+        """Begin as `GpuBackend.begin_pass` has it."""
+        self._call.codes.clear()
 
 
 def refused(fault: Fault) -> Unknown:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
 from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
-from gpumem_tui.monitor.probes import Growing, Probes, RanOutOfMemory, Stopped
+from gpumem_tui.monitor.probes import NOTHING_SAID, ProbeReport
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.connection import Connection, WatchedHost
 from gpumem_tui.remote.hosts import RemoteHost
@@ -72,14 +72,7 @@ class HostAlerts(Alerts):
         """Return itself, as it has no state."""
         return self
 
-    def update(
-        self,
-        _snapshot: Snapshot,
-        _probes: Probes | None = None,
-        _ended: Sequence[RanOutOfMemory] = (),
-        _growing: Sequence[Growing] = (),
-        _stopped: Sequence[Stopped] = (),
-    ) -> tuple[Alert, ...]:
+    def update(self, _snapshot: Snapshot, _probes: ProbeReport = NOTHING_SAID) -> tuple[Alert, ...]:
         """Return the alerts that came with its last reading."""
         report = self._connection.status.report
         return () if report is None else report.alerts

@@ -19,7 +19,7 @@ from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.recording.file import when
 from gpumem_tui.recording.player import PlayedHost, Player
-from gpumem_tui.remote.connection import Connection, Fleet, WatchedHosts
+from gpumem_tui.remote.connection import Connection, Fleet
 from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess, alerts_of
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui.hosts.one import HostMonitor, HostSource, end_there, host_parts
@@ -102,7 +102,7 @@ class HostsScreen(TableScreen[HostsState]):
         super().__init__()
         self.notifier = None if isinstance(fleet, Player) else Notifier(settings.notify)
         self.replay = fleet if isinstance(fleet, Player) else None
-        self._fleet: WatchedHosts = fleet
+        self._fleet = fleet
         self._settings = settings
         self._hosts, self._processes = HostList(id="hosts"), HostList(id="hosts-processes")
         self._allow_signals = allow_signals
@@ -188,10 +188,6 @@ class HostsScreen(TableScreen[HostsState]):
         self._added[name] = report.snapshot
         if name != self._open:  # its Monitor adds it itself
             history.add(report.snapshot, {})
-
-    @on(RowList.Moved)
-    def _cursor_moved(self) -> None:
-        self._draw_chosen()
 
     @on(RowList.Chosen, "#hosts")
     def _host_chosen(self, message: RowList.Chosen) -> None:
@@ -362,5 +358,6 @@ class HostsScreen(TableScreen[HostsState]):
             self._processes.show(processes_rows(state, listed))
         self._draw_chosen()
 
+    @on(RowList.Moved)
     def _draw_chosen(self) -> None:
         self._said.show_rows(chosen_rows(self._state, self.chosen, self.size.width - 2))

@@ -57,12 +57,11 @@ class ChoiceField(Widget, can_focus=True):
     class Changed(OfField):
         """Another value was chosen."""
 
+    @dataclass
     class Refused(OfField):
         """A digit picks nothing; `reason` says why."""
 
-        def __init__(self, field: ChoiceField, reason: str) -> None:
-            super().__init__(field)
-            self.reason = reason
+        reason: str
 
     def __init__(self, title: str, labels: Mapping[str, str], value: str, *, id: str) -> None:  # noqa: A002  Textual's
         super().__init__(id=id)

@@ -15,6 +15,7 @@ import signal
 from abc import ABCMeta
 from codecs import getincrementaldecoder
 from collections import deque
+from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
@@ -167,13 +168,12 @@ _LONGEST_S = 0.5
 long. A note goes with the widget that has it, as when a key closes a dialogue."""
 
 
+@dataclass
 class KeyDone(Message):
     """Follows a key from the focused widget up to the app, behind whatever the key did on the way."""
 
-    def __init__(self, key: Key, round_: int) -> None:
-        super().__init__()
-        self.key = key
-        self.round = round_
+    key: Key
+    round: int
 
 
 class LastingApp(App[Result]):

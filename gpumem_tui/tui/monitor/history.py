@@ -191,20 +191,15 @@ class HistoryChart(Lines, can_focus=True):
         if snapshot is None:
             return
         if watched is not None:
-            self._show_process(ProcessChart.of(watched, snapshot.time_s), width, height)
+            chart = ProcessChart.of(watched, snapshot.time_s)
+            self._axis = chart.axis(width)
+            self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))
         elif gpu is not None:
             span_s = self._span.now_s(feed.seen_s(snapshot))
             series = feed.series(gpu, chart_columns(width), span_s, snapshot.time_s)
-            self._show_gpu(gpu, values_of(gpu, state.published.figures), series, width, height)
-
-    def _show_gpu(self, gpu: GpuReading, now: Mapping[Column, float], series: Series, width: int, height: int) -> None:
-        self._axis = axis_of(series)
-        cursor = self._axis.column_at(self._cursor_s)
-        self.show_rows(history_view(gpu, now, series, width, height, cursor, focused=self.has_focus))
-
-    def _show_process(self, chart: ProcessChart, width: int, height: int) -> None:
-        self._axis = chart.axis(width)
-        self.show_rows(process_history_rows(chart, width, height, self._cursor_s, focused=self.has_focus))
+            self._axis, now = axis_of(series), values_of(gpu, state.published.figures)
+            cursor = self._axis.column_at(self._cursor_s)
+            self.show_rows(history_view(gpu, now, series, width, height, cursor, focused=self.has_focus))
 
     def action_step(self, step: int) -> None:
         """Move the cursor to an earlier or a later bucket; 0 puts it away."""

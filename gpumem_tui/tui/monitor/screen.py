@@ -213,10 +213,6 @@ class MonitorScreen(ProcessActions):
     def _wheel_turned(self, message: ProcessTable.Moved) -> None:
         self.action_move(message.step)
 
-    @on(HistoryChart.Changed)
-    def _cursor_moved(self) -> None:
-        self._draw_history()
-
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -372,6 +368,7 @@ class MonitorScreen(ProcessActions):
         self._table.set_class(not plan.table, "-gone")
         self.refresh_bindings()
 
+    @on(HistoryChart.Changed)
     def _draw_history(self) -> None:
         if self._plan is not None and self._plan.history:
             self._chart.show(self._state, self.feed, self._cells.width - _MARGINS, self._plan.history)

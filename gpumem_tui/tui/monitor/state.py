@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpumem_tui.memory import Breakdown, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
 from gpumem_tui.monitor.history import History, Series
+from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.snapshot import GpuReading, Snapshot, Source
 from gpumem_tui.watch.published import Key, ProbeSource, Published
 
@@ -246,8 +247,8 @@ class Feed:
         self.notice = notice
         self._history.add(snapshot, published.figures)
         before = {alert.key for alert in self.alerts}
-        told = published.out_of_memory, published.growing, published.stopped
-        self.alerts = self._judge.update(snapshot, published.figures, *told)
+        told = ProbeReport(published.figures, published.out_of_memory, published.growing, published.stopped)
+        self.alerts = self._judge.update(snapshot, told)
         self.rings = any(alert.key not in before for alert in self.alerts)
         return True
 

@@ -23,11 +23,12 @@ from gpumem_tui.plan.command import (
     ranks_line,
 )
 from gpumem_tui.plan.recommended import change_words, verdict_line
+from gpumem_tui.run.events import Sample
 from gpumem_tui.search import report
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Fit
-from gpumem_tui.search.words import FIT_ANSWERS, largest_words, range_line
+from gpumem_tui.search.words import FIT_ANSWERS, how_far, largest_words, range_line
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, header_line, paragraph, row
 
 PANES = {
@@ -131,9 +132,9 @@ def printing(state: CommandPlanState, text: str) -> CommandPlanState:
     return state if state.config.workload.hugging_face is not None else replace(state, printed=text)
 
 
-def reaching(state: CommandPlanState, text: str) -> CommandPlanState:
-    """Take how far the running command has come."""
-    return replace(state, reached=text)
+def reaching(state: CommandPlanState, sample: Sample) -> CommandPlanState:
+    """Take how far the running command has come; for how long it runs is said already."""
+    return replace(state, reached=how_far(replace(sample, progress=replace(sample.progress, elapsed_s=0.0))))
 
 
 def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -19,13 +20,12 @@ from textual.message import Message
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_FAILED
-from gpumem_tui.plan.combining import planned
+from gpumem_tui.plan.combining import Planner
 from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Runs, Watch, on_every_gpu
 from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.predicting import CommandOutput, TraceProgress, WhileTracing
-from gpumem_tui.search.words import how_far
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Rows
@@ -65,13 +65,12 @@ class CommandPlanScreen(MainScreen):
         Binding("q", "app.quit", "quit", tooltip="Leave; what runs is ended"),
     ]
 
+    @dataclass
     class Arrived(Message):
-        """A message from what runs under `control`: the step to the next state."""
+        """A message from what runs under the control `origin`: the step to the next state."""
 
-        def __init__(self, control: Control, step: Step) -> None:
-            super().__init__()
-            self.origin = control
-            self.step = step
+        origin: Control
+        step: Step
 
     def __init__(self, runs: Runs, *, run_all: bool = True, clock: Clock = datetime.now) -> None:
         super().__init__()
@@ -208,7 +207,7 @@ class CommandPlanScreen(MainScreen):
             if isinstance(event, CommandOutput):
                 tell(partial(views.printing, text=event.text))
             elif isinstance(event, TraceProgress):
-                tell(partial(views.reaching, text=how_far(event.sample)))
+                tell(partial(views.reaching, sample=event.sample))
 
         try:
             self._run(state, control, tell, watch, run_all=run_all)
@@ -231,9 +230,9 @@ class CommandPlanScreen(MainScreen):
             tell(step)
             state = step(state)
         assert state.plan is not None, "it has just been traced"
-        runs = planned(state.plan, self._runs, state.waiting, control, watch, every=state.every) if run_all else ()
-        for now in runs:
-            tell(partial(views.went_on, step=now))
+        if run_all:
+            for now in Planner(state.plan, self._runs, state.waiting, control, watch, state.every).run():
+                tell(partial(views.went_on, step=now))
 
     def on_command_plan_screen_arrived(self, message: Arrived) -> None:
         """Take the step to the next state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -101,19 +102,17 @@ class PlanControls(RowList):
         Binding("escape", "abandon", show=False, tooltip="Take the number back that is being typed"),
     ]
 
+    @dataclass
     class Stepped(Message):
         """A control was changed: the step to the next state."""
 
-        def __init__(self, step: Callable[[PlanState], PlanState]) -> None:
-            super().__init__()
-            self.step = step
+        step: Callable[[PlanState], PlanState]
 
+    @dataclass
     class Picking(Message):
         """The control's list is to be opened."""
 
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
+        key: str
 
     def __init__(self) -> None:
         super().__init__(id="controls")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_bytes, format_count
-from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, samples
+from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.limits import Limit
@@ -15,6 +15,7 @@ from gpumem_tui.plan.report import NAMES, capitalized, lift_words
 from gpumem_tui.plan.speed import Cost, cost_of
 from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.plan.tracing import BackgroundTracer
+from gpumem_tui.report.tables import counted
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
     MUTED,
@@ -425,7 +426,7 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
     answer = found.traced.get(key)
     peak = f"≈{format_bytes(best.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
-    comes_to = f"{passes} = {samples(steps.global_batch_size)} a step; peak {peak}"
+    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}"
     comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
     first, *others = paragraph(what, width - 2, "bold")
     return [

@@ -10,8 +10,9 @@ from textual.message import Message
 
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes, format_count
-from gpumem_tui.plan.answers import Answer, TracedAnswer, cache_words, differing_phase, headroom_of, samples
+from gpumem_tui.plan.answers import Answer, TracedAnswer, cache_words, differing_phase, headroom_of
 from gpumem_tui.plan.tracing import Pending, TraceFailed, TraceReady, TraceState
+from gpumem_tui.report.tables import counted
 from gpumem_tui.search.words import PHASE_WORDS, room_words
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
@@ -90,7 +91,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
     steps, plan = answer.accumulation, answer.plan
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {plan.batch_size:,}"
     gpus = f" × {plan.recipe.gpus:,} GPUs" if plan.recipe.gpus > 1 else ""
-    batch = samples(steps.global_batch_size)
+    batch = counted(steps.global_batch_size, "sample")
     if not steps.exact:
         batch += f" for {steps.target_batch:,}"
     if answer.global_batch_tokens:
@@ -328,12 +329,11 @@ def _names(panes: list[str], width: int) -> dict[str, str]:
 class PaneNames(FixedRows):
     """A line of the panes' names; posts which one was clicked."""
 
+    @dataclass
     class Wanted(Message):
         """A name was clicked."""
 
-        def __init__(self, pane: str) -> None:
-            super().__init__()
-            self.pane = pane
+        pane: str
 
     def __init__(self, *, classes: str) -> None:
         super().__init__()

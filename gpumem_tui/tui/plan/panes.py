@@ -211,12 +211,11 @@ class PlanPane(Vertical):
         tracer: of the plan and of what would help; asked from another thread.
     """
 
+    @dataclass
     class Drawn(Message):
         """The pane is drawn; `step`: memory over a step, to be drawn elsewhere."""
 
-        def __init__(self, step: Rows) -> None:
-            super().__init__()
-            self.step = step
+        step: Rows
 
     def __init__(self, tracer: BackgroundTracer) -> None:
         super().__init__(id="pane-box")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import ClassVar, cast
@@ -101,12 +101,11 @@ class PlanScreen(MainScreen):
         Binding("f3", "app.show('plan')", show=False, tooltip=_SCREENS),
     ]
 
+    @dataclass
     class TraceArrived(Message):
         """The tracer knows more."""
 
-        def __init__(self, traced: TraceState) -> None:
-            super().__init__()
-            self.traced = traced
+        traced: TraceState
 
     def __init__(
         self,
@@ -269,9 +268,6 @@ class PlanScreen(MainScreen):
             self.action_explain()
 
     @on(RowList.Chosen, "#ledger,#facts")
-    def _act_on_numbers(self) -> None:
-        self.action_explain()
-
     def action_explain(self) -> None:
         """Explain the row under the cursor; show the keys where a row says all there is to say."""
         rows = self.focused

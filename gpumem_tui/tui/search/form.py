@@ -446,11 +446,6 @@ class EditScreen(ModalScreen[Edited | None]):
         """Say why beside the choice, until something changes."""
         self.query_one(f"#{message.field.id}-error", Static).update(message.reason)
 
-    @on(ChoiceField.Changed)
-    @on(Input.Changed)
-    def _changed(self) -> None:
-        self._check()
-
     @on(Input.Submitted)
     @on(Button.Pressed, "#apply")
     def action_apply(self) -> None:
@@ -512,6 +507,8 @@ class EditScreen(ModalScreen[Edited | None]):
 
     # Checking
 
+    @on(ChoiceField.Changed)
+    @on(Input.Changed)
     def _check(self) -> None:
         errors: dict[str, str] = {}
         kind = self._chosen("kind")

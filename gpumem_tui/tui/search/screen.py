@@ -120,13 +120,12 @@ class SearchScreen(MainScreen):
         Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
     ]
 
+    @dataclass
     class Arrived(Message):
-        """The search of `control` has something to say."""
+        """The search under the control `origin` has something to say."""
 
-        def __init__(self, control: Control, event: SearchEvent) -> None:
-            super().__init__()
-            self.origin = control
-            self.event = event
+        origin: Control
+        event: SearchEvent
 
     @dataclass
     class Measured(Message):
@@ -134,13 +133,12 @@ class SearchScreen(MainScreen):
 
         rate: MeasuredRate
 
+    @dataclass
     class Broke(Message):
-        """The search of `control` ended without a verdict."""
+        """The search under the control `origin` ended without a verdict."""
 
-        def __init__(self, control: Control, failure: Failure) -> None:
-            super().__init__()
-            self.origin = control
-            self.failure = failure
+        origin: Control
+        failure: Failure
 
     def __init__(  # noqa: PLR0913 - three of them stand for what a test plays
         self,

@@ -28,6 +28,8 @@ from gpumem_tui.monitor.vendors.amd.calls import (
     start,
     stop,
 )
+from gpumem_tui.monitor.vendors.calling import Called
+from gpumem_tui.text import file_text
 
 _RESERVE = Unknown("AMD's driver counts it as used")
 
@@ -223,26 +225,12 @@ and performance states, which AMD's GPUs have not."""
 # ---- the handles
 
 
-class AmdSmi:
-    """The `GpuBackend` of AMD.
-
-    Args:
-        proc: the folder of the kernel's own files, ``/proc``.
-    """
+class AmdSmi(Called[AmdCaller]):
+    """The `GpuBackend` of AMD."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._call = AmdCaller()
-        self._proc = proc
+        super().__init__(AmdCaller(), proc)
         self._started = False
-
-    @property
-    def calls(self) -> Mapping[str, int]:
-        """Count the calls by the library's function."""
-        return dict(self._call.counts)
-
-    def in_progress(self) -> tuple[str, float] | None:
-        """Return the function that has not returned, and for how many seconds."""
-        return self._call.in_progress()
 
     def start(self) -> None:
         """Start AMD SMI as `GpuBackend.start` has it."""
@@ -292,10 +280,6 @@ class AmdSmi:
             raise NoSuchGpu("the driver has no GPU at this index")
         return AmdGpu(self._call, handles[index], identity(self._call, handles[index]))
 
-    def begin_pass(self) -> None:
-        """Begin as `GpuBackend.begin_pass` has it."""
-        self._call.codes.clear()
-
     def check_answers(self) -> None:
         """Judge as `GpuBackend.check_answers` has it."""
         if self._call.codes and SUCCESS not in self._call.codes:
@@ -303,10 +287,7 @@ class AmdSmi:
 
     def bus(self) -> frozenset[str]:
         """List places on the PCI bus: the kernel names the driver of each at the end of its line."""
-        try:
-            lines = (self._proc / "bus/pci/devices").read_text(errors="replace").splitlines()
-        except OSError:
-            return frozenset()
+        lines = file_text(self._proc / "bus/pci/devices").splitlines()
         return frozenset(line.split()[0] for line in lines if line.split()[-1:] == ["amdgpu"])
 
     def _handles(self) -> list[Any]:

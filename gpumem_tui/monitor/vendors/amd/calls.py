@@ -21,6 +21,7 @@ from gpumem_tui.monitor.backend import Fault, Gone, StartFault
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.vendors.amd import NO_DRIVER, NO_LIBRARY
 from gpumem_tui.monitor.vendors.calling import Calls, refused
+from gpumem_tui.text import file_text
 
 T = TypeVar("T")
 
@@ -217,15 +218,8 @@ def _shut_down(call: AmdCaller) -> None:
 
 def _has_driver(proc: Path) -> bool:
     """Return whether the kernel runs amdgpu: as a module, or built in with its device for computing (kfd)."""
-    modules, devices = _lines(proc / "modules"), _lines(proc / "devices")
+    modules, devices = (file_text(proc / name).splitlines() for name in ("modules", "devices"))
     return any(line.startswith("amdgpu ") for line in modules) or any(line.split()[1:] == ["kfd"] for line in devices)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _rocm() -> str:
@@ -251,7 +245,8 @@ def _load() -> ModuleType:
         words = str(error).strip("'\"") or type(error).__name__
         remedy = "install the amdsmi of the same version as ROCm: `pip install amdsmi==VERSION`"
         raise StartFault(f"the AMD driver's library and its Python binding do not fit ({words})", remedy) from error
-    wanted, version = _rocm_version(), str(getattr(found, "__version__", ""))
+    wanted = file_text(Path(_rocm(), ".info/version")).partition("\n")[0].strip()  # such as 7.0.2-56
+    version = str(getattr(found, "__version__", ""))
     if wanted and "site-packages" in str(found.__file__) and version.split(".")[:2] != wanted.split(".")[:2]:
         # The binding hands over memory of the size that it knows: a library with longer structs writes behind it.
         del sys.modules["amdsmi"]
@@ -285,11 +280,6 @@ def _places() -> Iterator[str]:
         yield f"{_rocm()}/lib/libamd_smi.so"
     yield "libamd_smi.so"
     yield "/opt/rocm/lib/libamd_smi.so"
-
-
-def _rocm_version() -> str:
-    """Return the version of the ROCm that is installed, "7.0.2-56"; empty where it does not say."""
-    return next(iter(_lines(Path(_rocm(), ".info/version"))), "").strip()
 
 
 def _start_fault(fault: AmdFault) -> StartFault:

@@ -18,7 +18,7 @@ from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, Gone, Identity, ListedProcess, NoSuchGpu
 from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
-from gpumem_tui.monitor.vendors.calling import refused
+from gpumem_tui.monitor.vendors.calling import Called, refused
 from gpumem_tui.monitor.vendors.nvidia.calls import (
     NOT_AVAILABLE,
     Caller,
@@ -319,25 +319,11 @@ _NVLINK: Mapping[str, tuple[Callable[[_Traffic], int], bool]] = {
 """Which of the two counters each is, and whether it is a rate."""
 
 
-class Nvml:
-    """The `GpuBackend` of NVIDIA.
-
-    Args:
-        proc: the folder of the kernel's own files, ``/proc``.
-    """
+class Nvml(Called[Caller]):
+    """The `GpuBackend` of NVIDIA."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._call = Caller()
-        self._proc = proc
-
-    @property
-    def calls(self) -> Mapping[str, int]:
-        """Count the calls by NVML's function."""
-        return dict(self._call.counts)
-
-    def in_progress(self) -> tuple[str, float] | None:
-        """Return the function that has not returned, and for how many seconds."""
-        return self._call.in_progress()
+        super().__init__(Caller(), proc)
 
     def start(self) -> None:
         """Start NVML as `GpuBackend.start` has it."""
@@ -371,10 +357,6 @@ class Nvml:
             raise
         self._call.missing.clear()  # the driver may be another one since
         return NvmlGpu(self._call, handle, found)
-
-    def begin_pass(self) -> None:
-        """Begin as `GpuBackend.begin_pass` has it."""
-        self._call.codes.clear()
 
     def check_answers(self) -> None:
         """Judge as `GpuBackend.check_answers` has it."""

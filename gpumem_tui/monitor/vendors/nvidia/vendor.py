@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpumem_tui.monitor.backend import Market, Vendor
 from gpumem_tui.monitor.vendors.nvidia import NO_DRIVER, NO_DRIVER_LOADED
+from gpumem_tui.text import file_text
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.backend import GpuBackend
@@ -25,16 +26,9 @@ def _is_on_bus(root: Path) -> bool:
     if (root / "dev/nvidiactl").exists():
         return True
     return any(
-        _text(device / "vendor") == _PCI_VENDOR and _text(device / "class").startswith(_PCI_DISPLAY)
+        file_text(device / "vendor").strip() == _PCI_VENDOR and file_text(device / "class").startswith(_PCI_DISPLAY)
         for device in (root / "sys/bus/pci/devices").glob("*")
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _withheld(environ: Mapping[str, str]) -> tuple[str, str]:
