@@ -97,10 +97,9 @@ def test_an_estimate_that_may_fit_asks_for_no_change() -> None:
     estimate = _estimated(base_trace(runs.config))
     told = base_predicted(runs.config)
     plan = CommandPlan(runs.config, 4, replace(told, prediction=replace(told.prediction, traced=estimate)))
-    for step in planned(plan, runs, [change("sgd", runs.config)], Control(), clock=runs.clock):
-        plan = step.plan
+    *_, last = Planner(plan, runs, [change("sgd", runs.config)], Control(), clock=runs.clock).run()
     assert runs.made == ["sgd"]
-    answer = CommandAnswer.of(plan)
+    answer = CommandAnswer.of(last.plan)
     assert answer.fit == "may fit"
     assert not change_words(answer)
     by_formula = {row.fit for row in answer.techniques()[0] if row.by == "formula"}
