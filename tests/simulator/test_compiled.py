@@ -683,7 +683,7 @@ for _ in range(3):
     ("way", "said"),
     [
         ("left", "torch.compile: nothing was compiled: what the program gave it was not called"),
-        ("called", "torch.compile: nothing was compiled; 1 frame ran eager ("),
+        ("called", "torch.compile: nothing was compiled; 1 frame ran eager (product, train.py:9: "),
     ],
 )
 def test_a_compile_that_compiles_nothing_is_said(way: str, said: str, tmp_path: Path) -> None:
@@ -692,6 +692,43 @@ def test_a_compile_that_compiles_nothing_is_said(way: str, said: str, tmp_path: 
     command = [sys.executable, "-m", "gpumem_tui", "predict", "--gpu", "sim:a100-80gb", "--json", "--"]
     read = subprocess.run([*command, sys.executable, str(script), way], capture_output=True, text=True, check=True)
     assert next(note for note in json.loads(read.stdout)["traced"]["notes"] if "nothing was" in note).startswith(said)
+
+
+_WORKLOAD = """
+import torch
+
+
+def build(device):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).to(device)
+    return torch.compile(model), torch.optim.SGD(model.parameters())
+
+
+def make_batch(batch_size, device):
+    return torch.ones(batch_size, 64, device=device)
+
+
+@torch.compile
+def loss_of(values):
+    torch._dynamo.graph_break()
+    return values.sum()
+
+
+def train_step(model, optimizer, batch):
+    for _ in range(2):
+        loss_of(model(batch)).backward()
+    optimizer.step()
+"""
+
+
+def test_what_is_compiled_of_a_workload_file_is_that_of_one_batch_size(tmp_path: Path) -> None:
+    """It is traced at several, for each of which it compiles."""
+    file = tmp_path / "workload.py"
+    file.write_text(_WORKLOAD)
+    command = [sys.executable, "-m", "gpumem_tui", "predict", "--gpu", "sim:a100-80gb", "--json", "--batch-size", "7"]
+    read = subprocess.run([*command, "--workload", str(file)], capture_output=True, text=True, check=True)
+    said = next(note for note in json.loads(read.stdout)["traced"]["notes"] if "compiled," in note)
+    assert said.startswith("torch.compile: 2 graphs compiled, ")
+    assert said.endswith("1 graph break; no frame ran eager")
 
 
 _PATTERNS = """

@@ -121,7 +121,8 @@ def _reason_not_to(chosen: Any) -> str:
     if not is_checked("torch.compile"):
         return f"the compiler of torch {'.'.join(torch.__version__.split('.')[:2])} was not tried"
     if isinstance(chosen, str) and chosen not in _BACKENDS:
-        return f"backend {chosen!r}"
+        known = chosen in torch.compiler.list_backends(exclude_tags=())
+        return f"backend {chosen!r} is {'not followed' if known else 'none that torch has here'}"
     return "no triton to import here" if find_spec("triton") is None else ""
 
 
@@ -156,6 +157,7 @@ def forget() -> None:
     """Forget what was compiled, and for which shapes: a further trace begins as a process of its own would."""
     if "torch._inductor.compile_fx" in sys.modules:
         import_module("torch._dynamo").reset_code_caches()
+        import_module("torch._dynamo.utils").counters.clear()
         import_module("torch._dynamo.pgo").reset_code_state()
 
 
@@ -193,7 +195,9 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
                 return convert(self, frame, *args, **kwargs)
         except (unsupported.Unsupported, unsupported.SkipFrame) as error:
             if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
-                followed.ran_eager(_in_short(error))
+                code = frame.f_code
+                place = f"{code.co_name}, {Path(code.co_filename).name}:{code.co_firstlineno}"
+                followed.ran_eager(place, _in_short(error))
             raise
         except Exception as error:
             followed.estimated(_in_short(error))

@@ -86,7 +86,7 @@ def set_up(name: str, backend_module: Any) -> None:
     is_there = (ready, ready, ready) if version >= (2, 7) else (ready,)  # isBuilt, isAvailable, hasPrimaryContext
     first = [*absent[:2], *is_there, nothing, count]  # init, deviceCount
     hooks = ctypes.c_void_p(_object([*first, *absent[len(first) :]]))
-    rest._ZN2at33RegisterPrivateUse1HooksInterfaceEPNS_25PrivateUse1HooksInterfaceE(hooks)
+    rest["_ZN2at33RegisterPrivateUse1HooksInterfaceEPNS_25PrivateUse1HooksInterfaceE"](hooks)
 
     backend_registration.rename_privateuse1_backend(name)
     backend_registration.generate_methods_for_privateuse1_backend()
