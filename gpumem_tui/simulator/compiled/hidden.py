@@ -80,8 +80,11 @@ def name_meshes(module: Any) -> None:
         hidden = getattr(_inside, "called", False) or getattr(_inside, "compiled", False)
         return DEVICE_TYPE if hidden and mesh._device_type == "cuda" else mesh._device_type
 
+    def named(mesh: Any, name: str) -> None:  # by torch up to 2.9
+        mesh._device_type = name
+
     if torch.distributed.is_available():
-        replace(module.DeviceMesh, "device_type", property(device_type))
+        replace(module.DeviceMesh, "device_type", property(device_type, named))
 
 
 @contextmanager

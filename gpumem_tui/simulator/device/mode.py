@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._higher_order_ops import utils as higher_order
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
@@ -340,7 +340,7 @@ class DeviceMode(FakeTensorMode):
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
-        fakes: Any = registered_hop_fake_fns
+        fakes: Any = getattr(higher_order, "registered_hop_fake_fns", {})  # since torch 2.8
         with self:
             if func in fakes:
                 return fakes[func](*args, **kwargs)
