@@ -90,6 +90,10 @@ def asks_for_autocast(x):
     return chain(x) if not torch.is_autocast_enabled() else x
 
 
+def makes_numbers(x):
+    return chain(x * x.new_tensor(0.5) + torch.tensor(2.0, device="cuda"))
+
+
 class Ran(nn.Module):
     def forward(self, x):
         return checkpoint(chain, x, use_reentrant=False).cos().sin()
@@ -132,6 +136,7 @@ def widened(x: torch.Tensor) -> torch.Tensor:
 def widened_backward(gradient: torch.Tensor) -> torch.Tensor:
     @torch.compile
     def narrow(wide):
+        wide = wide * wide.new_tensor(0.5)
         return (wide.double().cos() @ torch.ones(SIDE, SIDE, device="cuda", dtype=torch.double)).float()
 
     return narrow(gradient)
@@ -171,6 +176,7 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("by another backend", chain, matrix(), backend="aot_eager")
     kept("asks for cuda", asks_for_cuda, matrix())
     kept("asks for autocast", asks_for_autocast, matrix())
+    kept("makes numbers", makes_numbers, matrix())
     kept("under autocast", under_autocast, matrix())
     linear = nn.Linear(SIDE, SIDE).cuda()
     found["is a view"] = torch.compile(lambda x: x + linear(x))(matrix()[None])._is_view()
@@ -273,6 +279,11 @@ def test_the_state_of_autocast_breaks_no_graph(found: dict[str, Any]) -> None:
     assert found["asks for autocast"]["compiled"] == MATRIX
 
 
+def test_numbers_that_become_tensors_on_the_gpu_break_no_graph(found: dict[str, Any]) -> None:
+    """As scales of products in 8 bits do: Dynamo asked the simulated device for the tensor, which has no data."""
+    assert found["makes numbers"]["compiled"] <= MATRIX + 2 * 512
+
+
 def test_an_autocast_that_was_made_outside_of_a_graph_is_entered_in_it(found: dict[str, Any]) -> None:
     """In bf16 a product, and its copies of both sides for backward."""
     assert found["under autocast"]["compiled"] < found["under autocast"]["eager"]
@@ -289,7 +300,7 @@ def test_a_checkpoint_is_compiled_too(found: dict[str, Any]) -> None:
     said, counted = (note for note in found["of one graph each"] if "while it compiles" not in note)
     assert "1 checkpoint within a graph" in said
     ends = "graphs compiled, traced by the compiler's own buffers; no frame ran eager"
-    assert counted == f"torch.compile: {13 if compiles_backwards(found) else 11} {ends}"
+    assert counted == f"torch.compile: {14 if compiles_backwards(found) else 12} {ends}"
 
 
 def test_a_checkpoint_that_keeps_the_state_of_random_numbers_is_compiled(found: dict[str, Any]) -> None:
