@@ -394,7 +394,7 @@ def _techniques(judged: Techniques) -> str:
 
 def _together(plan: CommandPlan) -> Iterator[str]:
     """Yield the cheapest that makes the command fit, and the command with it."""
-    best = None if plan.there(plan.base).fits(plan.batch_size) else plan.fitting
+    best = None if plan.there(plan.base).fits_leaving(plan.batch_size, 0) else plan.fitting
     if best is None or isinstance(best.traced, Unknown):
         return
     there = plan.there(best.traced)
@@ -403,7 +403,7 @@ def _together(plan: CommandPlan) -> Iterator[str]:
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
     each = " on each GPU" if best.gpus > 1 else ""
-    yield f"The cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}{each}, {room}."
+    yield f"The cheapest that {plan.fit_with(best)}: **{best.words}**. Traced: peak {format_bytes(peak)}{each}, {room}."
     line, written = command_of(plan, best)
     yield shell(line)
     if written:
@@ -417,7 +417,7 @@ def _tried(found: CommandAnswer) -> Iterator[str]:
             row.change.name,
             format_bytes(row.saved_bytes),
             format_bytes(row.peak_bytes),
-            "yes" if row.fits else "no",
+            FIT_ANSWERS[row.fit],
             f"{row.largest:,}" if isinstance(row.largest, int) else "–",
             f"{row.change.cost} ({row.change.source})",
             row.by,
