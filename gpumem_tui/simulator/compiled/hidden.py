@@ -78,10 +78,11 @@ def name_meshes(module: Any) -> None:
 
     def device_type(mesh: Any) -> str:
         hidden = getattr(_inside, "called", False) or getattr(_inside, "compiled", False)
-        return DEVICE_TYPE if hidden and mesh._device_type == "cuda" else mesh._device_type
+        kind: str = vars(mesh).get("_device_type") or vars(mesh)["device_type"]  # torch up to 2.9
+        return DEVICE_TYPE if hidden and kind == "cuda" else kind
 
-    def named(mesh: Any, name: str) -> None:  # by torch up to 2.9
-        mesh._device_type = name
+    def named(mesh: Any, name: str) -> None:
+        vars(mesh)["device_type"] = name
 
     if torch.distributed.is_available():
         replace(module.DeviceMesh, "device_type", property(device_type, named))
