@@ -278,7 +278,7 @@ class _Trial:
 
 # Traces
 
-_COMPILED = "the buffers of compiled code are no straight line in the batch size: a trace is of one (--batch-size)"
+_COMPILED = "compiled, a step does not grow evenly with its batch: a trace is of one size, a search tries others"
 _COMPILED_SIZES = (8, 16)
 """What a search guesses by: at smaller ones the optimizer's step may be the peak."""
 

@@ -104,8 +104,9 @@ def predicted_line(prediction: Prediction) -> str:
     formula, traced = prediction.formula, prediction.traced
     words = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
     figures = f"formula {_value(formula.max_batch_size)}, traced "
-    if isinstance(traced, Unknown):
-        return f"{words}{figures}{_value(traced)}"
+    largest = traced if isinstance(traced, Unknown) else traced.max_batch_size
+    if isinstance(traced, Unknown) or isinstance(largest, Unknown):
+        return f"{words}{figures}not known ({reason_of(largest)})"
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
     if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
         return f"{words}{figures}{whole}"
@@ -387,8 +388,7 @@ def result_lines(
     if prediction is not None and largest is not None:
         yield ""
         yield from ledger_lines(config, prediction, largest, largest.batch_size)
-        if line := caveat(config, prediction.traced):
-            yield line
+        yield from filter(None, [caveat(config, prediction.traced)])
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
             yield from filter(None, (highest_line(traced.at(largest.batch_size)),))

@@ -391,7 +391,7 @@ def test_a_backward_is_compiled_as_well(found: dict[str, Any]) -> None:
 def test_nothing_is_kept_of_what_a_graph_break_forbids(found: dict[str, Any]) -> None:
     """The compiler's error refers to the frames that it left, and these to their tensors."""
     assert found["left by errors"] == 0
-    assert any("traced as eager" in note and "Unsupported" in note for note in found["estimates"])
+    assert any("traced as eager" in note and "stopped with Unsupported" in note for note in found["estimates"])
 
 
 _KERNELS = """

@@ -200,7 +200,7 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
                 followed.ran_eager(place, _in_short(error))
             raise
         except Exception as error:
-            followed.estimated(_in_short(error))
+            followed.estimated(_failed(error))
             raise
         finally:
             ahead.framed()
@@ -264,11 +264,15 @@ def _hiding(compiled: Any, function: Any, followed: Followed, ahead: Ahead, fail
             try:
                 return compiled(*args, **kwargs)
             except failure as error:  # cycles of an error with its frames would keep their tensors
-                followed.estimated(_in_short(error.with_traceback(None)))
+                followed.estimated(_failed(error.with_traceback(None)))
             return function(*args, **kwargs)
 
     call._torchdynamo_wrapper_id = id(call)  # type: ignore[attr-defined]
     return call
+
+
+def _failed(error: Exception) -> str:
+    return f"the compiler stopped with {_in_short(error)}, as it may on a GPU, where that ends the program"
 
 
 def _in_short(error: Exception) -> str:
