@@ -130,7 +130,7 @@ plan.params = [option for option in plan.params if option.name not in _OF_A_SEAR
 def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     for option, given in (("--what-if", asked.what_ifs), ("--no-what-if", asked.no_what_if)):
         if given:
-            raise click.UsageError(f"{option}: is about a command; write one after `--`")
+            raise click.UsageError(f"{option}: is about a command (write one after `--`); a model has --compile, …")
     if config.workload.as_torch:
         raise click.UsageError("--torch-version: only `predict` and `search` trace a model as another torch")
     wanted = _planned(_accumulated(config, asked), asked.batch_size or 1, frozenset(asked.extras), goals)

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from gpumem_tui.addresses import in_url, is_address, is_loopback
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
+from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, Instance, Snapshot, Source
@@ -141,7 +141,7 @@ class Machine:
 
     host: str
     snapshot: Snapshot | None
-    probes: ProbeReport = field(default_factory=ProbeReport)
+    probes: ProbeReport = NOTHING_SAID
     is_up: bool = True
 
 
@@ -155,7 +155,7 @@ def this_machine(source: Source, ask: Ask = no_probes) -> Machines:
     def read() -> Iterable[Machine]:
         snapshot = source.latest()
         with one_at_a_time:
-            probes = ProbeReport() if snapshot is None else ask(snapshot)
+            probes = NOTHING_SAID if snapshot is None else ask(snapshot)
         return [Machine(host, snapshot, probes)]
 
     return read

@@ -287,7 +287,7 @@ class Planner:
 
 def _cost(plan: CommandPlan) -> Price | None:
     """Return the price of the cheapest that fits, which is none where the command does as it is; None for nothing."""
-    if plan.base.fits(plan.batch_size):
+    if plan.base.fits_leaving(plan.batch_size, 0):
         return Price()
     return None if plan.fitting is None else plan.fitting.price
 

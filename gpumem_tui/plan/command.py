@@ -36,7 +36,7 @@ from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, WhileTracing
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE, profile_for
 from gpumem_tui.simulator.allocator.replay import AffineTrace
@@ -183,10 +183,16 @@ class CommandPlan:
         return min(fitting, key=lambda one: one.price, default=None)
 
     def fits_with(self, one: Together) -> bool:
-        """Return whether the command fits on the planned GPU with changes that were run."""
+        """Return whether the command fits on the planned GPU with changes that were run; by an estimate, may fit."""
         if isinstance(one.traced, Unknown):
             return False
         return self.there(one.traced).fits_leaving(one.batch_size, one.beside_bytes)
+
+    def fit_with(self, one: Together) -> Fit:
+        """Return how surely the command fits with changes, where their run ended."""
+        if isinstance(one.traced, Unknown):
+            return "does not fit"
+        return self.there(one.traced).fit(one.batch_size, one.beside_bytes)
 
     @property
     def spared(self) -> tuple[Technique, ...]:
@@ -428,8 +434,13 @@ class TechniqueRow:
     reserved_bytes: int | None
     buckets: Breakdown | None
     saved_bytes: int
-    fits: bool
+    fit: Fit
     largest: int | Unknown
+
+    @property
+    def fits(self) -> bool:
+        """Return whether it fits for certain."""
+        return self.fit == "fits"
 
 
 _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
@@ -453,7 +464,7 @@ def _tried(answer: CommandAnswer) -> Iterator[TechniqueRow]:
             replay.peak_reserved_bytes,
             replay.breakdown,
             answer.peak_allocated_bytes - replay.peak_allocated_bytes,
-            traced.fits(plan.batch_size),
+            traced.fit(plan.batch_size),
             traced.max_batch_size,
         )
     yield _without(answer, catalog_techniques()["offload-optimizer"], (Bucket.OPTIMIZER,), 0.0)
@@ -474,8 +485,8 @@ def _without(answer: CommandAnswer, change: Technique, buckets: Iterable[Bucket]
     gpu = answer.traced.gpu
     larger = replace(gpu, total_bytes=gpu.total_bytes + saved, cuda_total_bytes=gpu.cuda_total_bytes + saved)
     roomier = replace(answer.traced, gpu=larger, _runs={})
-    fits, largest = roomier.fits(batch_size), roomier.max_batch_size
-    return TechniqueRow(change, "formula", before - saved, None, None, saved, fits, largest)
+    fit, largest = roomier.fit(batch_size), roomier.max_batch_size
+    return TechniqueRow(change, "formula", before - saved, None, None, saved, fit, largest)
 
 
 def _count(largest: int | Unknown) -> int:

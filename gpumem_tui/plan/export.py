@@ -276,7 +276,7 @@ def _together_json(plan: CommandPlan, one: Together) -> dict[str, Any]:
     if isinstance(one.traced, Unknown):
         return {**body, "unavailable": one.traced.reason}
     peak_bytes = one.traced.at(one.batch_size).peak_allocated_bytes
-    return {**body, "fits": plan.fits_with(one), "peak_bytes": peak_bytes + one.beside_bytes}
+    return {**body, "fits": plan.fit_with(one) == "fits", "peak_bytes": peak_bytes + one.beside_bytes}
 
 
 def _speed_json(plan: Plan) -> dict[str, Any]:

@@ -255,4 +255,4 @@ def _outcome(plan: CommandPlan, found: Together) -> str:
     if isinstance(found.traced, Unknown):
         return found.traced.reason
     peak_bytes = found.traced.at(found.batch_size).peak_allocated_bytes + found.beside_bytes
-    return f"{format_bytes(peak_bytes)}, {'fits' if plan.fits_with(found) else 'does not fit'}"
+    return f"{format_bytes(peak_bytes)}, {plan.fit_with(found)}"

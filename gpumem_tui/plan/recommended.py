@@ -236,6 +236,8 @@ def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
     most = ""
     if isinstance(largest, int):
         most = f"; the largest that fits is {largest:,}{up_to(largest, found.may_fit_batch_size)}"
+        if found.traced.done.is_estimate:
+            most = f"; the largest that may is {largest_words(largest, found.may_fit_batch_size)}"
     where = f" on {gpu.title}" if with_gpu else ""
     return f"{found.plan.size} {found.fit}{where}, {room}{most}"
 
@@ -245,14 +247,14 @@ def change_words(found: CommandAnswer) -> str:
 
     Where none of these fits, what does by formula.
     """
-    if found.fit == "fits":
+    if found.traced.fits_leaving(found.plan.batch_size, 0):
         return ""
     if (best := found.plan.fitting) is not None:
         how = f" ({best.changes[0].how})" if best.passes == 1 and len(best.changes) == 1 else ""
         if how and best.batch_size != found.plan.batch_size:  # which `how` has
             line, written = command_of(found.plan, best)
             how = f" ({line}{besides(written)})"
-        return f"To change: {best.words}{how}, traced: it fits."
+        return f"To change: {best.words}{how}, traced: it {found.plan.fit_with(best)}."
     if not found.plan.what_ifs:
         return ""
     traces = [*(one.traced for one in found.plan.together), *(one.traced for one in found.plan.what_ifs)]

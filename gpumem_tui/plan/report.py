@@ -47,6 +47,7 @@ from gpumem_tui.plan.recommended import (
 from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.plan.techniques import Combination, Techniques, techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
+from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search import report
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
@@ -176,7 +177,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             bullets([*_verdict(now, by_trace), *map(sentence, filter(None, (layers, *lacking(plan))))]),
             "## What would help",
             *_combinations(by_trace, best),
-            _techniques(techniques(plan, largest)),
+            _techniques(techniques(plan, largest), is_compiled=plan.recipe.compile),
             "## Every GPU",
             _largest_on_gpus(on_gpus, plan),
             *_costs(on_gpus, plan),
@@ -326,6 +327,7 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
             f"The columns are of two moments: the traced peak is {PHASE_WORDS[phase]}, the formula's "
             f"{now.prediction.moment.value}."
         )
+    yield from traced.traced.done.notes
 
 
 def _command_verdict(found: CommandAnswer) -> Iterator[str]:
@@ -376,7 +378,7 @@ def _combination(heading: str, found: Combination, traced: TracedAnswer | None =
     return f"{line}\n\n{shell(command)}" if isinstance(command, str) else line
 
 
-def _techniques(judged: Techniques) -> str:
+def _techniques(judged: Techniques, *, is_compiled: bool) -> str:
     rows = [
         (
             technique.name,
@@ -389,12 +391,14 @@ def _techniques(judged: Techniques) -> str:
         for technique in judged.helping
     ]
     found = table(("technique", "option", "saves ≈", "fits ≈", "largest batch a GPU ≈", "cost"), rows)
-    return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+    other = "eager PyTorch: without --compile" if is_compiled else "compiled by torch.compile: with --compile"
+    notes = [f"{entry.name}: {entry.reason}" for entry in judged.not_applicable]
+    return f"{found}\n\n{bullets([*notes, f'{other}, by trace, as the formula counts eager PyTorch'])}"
 
 
 def _together(plan: CommandPlan) -> Iterator[str]:
     """Yield the cheapest that makes the command fit, and the command with it."""
-    best = None if plan.there(plan.base).fits(plan.batch_size) else plan.fitting
+    best = None if plan.there(plan.base).fits_leaving(plan.batch_size, 0) else plan.fitting
     if best is None or isinstance(best.traced, Unknown):
         return
     there = plan.there(best.traced)
@@ -403,7 +407,7 @@ def _together(plan: CommandPlan) -> Iterator[str]:
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
     each = " on each GPU" if best.gpus > 1 else ""
-    yield f"The cheapest that fits: **{best.words}**. Traced: peak {format_bytes(peak)}{each}, {room}."
+    yield f"The cheapest that {plan.fit_with(best)}: **{best.words}**. Traced: peak {format_bytes(peak)}{each}, {room}."
     line, written = command_of(plan, best)
     yield shell(line)
     if written:
@@ -417,7 +421,7 @@ def _tried(found: CommandAnswer) -> Iterator[str]:
             row.change.name,
             format_bytes(row.saved_bytes),
             format_bytes(row.peak_bytes),
-            "yes" if row.fits else "no",
+            FIT_ANSWERS[row.fit],
             f"{row.largest:,}" if isinstance(row.largest, int) else "–",
             f"{row.change.cost} ({row.change.source})",
             row.by,
@@ -466,16 +470,18 @@ def _places(found: CommandAnswer) -> str:
 
 
 def _largest_on_gpus(found: Sequence[LargestOnGpu], plan: Plan) -> str:
+    here = next((reason_of(row.traced) for row in found if row.gpu == plan.gpu), None)
     rows = [
         (
             f"`{row.gpu.name}`",
             f"{row.traced:,}" if isinstance(row.traced, int) else format_bytes(None),
             f"{row.formula:,}",
-            row.traced.reason if isinstance(row.traced, Unknown) else "; ".join(row.lacks),
+            reason if (reason := reason_of(row.traced)) and reason != here else "; ".join(row.lacks),
         )
         for row in found
     ]
-    return table(("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note"), rows)
+    columns = ("GPU", f"largest batch traced, {100 * plan.headroom:g} % left free", "formula", "note")
+    return table(columns, rows) + (f"\n\nNone is traced here: {here}." if here else "")
 
 
 def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:

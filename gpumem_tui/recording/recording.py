@@ -19,7 +19,7 @@ from typing import Any
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, AlertMark, Alerts, NewAlerts
-from gpumem_tui.monitor.probes import Ask, ProbeReport, no_probes, with_unlisted
+from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.recording.codec import CodecError, Plain, from_plain, to_plain
 from gpumem_tui.recording.file import HEADER_KEY, RecordingEnds, RecordingError, RecordingFile, RecordingWriter, when
@@ -208,7 +208,7 @@ class GpuRecorder:
         self._new = NewAlerts()
         self._reports: dict[str, tuple[HostReport, Plain]] = {}
 
-    def add(self, snapshot: Snapshot, alerts: tuple[Alert, ...] = (), probes: ProbeReport | None = None) -> None:
+    def add(self, snapshot: Snapshot, alerts: tuple[Alert, ...] = (), probes: ProbeReport = NOTHING_SAID) -> None:
         """Append a snapshot of this machine.
 
         Args:
@@ -218,7 +218,6 @@ class GpuRecorder:
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        probes = probes or ProbeReport()
         snapshot, began = with_unlisted(snapshot, probes), self._new.begun(snapshot.time_s, alerts, probes.said)
         here = RemoteHost(snapshot.host.name, snapshot.host.name)
         body = _host_body(here, HostPhase.LIVE, report=_report_body(to_plain(snapshot)))

@@ -220,6 +220,13 @@ class _Simulated(_Trial):
             self.changes = Changes(self.request.change, self.request.gpu, self.compiler)
             self.changes.start()
 
+    def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
+        done, unsure = super().trial_done(outcome, recorded, detail), self._unsure()
+        return replace(done, is_estimate=unsure["is_estimate"])
+
+    def _unsure(self) -> dict[str, Any]:
+        return self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
+
     def all_notes(self) -> tuple[str, ...]:
         known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
         return (*known, *super().all_notes(), *self.rows.used, *self.gpu.notes)
@@ -247,10 +254,9 @@ class _Simulated(_Trial):
         size = self.request.batch_size or 0
         notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
-        unsure = self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
         done = replace(
             done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters(),
-            allocator=self.gpu.allocator.settings.text, **unsure,
+            allocator=self.gpu.allocator.settings.text, **self._unsure(),
         )  # fmt: skip
         if self.changes is None:
             return done

@@ -152,6 +152,7 @@ class TrialDone:
         detail: the out-of-memory message or the error, in one line; empty for a fit.
         notes: what else is to be known of the result, a line each.
         growing: that memory grows from step to step, and where; empty if it does not.
+        is_estimate: something of it runs otherwise on a GPU, as a note says; never of a real one.
         device_used_bytes: what the whole device held at the peak for this process: context and reserved.
         step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
     """
@@ -170,6 +171,7 @@ class TrialDone:
     detail: str = ""
     notes: tuple[str, ...] = ()
     growing: str = ""
+    is_estimate: bool = False
     event: Literal["trial"] = "trial"
 
     @property

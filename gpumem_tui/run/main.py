@@ -109,10 +109,13 @@ def _serve(events_fd: int) -> None:
             compiler = follow_compiler(notes)
             if isinstance(request, TraceRequest):
                 done = trace(request, profile, report, rows)
-                if isinstance(done, TraceDone):
-                    done = replace(done, **compiler.unsure(request.workload.as_torch, request.gpu))
             else:
                 done = _Trial(request, profile, report, may_run).on_simulated_gpu(rows)
+            unsure = compiler.unsure(request.workload.as_torch, request.gpu)
+            if isinstance(done, TraceDone):
+                done = replace(done, **unsure)
+            elif isinstance(done, TrialDone):
+                done = replace(done, is_estimate=unsure["is_estimate"])
             report(replace(done, notes=(*notes, *done.notes)) if isinstance(done, (TraceDone, TrialDone)) else done)
         elif isinstance(request, TraceRequest) or not torch.cuda.is_available():
             report(Failed("device", f"torch {torch.__version__} of {sys.executable} finds no CUDA device"))

@@ -137,25 +137,25 @@ class Traced:
         self._check(batch_size)
         return record(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes)
 
-    def fit(self, batch_size: int) -> Fit:
-        """Return whether the step fits on this device, as far as is known."""
-        finder, capacity = self._finder, self.capacity_range
+    def fit(self, batch_size: int, free_bytes: int = 0) -> Fit:
+        """Return whether the step fits on this device and leaves so much free, as far as is known."""
+        finder, capacity = self._finder, self.capacity_range - Range(free_bytes, free_bytes)
+        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
         if self.done.is_estimate:
-            return "may fit" if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes) else "may not fit"
-        if finder.fits(batch_size, capacity.low_bytes, self.allowed_bytes, level="needed"):
+            return "may fit" if finder.fits(batch_size, capacity.low_bytes, allowed) else "may not fit"
+        if finder.fits(batch_size, capacity.low_bytes, allowed, level="needed"):
             return "fits"
         most = capacity.high_bytes + self.done.unsure_bytes
-        return "may fit" if finder.fits(batch_size, most, self.allowed_bytes) else "does not fit"
+        return "may fit" if finder.fits(batch_size, most, allowed) else "does not fit"
 
     def fits(self, batch_size: int) -> bool:
         """Return whether the step fits on this device with the most that it is known to take."""
         return self.fit(batch_size) == "fits"
 
     def fits_leaving(self, batch_size: int, free_bytes: int) -> bool:
-        """Return whether the step fits and leaves so much free, with the most that it is known to take."""
+        """Return whether the step fits so and leaves so much free; by an estimate, which never is certain, may fit."""
         self._check(batch_size)
-        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
-        return self._finder.fits(batch_size, self.capacity_range.low_bytes - free_bytes, allowed, level="needed")
+        return self.fit(batch_size, free_bytes) == ("may fit" if self.done.is_estimate else "fits")
 
     @property
     def capacity_range(self) -> Range:

@@ -27,6 +27,7 @@ from gpumem_tui.search.words import (
     found_line,
     fused_words,
     highest_line,
+    largest_words,
     ledger_lines,
     moment_words,
     peak_error,
@@ -103,8 +104,9 @@ def predicted_line(prediction: Prediction) -> str:
     formula, traced = prediction.formula, prediction.traced
     words = f"predicted largest batch{' of one GPU' if formula.workload.recipe.gpus > 1 else ''}: "
     figures = f"formula {_value(formula.max_batch_size)}, traced "
-    if isinstance(traced, Unknown):
-        return f"{words}{figures}{_value(traced)}"
+    largest = traced if isinstance(traced, Unknown) else traced.max_batch_size
+    if isinstance(traced, Unknown) or isinstance(largest, Unknown):
+        return f"{words}{figures}not known ({reason_of(largest)})"
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
     if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
         return f"{words}{figures}{whole}"
@@ -168,9 +170,9 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     traced = prediction.traced
     if isinstance(traced, Unknown):
         return formula_fits_line(prediction.formula, batch_size)
-    fit = traced.fit(batch_size)
-    change = "" if fit == "fits" else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
-    room, network = room_words(fit, traced.free_range(batch_size)), config.workload.network
+    is_enough = traced.fits_leaving(batch_size, 0)
+    change = "" if is_enough else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
+    room, network = room_words(traced.fit(batch_size), traced.free_range(batch_size)), config.workload.network
     return "; ".join(filter(None, (f"{fits_line(config.workload, traced, batch_size)}; {room}", network))) + change
 
 
@@ -182,6 +184,8 @@ def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
         return f"by trace {verdict}; for the largest batch that does, {workload.command.rewriting}"
     if isinstance(largest, Unknown):
         return f"by trace {verdict}; the largest that does is not known: {largest.reason}"
+    if traced.done.is_estimate:
+        return f"by trace {verdict}; the largest that may is {largest_words(largest, traced.may_fit_batch_size)}"
     return f"by trace {verdict}; the largest that does is {largest}{up_to(largest, traced.may_fit_batch_size)}"
 
 
@@ -384,12 +388,12 @@ def result_lines(
     if prediction is not None and largest is not None:
         yield ""
         yield from ledger_lines(config, prediction, largest, largest.batch_size)
-        if line := caveat(config, prediction.traced):
-            yield line
+        yield from filter(None, [caveat(config, prediction.traced)])
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
             yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
         yield ""
+    yield from () if largest is None else largest.notes
     yield f"result: {verdict.message}"
     verified = "verified on the simulated GPU" if config.device.simulated else "verified"
     checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""

@@ -113,6 +113,8 @@ def concluded(
     largest = next(r for r in reversed(results) if r.batch_size == fit)
     held = format_bytes(largest.device_used_bytes)
     said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
+    if largest.is_estimate:
+        said = f"batch {fit} may fit on {where}, an estimate: it took {held} of the device, {failing} was out of memory"
     if taken.words:
         why = next((f": {r.batch_size} fails with {r.detail}" for r in results if taken != given and _raised(r)), "")
         said += f"; tried {taken.words} only{why}"

@@ -48,7 +48,7 @@ def room_words(fit: Fit, free: Range, of: str = "") -> str:
     """
     left = [max(0, size_bytes) for size_bytes in (free.low_bytes, free.high_bytes)]
     missing = Range.of(max(0, -size_bytes) for size_bytes in (free.low_bytes, free.high_bytes))
-    if fit == "fits":
+    if fit == "fits" or (fit == "may fit" and free.low_bytes >= 0):
         return f"{format_range(Range.of(left))}{of} left"
     if fit == "may fit":
         return f"{format_bytes(free.low_bytes)} to {format_bytes(free.high_bytes)}{of} left"

@@ -178,6 +178,12 @@ def entry_of(name: str) -> Replaced | None:
     return next((entry for entry in REGISTER if any(fnmatchcase(name, one) for one in entry.names)), None)
 
 
+def is_checked(name: str) -> bool:
+    """Return whether what a qualified name stands for was checked on the version of torch that is loaded."""
+    entry = entry_of(name)
+    return entry is not None and ".".join(sys.modules["torch"].__version__.split(".")[:2]) in entry.checked_on
+
+
 def _entry_of(owner: Any, name: str) -> Replaced:
     found = entry_of(qualified(owner, name))
     if found is None:

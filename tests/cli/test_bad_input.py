@@ -163,12 +163,12 @@ def _python_with_torch(folder: Path, text: str) -> str:
     return str(python)
 
 
-@pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
+@pytest.mark.parametrize("version", ["2.4.1", "2.5.1+cu124"])
 def test_a_torch_that_is_too_old_is_said(program: Program, tmp_path: Path, version: str) -> None:
     python = _python_with_torch(tmp_path, f"__version__ = {version!r}\n")
     done = program("search", "--plain", "--gpu", "sim:t4-16gb", "--python", python)
     assert done.code == 2
-    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.10 or newer is needed; in an "
+    old = f"torch {version} of {sys.executable} is too old to simulate a GPU: 2.6 or newer is needed; in an "
     assert done.err.startswith(f"gpumem-tui: {old}")
     asked = version.partition("+")[0]
     assert f" that has one, --torch-version {asked} traces as this one would; with this one `run`, " in done.err

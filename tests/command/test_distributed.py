@@ -203,6 +203,18 @@ names = [None] * {RANKS}
 dist.all_gather_object(names, "rank")
 assert names == ["rank"] * {RANKS}
 assert dist.get_world_size(dist.new_group([0, 1])) == 2
+given = torch.empty(1 << 20, device="cuda")
+parts = [torch.empty_like(given) for _ in range({RANKS})]
+before = torch.cuda.memory_allocated()
+work = dist.all_gather(parts, given, async_op=True)
+assert torch.cuda.memory_allocated() - before == {RANKS} * given.nbytes, "in a row, as NCCL has them"
+work.wait()
+assert torch.cuda.memory_allocated() == before
+torch.cuda.reset_peak_memory_stats()
+dist.reduce_scatter(given, parts)
+assert torch.cuda.max_memory_allocated() - before == {RANKS} * given.nbytes
+assert torch.cuda.memory_allocated() == before
+del given, parts
 large = [torch.empty(9 << 20, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
 with dist._coalescing_manager():
     for gradients in large:
@@ -228,13 +240,26 @@ for _ in range(4):
     del works, work
     optimizer.step()
     optimizer.zero_grad()
+    END
 """
 
 
-@pytest.mark.parametrize(("wait", "gradients"), [("wait", MODEL), ("get_future().wait", 2 * MODEL)])
-def test_what_a_collective_s_work_keeps_is_let_go_by_its_wait(project: Project, wait: str, gradients: int) -> None:
-    """Waiting for the future leaves it to the next collective, a step later: the gradients are there twice."""
-    project.write("train.py", START + REDUCED.replace("WAIT", wait))
+@pytest.mark.parametrize(
+    ("wait", "end", "gradients"),
+    [
+        ("wait", "", MODEL),
+        ("get_future().wait", "torch.cuda.synchronize()", 2 * MODEL),
+        ("get_future().wait", "", 3 * MODEL),
+    ],
+)
+def test_what_a_collective_s_work_keeps_is_let_go_by_its_wait(
+    project: Project, wait: str, end: str, gradients: int
+) -> None:
+    """Waiting for the future leaves it to the next collective, a step later: the gradients are there twice.
+
+    A program that never waits for the GPU runs ahead of it, and those of all three short steps are there.
+    """
+    project.write("train.py", START + REDUCED.replace("WAIT", wait).replace("END", end))
     done = project.predict(*TORCHRUN, "train.py", options=("--steps", "3"))
     assert done.json["traced"]["highest"]["gradients"]["bytes"] == gradients
 

@@ -2,7 +2,7 @@
 
 The interpreters are named by the environment, separated as those of PATH are::
 
-    GPUMEM_TUI_PYTHONS=/venvs/torch-2.10/bin/python:/venvs/torch-2.15/bin/python pytest -m versions -n 0
+    GPUMEM_TUI_PYTHONS=/venvs/torch-2.6/bin/python:/venvs/torch-2.15/bin/python pytest -m versions -n 0
 """
 
 from __future__ import annotations

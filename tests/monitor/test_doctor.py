@@ -261,13 +261,13 @@ class TestTorch:
         check = doctor.torch_check(str(fake), has_gpu=has_gpu)
         assert _outcome(check) == (status, found.format(python=python))
 
-    @pytest.mark.parametrize("version", ["2.4.1", "2.8.0+cu128"])
+    @pytest.mark.parametrize("version", ["2.4.1", "2.5.1+cu124"])
     @pytest.mark.parametrize(("usable", "status"), [(True, Status.WARN), (False, Status.FAIL)])
     def test_one_that_is_too_old_to_be_simulated(self, fake: Path, version: str, usable: bool, status: Status) -> None:
         self._torch(fake, "12.8", usable=usable, version=version)
         check = doctor.torch_check(str(fake), has_gpu=usable)
         assert check.status is status
-        assert "is too old to simulate a GPU: 2.10 or newer is needed; in an environment that has" in check.found
+        assert "is too old to simulate a GPU: 2.6 or newer is needed; in an environment that has" in check.found
         assert "; with this one `run`, `attach`" in check.found
         assert "upgrade it there" in check.remedy
 

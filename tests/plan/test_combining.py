@@ -87,6 +87,36 @@ def test_what_fits_counts_the_gradients_of_earlier_passes() -> None:
     assert not plan.fits_with(replace(alone, beside_bytes=4096 * MIB))
 
 
+def _estimated(found: Traced) -> Traced:
+    return replace(found, done=replace(found.done, is_estimate=True))
+
+
+def test_an_estimate_that_may_fit_asks_for_no_change() -> None:
+    """No change makes it certain: neither is one called for, nor one said not to fit."""
+    runs = _Runs(_config())
+    estimate = _estimated(base_trace(runs.config))
+    told = base_predicted(runs.config)
+    plan = CommandPlan(runs.config, 4, replace(told, prediction=replace(told.prediction, traced=estimate)))
+    *_, last = Planner(plan, runs, [change("sgd", runs.config)], Control(), clock=runs.clock).run()
+    assert runs.made == ["sgd"]
+    answer = CommandAnswer.of(last.plan)
+    assert answer.fit == "may fit"
+    assert not change_words(answer)
+    by_formula = {row.fit for row in answer.techniques()[0] if row.by == "formula"}
+    assert by_formula == {"may fit"}
+
+
+def test_a_set_that_is_an_estimate_is_said_to_fit_perhaps() -> None:
+    plan = _plan(16)
+    told = plan.predicted
+    traced = _estimated(base_trace(plan.config))
+    alone = Together((), 8, 2, traced)
+    estimated = replace(told, prediction=replace(told.prediction, traced=traced))
+    plan = replace(plan, predicted=estimated, what_ifs=(), together=(alone,))
+    assert CommandAnswer.of(plan).fit == "may not fit"
+    assert change_words(CommandAnswer.of(plan)) == "To change: 2 passes of 8, traced: it may fit."
+
+
 @pytest.mark.parametrize(
     ("script", "typed", "written"),
     [

@@ -109,6 +109,19 @@ class TestMarkdown:
         assert "By formula, not traced, the cheapest that a trace can confirm" in text
         assert "full recompute: saves nothing here" in text
 
+    def test_why_no_gpu_is_traced_is_said_once(self) -> None:
+        alone = replace(TRACED.done, only_at=GPT2.batch_size, not_affine="uneven")
+        text = plan_markdown(GPT2, replace(TRACED, done=alone))
+        assert "None is traced here: uneven." in text
+        assert "| uneven |" not in text
+
+    def test_what_is_compiled_is_said_and_the_way_to_have_it_otherwise(self) -> None:
+        compiled = replace(GPT2, recipe=replace(GPT2.recipe, compile=True))
+        told = replace(TRACED, done=replace(TRACED.done, notes=("torch.compile: 1 graph compiled",)))
+        assert "- torch.compile: 1 graph compiled\n" in plan_markdown(compiled, told)
+        assert "- eager PyTorch: without --compile, by trace" in plan_markdown(compiled, told)
+        assert "- compiled by torch.compile: with --compile, by trace" in plan_markdown(GPT2, TRACED)
+
     def test_every_gpu_of_the_catalog_is_listed(self) -> None:
         by_name = {row["name"]: row for row in plan_json(GPT2, TRACED)["gpus"]}
         assert by_name.keys() == gpus().keys()

@@ -202,6 +202,7 @@ def main() -> None:
             (loss / 2).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()  # as they do, to time the step: gradients of the one before are let go in the next
 
 
 if __name__ == "__main__":

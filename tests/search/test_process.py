@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.events import Failed, Ready, Sample
+from gpumem_tui.search.verdict import concluded
 from tests.search.trials import Trial, workload
 from tests.waiting import wait_until, wait_until_gone
 
@@ -274,5 +276,9 @@ class TestFileThatNamesCuda:
         assert result.outcome == "fit"
         assert result.notes == (
             "torch.compile: traced as eager PyTorch, an estimate (compiled runs held 0.48 to 1.05 times their eager "
-            "trace, 2.3 times and more where a checkpoint runs inside): backend 'onnxrt'",
+            "trace, 2.3 times and more where a checkpoint runs inside): backend 'onnxrt' is none that torch has here",
         )
+        assert result.is_estimate
+        full = replace(result, batch_size=2, outcome="oom", detail="out of memory")
+        verdict = concluded([replace(result, batch_size=1), full], "simulated GPU", grows=True)
+        assert verdict.message.startswith("batch 1 may fit on simulated GPU, an estimate: ")

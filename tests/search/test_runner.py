@@ -335,7 +335,7 @@ def test_an_interpreter_without_torch_is_named(bare_python: str, tmp_path: Path)
 
 
 def test_a_torch_too_old_to_simulate_trains_on_a_real_gpu(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("__version__ = '2.8.0'")
+    (tmp_path / "torch.py").write_text("__version__ = '2.5.1'")
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -345,7 +345,7 @@ def test_a_torch_too_old_to_simulate_trains_on_a_real_gpu(tmp_path: Path) -> Non
     real = replace(simulated, device=replace(simulated.device, simulated=False))
     traced = predict(real).prediction.traced
     assert isinstance(traced, Unknown)
-    assert "2.10 or newer is needed" in traced.reason
+    assert "2.6 or newer is needed" in traced.reason
 
 
 def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Context, Gpu
 from gpumem_tui.memory import KIB, MIB, Range
 
-OLDEST_TORCH = (2, 10)
-"""The first version whose Python backends of a device type the simulated GPU is one of."""
+OLDEST_TORCH = (2, 6)
+"""The oldest version that the simulated GPU was tried with."""
 
 NEWEST_TORCH = (2, 13)
 """The newest version that the simulated GPU was compared with recordings on; it relies on torch's internals."""

@@ -46,9 +46,7 @@ class Ahead:
 
     def prepare(self) -> None:
         """Have torch ask for what was compiled ahead, where this torch does it in a way that was checked."""
-        checked = torch_internals.entry_of(f"{_CACHE}.AOTAutogradCache.try_load")
-        known = () if checked is None else checked.checked_on
-        self._may_begin &= ".".join(torch.__version__.split(".")[:2]) in known
+        self._may_begin &= torch_internals.is_checked(f"{_CACHE}.AOTAutogradCache.try_load")
         if self._may_begin:
             cache = import_module(_CACHE).AOTAutogradCache
             torch_internals.replace(cache, "try_load", staticmethod(self._asked))

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map
 
 from gpumem_tui.errors import named
 from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.allocator.profile import minor_of
 from gpumem_tui.simulator.compiled import inductor
 from gpumem_tui.simulator.compiled.ahead import Ahead
 from gpumem_tui.simulator.compiled.hidden import CALL, announced, name_meshes, while_called, while_compiled
@@ -29,7 +31,7 @@ from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.kinds import all_as_fakes, is_without_data
 from gpumem_tui.simulator.torch_internals import (
     Replacements,
-    entry_of,
+    is_checked,
     is_replaced,
     original,
     replace,
@@ -62,6 +64,7 @@ def follow_compiler(
         what it compiles, from then on.
     """
     followed = Followed(notes, begins)
+    _told.append(followed)
     compile_ = original(torch, "compile")
 
     @functools.cache
@@ -116,11 +119,11 @@ def stay_eager(used: Callable[[], None]) -> None:
 
 def _reason_not_to(chosen: Any) -> str:
     """Return why compiling with a backend is not followed; empty where it is."""
-    version, checked = ".".join(torch.__version__.split(".")[:2]), entry_of("torch.compile")
-    if checked is None or version not in checked.checked_on:
-        return f"the compiler of torch {version} was not tried"
+    if not is_checked("torch.compile"):
+        return f"the compiler of torch {'.'.join(torch.__version__.split('.')[:2])} was not tried"
     if isinstance(chosen, str) and chosen not in _BACKENDS:
-        return f"backend {chosen!r}"
+        known = chosen in torch.compiler.list_backends(exclude_tags=())
+        return f"backend {chosen!r} is {'not followed' if known else 'none that torch has here'}"
     return "no triton to import here" if find_spec("triton") is None else ""
 
 
@@ -151,10 +154,17 @@ def _when_called(function: Callable[..., Any], compile_now: Callable[[], Any]) -
     return run
 
 
+_told: list[Followed] = []
+"""What the process compiles: of one program, perhaps run several times."""
+
+
 def forget() -> None:
     """Forget what was compiled, and for which shapes: a further trace begins as a process of its own would."""
+    for followed in _told:
+        followed.begin_again()
     if "torch._inductor.compile_fx" in sys.modules:
         import_module("torch._dynamo").reset_code_caches()
+        import_module("torch._dynamo.utils").counters.clear()
         import_module("torch._dynamo.pgo").reset_code_state()
 
 
@@ -168,18 +178,23 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
     dynamo = import_module("torch._dynamo")
     dynamo.config.suppress_errors = True
     rules, frames = import_module("torch._dynamo.trace_rules"), import_module("torch._dynamo.convert_frame")
-    contexts = import_module("torch._dynamo.eval_frame").OptimizeContext
+    contexts, version = import_module("torch._dynamo.eval_frame").OptimizeContext, minor_of(torch.__version__)
     rules.SKIP_DIRS.extend(_OURS)
     rules._recompile_re()
     logging.getLogger(frames.__name__).addFilter(lambda record: not str(record.msg).startswith("WON'T CONVERT"))
     unsupported = import_module("torch._dynamo.exc")
     convert, enter = original(frames.ConvertFrameAssert, "__call__"), original(contexts, "__call__")
     meet, kinds = original(frames.CatchErrorsWrapper, "__call__"), import_module("torch._dynamo.types")
-    left_out = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls
+    if version >= (2, 7):
+        skip = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls
+        left_out = kinds.ConvertFrameReturn(frame_exec_strategy=skip)
+    else:
+        left_out = import_module("torch._C._dynamo.eval_frame").skip_code_recursive_flag
     counters, outputs = import_module("torch._dynamo.utils").counters, import_module("torch._dynamo.output_graph")
     given = original(outputs.OutputGraph, "example_inputs")
     guards = import_module("torch._dynamo.guards").GuardBuilder
-    match = original(guards, "id_match_unchecked")
+    by_object = "id_match_unchecked" if hasattr(guards, "id_match_unchecked") else "ID_MATCH"  # torch up to 2.8
+    match = original(guards, by_object)
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -187,10 +202,12 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
                 return convert(self, frame, *args, **kwargs)
         except (unsupported.Unsupported, unsupported.SkipFrame) as error:
             if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
-                followed.ran_eager(_in_short(error))
+                code = frame.f_code
+                place = f"{code.co_name}, {Path(code.co_filename).name}:{code.co_firstlineno}"
+                followed.ran_eager(place, _in_short(error))
             raise
         except Exception as error:
-            followed.estimated(_in_short(error))
+            followed.estimated(_failed(error))
             raise
         finally:
             ahead.framed()
@@ -205,25 +222,29 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
 
     def met(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         if frame.f_code.co_filename in _OURS:
-            return kinds.ConvertFrameReturn(frame_exec_strategy=left_out)
+            return left_out
         return meet(self, frame, *args, **kwargs)
 
     def matched(self: Any, guard: Any, *args: Any) -> None:
         """Guard code by an object, but for a function that is replaced again where that code is called."""
-        if not is_replaced(self.get(guard)):
+        if not is_replaced(self.get(guard if version >= (2, 10) else guard.name)):
             match(self, guard, *args)
 
     def inputs(self: Any) -> list[Any]:
-        """Return a graph's inputs as tensors of Dynamo's own mode, which torch 2.10 leaves to the caller."""
-        mode = self.fake_mode
-        return [mode.from_tensor(one) if is_without_data(one) else one for one in given(self)]
+        """Return a graph's inputs as tensors of Dynamo's own mode, which torch leaves to the caller up to 2.10."""
 
-    if torch.__version__.startswith("2.10."):
+        def own(one: Any) -> Any:
+            is_other = is_without_data(one) or is_traceable_wrapper_subclass(one)
+            return self.fake_mode.from_tensor(one) if is_other else one
+
+        return list(tree_map(own, given(self)))
+
+    if version <= (2, 10):
         replace(outputs.OutputGraph, "example_inputs", inputs)
     replace(frames.CatchErrorsWrapper, "__call__", met)
     replace(frames.ConvertFrameAssert, "__call__", converted)
     replace(contexts, "__call__", entered)
-    replace(guards, "id_match_unchecked", matched)
+    replace(guards, by_object, matched)
     _exchange_names()
     after_import("torch.distributed.device_mesh", name_meshes)
 
@@ -250,11 +271,15 @@ def _hiding(compiled: Any, function: Any, followed: Followed, ahead: Ahead, fail
             try:
                 return compiled(*args, **kwargs)
             except failure as error:  # cycles of an error with its frames would keep their tensors
-                followed.estimated(_in_short(error.with_traceback(None)))
+                followed.estimated(_failed(error.with_traceback(None)))
             return function(*args, **kwargs)
 
     call._torchdynamo_wrapper_id = id(call)  # type: ignore[attr-defined]
     return call
+
+
+def _failed(error: Exception) -> str:
+    return f"the compiler stopped with {_in_short(error)}, as it may on a GPU, where that ends the program"
 
 
 def _in_short(error: Exception) -> str:
@@ -283,7 +308,10 @@ def _compile_backwards(followed: Followed, prepared: Callable[[], None], module:
 
     @contextmanager
     def enabled(*args: Any, **kwargs: Any) -> Iterator[None]:
-        if reason := _reason_not_to("inductor"):
+        reason = _reason_not_to("inductor")
+        if not reason and minor_of(torch.__version__) < (2, 8):
+            reason = f"torch {torch.__version__} follows none where a mode is on"
+        if reason:
             followed.left_out(f"compiled autograd is not followed, as {reason}")
             yield
             return

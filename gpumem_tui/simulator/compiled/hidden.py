@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
@@ -24,7 +26,7 @@ from gpumem_tui.simulator.cuda.names import CudaNames
 from gpumem_tui.simulator.cuda.presented import fake_tensors_shown
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.kinds import all_as_fakes
-from gpumem_tui.simulator.torch_internals import ANSWERS, replace, without_replacements
+from gpumem_tui.simulator.torch_internals import ANSWERS, Replacements, replace, without_replacements
 
 _HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
 _OURS = "gpumem_tui."
@@ -59,7 +61,9 @@ def while_compiled() -> Iterator[None]:
         return
     _inside.compiled = True
     try:
-        with without_replacements(("*",), kept=ANSWERS), _without_names():
+        with without_replacements(("*",), kept=ANSWERS), _without_names(), Replacements() as replacements:
+            replacements.set(FakeTensorMode, "avoid_device_init", property(lambda _: True))
+            replacements.set(proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1)  # `torch.tensor` on the GPU has a shape alone
             yield
     finally:
         _inside.compiled = False
@@ -74,10 +78,14 @@ def name_meshes(module: Any) -> None:
 
     def device_type(mesh: Any) -> str:
         hidden = getattr(_inside, "called", False) or getattr(_inside, "compiled", False)
-        return DEVICE_TYPE if hidden and mesh._device_type == "cuda" else mesh._device_type
+        kind: str = vars(mesh).get("_device_type") or vars(mesh)["device_type"]  # torch up to 2.9
+        return DEVICE_TYPE if hidden and kind == "cuda" else kind
+
+    def named(mesh: Any, name: str) -> None:
+        vars(mesh)["device_type"] = name
 
     if torch.distributed.is_available():
-        replace(module.DeviceMesh, "device_type", property(device_type))
+        replace(module.DeviceMesh, "device_type", property(device_type, named))
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _replace(told: Followed, ahead: Ahead) -> None:
     replace(_module("utils._triton"), "triton_hash_with_backend", lambda: "")
     random = _module("_prims.rng_prims")  # of what is computed again: it knows states of CUDA's generators
     asked = original(random, "get_device")
-    replace(random, "get_device", lambda *given: str(asked(*given)).replace(DEVICE_TYPE, "cuda"))
+    replace(random, "get_device", lambda *given: (asked(*given) or "cuda").replace(DEVICE_TYPE, "cuda"))
     replace(inner, "get_input_idxs_to_check", lambda *_, **__: [])  # it asks for addresses
     replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
     replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _written)
@@ -235,9 +235,9 @@ def _compile(
     later = {name for name, since in _SINCE.items() if backend._gpu.profile.version < since}
     patches = {**(config_patches or {}), **_CACHES, **_MEASURED, **dict.fromkeys(later, False)}
     patches = {name: value for name, value in patches.items() if name in current}
-    partition = dict.fromkeys(later & settings.get_config_copy().keys(), False)
-    now = settings.patch(force_non_lazy_backward_lowering=True, **ahead.settings(), **partition)
-    with now, beside.Beside(told.lines) as compiling:
+    wanted = {"force_non_lazy_backward_lowering": True, **ahead.settings(), **dict.fromkeys(later, False)}
+    now = {name: value for name, value in wanted.items() if name in settings.get_config_copy()}
+    with settings.patch(now), beside.Beside(told.lines) as compiling:
         return compile_fx(graph, inputs, inner_compile=compile_inner, config_patches=patches, **more)
 
 

@@ -73,7 +73,7 @@ def _no_bodies() -> None:
                 node.mark_run()
         graph.removed_buffers |= kernel.removed_buffers
         graph.inplaced_to_remove |= kernel.inplaced_to_remove
-        self.free_buffers_in_scheduler()
+        self.scheduler.free_buffers()
 
     replace(scheduling, "codegen_node_schedule", generated)
 
@@ -166,6 +166,7 @@ def _reindexed_once() -> None:
 def _what_is_there() -> None:
     """Have a pattern compared with a node only where all of its operators are in the graph."""
     patterns = _module("pattern_matcher")
+    of = getattr(patterns, "backend", "inductor")  # torch up to 2.8
     fx.Graph()._find_nodes_lookup_table.table  # noqa: B018 - or an AttributeError
 
     @functools.cache
@@ -188,7 +189,7 @@ def _what_is_there() -> None:
 
         def __getitem__(self, key: Any) -> Iterator[Any]:
             for entry in dict.__getitem__(self, key):
-                changes = patterns.counters[patterns.backend]["pattern_matcher_count"]  # of graphs, by patterns
+                changes = patterns.counters[of]["pattern_matcher_count"]  # of graphs, by patterns
                 if self.as_of != changes:
                     self.as_of, self.are_there = changes, dict[Any, bool]()
                 if entry.pattern not in self.are_there:

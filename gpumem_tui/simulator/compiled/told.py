@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +37,15 @@ class Followed:
         self._notes, self._begins, self._begun = notes, begins, 0
         self.is_estimate = False
         self._graphs = self._breaks = 0
-        self._eager: Counter[str] = Counter()
+        self._eager: dict[str, str] = {}
         self._line = self._padded_line = ""
         self._padded: dict[tuple[int, int, int], int] = {}
         self.unsure_bytes = 0
+
+    def begin_again(self) -> None:
+        """Count a further run of the program by itself."""
+        self._eager.clear()
+        self._padded.clear()
 
     @property
     def compiles(self) -> bool:
@@ -77,9 +81,9 @@ class Followed:
         self._notes.setdefault(_COMPILING)
         self._begins(self._begun)
 
-    def ran_eager(self, reason: str) -> None:
-        """Count a frame that Dynamo gave up."""
-        self._eager[reason] += 1
+    def ran_eager(self, place: str, reason: str) -> None:
+        """Count a frame that Dynamo gave up, once however often it is met."""
+        self._eager[place] = reason
 
     def estimated(self, reason: str) -> None:
         """Say that compiled code is traced as eager, and why."""
@@ -119,10 +123,9 @@ class Followed:
             parts = [_NOTHING]
         if self._breaks:
             parts.append(_counted(self._breaks, "graph break"))
-        frames = sum(self._eager.values())
-        reasons = "; ".join(reason for reason, _ in self._eager.most_common(2))
-        none = "no frame ran eager" if self._graphs else "what was called computes no tensors"
-        parts.append(f"{_counted(frames, 'frame')} ran eager ({reasons})" if frames else none)
+        reasons = "; ".join(f"{place}: {reason}" for place, reason in list(self._eager.items())[:2])
+        none = "no frame ran eager" if self._graphs else "of what was called there is nothing that Dynamo compiles"
+        parts.append(f"{_counted(len(self._eager), 'frame')} ran eager ({reasons})" if self._eager else none)
         self._notes.pop(self._line, None)
         self._line = "; ".join(parts)
         self._notes[self._line] = None

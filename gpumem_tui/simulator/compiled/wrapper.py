@@ -68,9 +68,10 @@ class Wrapper:
     @classmethod
     def of(cls, lowering: Any) -> Wrapper:
         """Return the wrapper of a graph that is ready for its code to be generated."""
-        code, _ = lowering.codegen()
-        begins = [(number, own_line(node)) for number, node in code.line_map]
-        return cls(code.value, begins, _written(lowering.scheduler.nodes))
+        code, lines = lowering.codegen()
+        source, lines = (code, lines) if isinstance(code, str) else (code.value, code.line_map)  # torch 2.6 or newer
+        begins = [(number, own_line(node)) for number, node in lines]
+        return cls(source, begins, _written(lowering.scheduler.nodes))
 
     def loaded(self) -> SimpleNamespace:
         """Execute it, and return what `GraphLowering.compile_to_module` does: its `call` and its `runner`."""

@@ -118,10 +118,11 @@ def among_equals(collective: Callable[..., Any], follow: _Follow) -> Callable[..
 
     @functools.wraps(collective)
     def answered(*args: Any, **kwargs: Any) -> Any:
+        given = bind(*args, **kwargs).arguments
+        row = _in_a_row(given)
         with torch._C.DisableTorchFunction():  # else a mode gets to see, and to call, this function instead
             work = collective(*args, **kwargs)
-        given = bind(*args, **kwargs).arguments
-        kept = _stash(given, is_waited_for=work is None)
+        kept = _stash({**given, "row": row}, is_waited_for=work is None)
         ranks = dist.get_world_size(given.get("group"))
         if ranks < 1:  # of a group that this rank is not in
             return work
@@ -132,25 +133,38 @@ def among_equals(collective: Callable[..., Any], follow: _Follow) -> Callable[..
     return answered
 
 
-_stashed: list[tuple[int, list[torch.Tensor]]] = []
-"""What collectives keep whose work nobody has waited for, and how many phases had begun as they did."""
+def _in_a_row(given: _Arguments) -> torch.Tensor | None:
+    """Return where `all_gather` and `reduce_scatter` have a list's tensors in a row, of one size; else None.
+
+    It is `newLikeFlat` in `allgather` and `reduce_scatter` of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
+    """
+    listed: list[torch.Tensor] = given.get("tensor_list") or given.get("input_list") or []
+    if not listed or not is_without_data(listed[0]) or any(one.shape != listed[0].shape for one in listed):
+        return None
+    return listed[0].new_empty((len(listed), *listed[0].shape))
+
+
+_stashed: list[tuple[int, int, list[torch.Tensor]]] = []
+"""What collectives keep whose work nobody has waited for, how many phases had begun and what the GPU was given then."""
 
 
 def _stash(given: _Arguments, *, is_waited_for: bool) -> list[torch.Tensor]:
     """Keep the tensors of a collective until its work is waited for; if only its future is, a phase or more.
 
     Instead of recording streams, PyTorch keeps them since 2.8. What was not waited for is let go by the next collective
-    after a side thread, which looks ten times a second, has found it ended: that is, not within the same phase
-    (`TensorShelf` and `shelvesToUnstash_` of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, #148590).
+    after a side thread, which looks ten times a second, has found it ended: not in the same phase, nor while the GPU
+    may be behind a program that does not wait for it (`TensorShelf` and `shelvesToUnstash_` of
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, #148590).
     """
     gpu = backend.current
     if gpu is None or gpu.profile.version < _STASHES_SINCE:
         return []
-    _stashed[:] = [(begun, kept) for begun, kept in _stashed if kept and begun == gpu.phases_begun]
+    begun, done = gpu.phases_begun, gpu.streams.done
+    _stashed[:] = [one for one in _stashed if one[2] and (one[0] == begun or one[1] > done)]
     if is_waited_for:
         return []
     kept = [one for one in pytree.tree_leaves(dict(given)) if isinstance(one, torch.Tensor) and is_without_data(one)]
-    _stashed.append((gpu.phases_begun, kept))
+    _stashed.append((begun, gpu.streams.moment, kept))
     return kept
 
 

@@ -7,7 +7,6 @@ reads results back from a collective, and so would wait or see other values, is 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,15 +29,6 @@ from gpumem_tui.simulator.torch_internals import original, replace, replace_ever
 
 _NCCL_TIMEOUT = timedelta(minutes=10)
 """`kProcessGroupNCCLDefaultTimeout` (ProcessGroupNCCL.hpp), which a build without NCCL does not know."""
-
-_COALESCED = (
-    "allreduce_coalesced_",
-    "allgather_coalesced_",
-    "allgather_into_tensor_coalesced_",
-    "reduce_scatter_tensor_coalesced_",
-)
-"""Collectives of several tensors at once, as of Megatron's gradient buckets. Of these alone torch does not say
-what they return where tensors have no data (torch/distributed/_meta_registrations.py)."""
 
 c10d: Any = dist.distributed_c10d
 _torch_distributed: Any = dist
@@ -86,15 +76,33 @@ def _answer_once() -> None:
     for name in ("send", "recv", "isend", "irecv"):
         replace_everywhere(c10d, name, _between_two(original(c10d, name)))
     replace_everywhere(c10d, "monitored_barrier", lambda *_, **__: None)
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::broadcast_", "Meta"):  # torch 2.10
-        importlib.import_module("torch.distributed._tools.fake_collectives")  # has collectives tell their shapes
-    coalesced = library("c10d")
-    for name in _COALESCED:
-        coalesced.impl(name, lambda *_: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
+    collectives = library("c10d")
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("c10d::") and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
+            collective = name.partition("::")[2]
+            given = len(getattr(torch.ops.c10d, collective).default._schema.returns)
+            collectives.impl(collective, functools.partial(_done, given), "Meta")
     replicate_alone()
     after_import("torch.distributed.fsdp._optim_utils", know_other_shards)
     after_import("torch.distributed.tensor._sharding_prop", _propagate_without_memory)
     after_import("torch.distributed.pipelining.stage", _vote_alone)
+
+
+def _done(given: int, result: Any = None, *_: Any) -> Any:
+    """Return what a collective gives on tensors without data, of which torch says nothing, up to 2.10 of hardly any.
+
+    Args:
+        given: how much it gives: nothing, that it is done, or its first argument before that.
+        result: that argument.
+    """
+    works: Any = torch._C._distributed_c10d
+    if hasattr(works, "FakeWork"):
+        done = works.FakeWork()
+    else:  # torch 2.6
+        ended: torch.futures.Future[Any] = torch.futures.Future()
+        ended.set_result([])
+        done = works._create_work_from_future(ended)
+    return ((), done.boxed(), (result, done.boxed()))[given] or None
 
 
 def _between_two(exchange: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ _FP32_RESULT = {
     "cumprod", "cumsum", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "linalg_vector_norm", "log_softmax.int",
     "prod", "prod.dim_int", "softmax.int", "sum", "sum.dim_IntList",
 }  # fmt: skip
-_OWN_RULES = {"binary_cross_entropy", "norm.Scalar", "norm.ScalarOpt_dim"}
+_OWN_RULES = {"_cudnn_rnn", "binary_cross_entropy", "norm.Scalar", "norm.ScalarOpt_dim"}
 
 _HALF = (torch.float16, torch.bfloat16)
 _weight_cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

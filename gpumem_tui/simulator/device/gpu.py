@@ -16,8 +16,8 @@ from uuid import UUID
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as optimizers
-from torch.utils import _foreach_utils
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import _foreach_utils, backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
@@ -26,7 +26,7 @@ from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.simulator.device import attention, autocast, kernels, older, recurrent
+from gpumem_tui.simulator.device import attention, autocast, kernels, older, recurrent, unregistered
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.mode import DeviceMode
@@ -313,7 +313,10 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=backend)
+    set_up = getattr(backend_registration, "_setup_privateuseone_for_python_backend", unregistered.set_up)
+    set_up(DEVICE_TYPE, backend_module=backend)
+    if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):  # torch up to 2.8
+        unregistered.pass_on_higher_order(DeviceMode)
     autocast.register(DEVICE_TYPE)
     kernels.register(lambda tensor: backend._gpu.mode.read(tensor))
     attention.register(lambda: backend._gpu.gpu.compute_capability)

@@ -13,7 +13,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
-from gpumem_tui.simulator.allocator.profile import Profile
+from gpumem_tui.simulator.allocator.profile import Profile, minor_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, library
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 from gpumem_tui.step.phases import MarkedEngine
@@ -35,12 +35,11 @@ def register(read: Callable[[torch.Tensor], Any]) -> None:
     aten = library("aten")
     for name in _ONE_KERNEL:
         aten.impl(name, _whole(getattr(torch.ops.aten, name).default), "AutogradPrivateUse1")
-    for name in _FUSED_STEPS:
-        for overload in (name, f"{name}.tensor_lr"):
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
-                aten.impl(overload, _in_place, "Meta")
-    for overload, shape in _SHAPES.items():
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "Meta"):
+    known = set(torch._C._dispatch_get_all_op_names())
+    steps = [overload for name in _FUSED_STEPS for overload in (name, f"{name}.tensor_lr")]
+    for overload, shape in {**dict.fromkeys(steps, _in_place), **_SHAPES}.items():
+        name = f"aten::{overload}"
+        if name in known and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta"):
             aten.impl(overload, shape, "Meta")
     aten.impl("_local_scalar_dense", read, "PrivateUse1")
     aten.impl("ctc_loss.Tensor", _ctc_loss, "AutogradPrivateUse1")
@@ -158,7 +157,9 @@ def _grouped_product(args: Sequence[Any], _profile: Profile) -> torch.Tensor:
     return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device="meta")
 
 
-GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {torch.ops.aten._grouped_mm.default: _grouped_product}
+GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {}
+if hasattr(torch.ops.aten, "_grouped_mm"):  # since torch 2.8
+    GIVEN[torch.ops.aten._grouped_mm.default] = _grouped_product
 """Operators of which torch's own shape function gives something else than CUDA."""
 
 
@@ -284,7 +285,8 @@ def _references(args: tuple[Any, ...]) -> int:
     return sys.getrefcount(args[0])
 
 
-_TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 2, _references((object(),)) + 2
+_MORE = int(minor_of(torch.__version__) >= (2, 10))  # since then a tensor counts the Python object that stands for it
+_TENSOR_REFERENCES, _STORAGE_REFERENCES, _PYTHON_REFERENCES = 4, 1 + _MORE, _references((object(),)) + 1 + _MORE
 """What is seen here of a tensor that the engine alone holds: the others are its way to Python."""
 
 

@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._higher_order_ops import utils as higher_order
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
@@ -66,7 +66,7 @@ _DEVICE: Any = torch.ops.prim.device.default
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _WithoutDispatch: Any = torch._C._DisableTorchDispatch
 _IS_PINNED, _NONZERO, _READ = _aten.is_pinned.default, _aten.nonzero.default, _aten._local_scalar_dense.default
-_LIFT_FRESH = _aten.lift_fresh.default
+_LIFT_FRESH, _AUTOGRAD = _aten.lift_fresh.default, torch._C.DispatchKey.AutogradFunctionality
 _ADD, _ADD_IN_PLACE = _aten.add.Tensor, _aten.add_.Tensor
 _FILLS = frozenset(
     {
@@ -324,10 +324,10 @@ class DeviceMode(FakeTensorMode):
         return tuple([fake(one) for one in value] if isinstance(value, list) else fake(value) for value in args)
 
     def _run_body(self, func: Any, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run what a program has made an operator of: its own operators come here one by one; `MISS` where it fails."""
+        """Run what a program has made an operator of: its own come here one by one, whole; `MISS` where it fails."""
         before, self._is_in_body = self._is_in_body, True
         try:
-            with self, torch._C._AutoDispatchBelowAutograd():
+            with self, torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False), torch.no_grad():
                 return body(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
@@ -340,7 +340,7 @@ class DeviceMode(FakeTensorMode):
     def _run_higher_order(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
-        fakes: Any = registered_hop_fake_fns
+        fakes: Any = getattr(higher_order, "registered_hop_fake_fns", {})  # since torch 2.8
         with self:
             if func in fakes:
                 return fakes[func](*args, **kwargs)

@@ -146,11 +146,16 @@ class Streams:
         """Give back what streams are done with, so that it can serve the next request."""
         if not self._pending:
             return
-        done = max(self._done, self._recorder.position - _QUEUED_EVENTS)
+        done = self.done
         while self._pending and self._pending[0][1] <= done:
             number, _ = self._pending.popleft()
             self._allocator.complete_free(number)
             self._recorder.complete(number)
+
+    @property
+    def done(self) -> int:
+        """Until when what the GPU was given is surely done."""
+        return max(self._done, self._recorder.position - _QUEUED_EVENTS)
 
     @property
     def moment(self) -> int:

@@ -28,7 +28,7 @@ from gpumem_tui.search import report
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Fit
-from gpumem_tui.search.words import how_far, largest_words, range_line
+from gpumem_tui.search.words import FIT_ANSWERS, how_far, largest_words, range_line
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Span, compact_bytes, fit, header_line, paragraph, row
 
 PANES = {
@@ -262,7 +262,7 @@ def _set_row(plan: CommandPlan, number: int, name: int) -> ListRow:
     here, before = plan.there(one.traced).at(one.batch_size), plan.there(plan.base).at(plan.batch_size)
     peak = here.peak_allocated_bytes + one.beside_bytes
     return row(
-        _FITS if plan.fits_with(one) else _FITS_NOT,
+        _MARKS[plan.fit_with(one)],
         (fit(one.words, name), "bold"),
         (f"{compact_bytes(before.peak_allocated_bytes - peak):>{_NUMBER}}", ""),
         (f"{compact_bytes(peak):>{_NUMBER}}", ""),
@@ -273,7 +273,7 @@ def _set_row(plan: CommandPlan, number: int, name: int) -> ListRow:
 def _technique(found: TechniqueRow, name: int, width: int, *, here: bool) -> list[ListRow]:
     largest = f"{found.largest:,}" if isinstance(found.largest, int) else "–"
     spans = [
-        _FITS if found.fits else _FITS_NOT,
+        _MARKS[found.fit],
         (fit(found.change.name, name), ""),
         (f"{compact_bytes(found.saved_bytes):>{_NUMBER}}", "" if found.saved_bytes > 0 else MUTED),
         (f"{compact_bytes(found.peak_bytes):>{_NUMBER}}", ""),
@@ -362,7 +362,7 @@ def set_details(state: CommandPlanState, key: str) -> tuple[str, list[Row], str]
     line, written = command_of(state.plan, one)
     if isinstance(one.traced, Unknown):
         return one.words, [[(f"Not tried: {one.traced.reason}.", "")]], line
-    fits = "fits" if state.plan.fits_with(one) else "does not fit"
+    fits = state.plan.fit_with(one)
     pairs = [("to type", line), *(("to write", how) for how in written), ("by trace", f"{fits} {state.gpu.title}")]
     pairs += [("costs", f"{change.name}: {change.cost} ({change.source})") for change in one.changes]
     return one.words, [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs], line
@@ -384,7 +384,7 @@ def technique_details(state: CommandPlanState, figures: CommandFigures, key: str
         ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(figures.answer.peak_allocated_bytes)}"),
         ("saves", format_bytes(found.saved_bytes)),
         ("reserved", format_bytes(found.reserved_bytes)),
-        ("fits", f"{'yes' if found.fits else 'no'}, {figures.answer.plan.size} on {state.gpu.title}"),
+        ("fits", f"{FIT_ANSWERS[found.fit]}, {figures.answer.plan.size} on {state.gpu.title}"),
         ("largest", largest),
         ("costs", f"{found.change.cost} ({found.change.source})"),
         ("known by", f"{found.by}: {known}"),
