@@ -66,7 +66,20 @@ def set_up(name: str, backend_module: Any) -> None:
     Raises:
         MissingInTorch: what is taken of torch does not answer as in 2.6 to 2.9.
     """
-    version = minor_of(torch.__version__)
+    try:
+        _register_objects()
+    except (AttributeError, OSError, StopIteration, ValueError) as error:
+        raise MissingInTorch(
+            f"torch {torch.__version__} is built otherwise than 2.6 to 2.9 are: install 2.10 or newer"
+        ) from error
+    backend_registration.rename_privateuse1_backend(name)
+    backend_registration.generate_methods_for_privateuse1_backend()
+    torch._register_device_module(name, backend_module)
+    library("_").fallback(torch.library.fallthrough_kernel, "AutogradPrivateUse1")
+
+
+def _register_objects() -> None:
+    """Have torch ask a guard and hooks that are made here; what they are made of raises where it is missing."""
     core, rest = (ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob(f"{file}.*"))))
                   for file in ("libc10", "libtorch_cpu"))  # fmt: skip
     guards = (ctypes.c_void_p * (_PRIVATE + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
@@ -79,19 +92,14 @@ def set_up(name: str, backend_module: Any) -> None:
     stream = ctypes.CFUNCTYPE(_Stream, ctypes.c_void_p)(two_words)(guard)
     counted = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(count)(guard)
     if (stream.device, stream.number, counted) != (_PRIVATE, 0, 1):
-        raise MissingInTorch(f"torch {torch.__version__} is built otherwise than 2.6 to 2.9 are: install 2.10 or newer")
+        raise ValueError("these functions give something else")
     guards[_PRIVATE] = guard
 
     absent = (ctypes.c_void_p * (2 + _ALL_HOOKS)).in_dll(rest, _ELSE)[2:]
-    is_there = (ready, ready, ready) if version >= (2, 7) else (ready,)  # isBuilt, isAvailable, hasPrimaryContext
+    is_there = [ready] * (3 if minor_of(torch.__version__) >= (2, 7) else 1)  # isBuilt, isAvailable, hasPrimaryContext
     first = [*absent[:2], *is_there, nothing, count]  # init, deviceCount
     hooks = ctypes.c_void_p(_object([*first, *absent[len(first) :]]))
     rest["_ZN2at33RegisterPrivateUse1HooksInterfaceEPNS_25PrivateUse1HooksInterfaceE"](hooks)
-
-    backend_registration.rename_privateuse1_backend(name)
-    backend_registration.generate_methods_for_privateuse1_backend()
-    torch._register_device_module(name, backend_module)
-    library("_").fallback(torch.library.fallthrough_kernel, "AutogradPrivateUse1")
 
 
 def pass_on_higher_order(mode: type[TorchDispatchMode]) -> None:
