@@ -41,6 +41,7 @@ PROBE_FILES = (
     "host_memory.py",
     "launchers.py",
     "memory.py",
+    "text.py",
     "step/__init__.py",
     "step/buckets.py",
     "step/cuda_history.py",
