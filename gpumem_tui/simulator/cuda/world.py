@@ -102,7 +102,7 @@ def _done(given: int, result: Any = None, *_: Any) -> Any:
         ended: torch.futures.Future[Any] = torch.futures.Future()
         ended.set_result([])
         done = works._create_work_from_future(ended)
-    return ((), done.boxed(), (result, done.boxed()))[given] or None
+    return (None, done.boxed(), (result, done.boxed()))[given]
 
 
 def _between_two(exchange: Callable[..., Any]) -> Callable[..., Any]:
