@@ -16,7 +16,13 @@ from gpumem_tui.run.events import Failed, Output, Ready, Sample, TraceDone, Trac
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
-from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
+from gpumem_tui.simulator.allocator.replay import (
+    CHECKED_BATCH_SIZE,
+    COMPILED_BATCH_SIZES,
+    TRACED_BATCH_SIZES,
+    AffineTrace,
+    NotAffine,
+)
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.command import BATCH, Command
@@ -24,8 +30,6 @@ from gpumem_tui.workload.command import BATCH, Command
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """What programs raise about a number that they cannot work with."""
 _MOST_MULTIPLE = _NEAR_MULTIPLE = 8
-_COMPILED_SIZES = (16, 24)
-"""Sizes at which a compiled program is traced: at few rows the compiler cuts its sums otherwise than at many."""
 _COMPILES, _DOES_NOT = re.compile(r"torch[._]compile\b"), re.compile(r"no.?compile|compile\W+(false|0|no)\b", re.I)
 
 
@@ -197,14 +201,14 @@ class _CommandTraces:
             sizes = self.sizes
             first, second = TRACED_BATCH_SIZES if sizes.multiple == 1 else (sizes.multiple, 2 * sizes.multiple)
             if sizes == Sizes() and self._seems_compiled:
-                first, second = _COMPILED_SIZES
+                first, second = COMPILED_BATCH_SIZES
             try:
                 for size, following in ((first, second), (second, then)):
                     if size not in self.runs:
                         yield from self.run(size, following)
                 return first, second
             except Unusable as error:
-                if self.takes_many and (first, second) == _COMPILED_SIZES:  # perhaps more samples than there are
+                if self.takes_many and (first, second) == COMPILED_BATCH_SIZES:  # perhaps more samples than there are
                     self.takes_many = False
                     continue
                 first_error = first_error or error
@@ -341,7 +345,7 @@ def _tracing_with(
                     if size not in traces.runs:
                         yield from traces.run(size)
                 found, guess = Unknown("; ".join(filter(None, [str(error), traces.refusal]))), traces.guess(sizes)
-                if sizes == _COMPILED_SIZES and (near := traces.nearly(*sizes, must_be_alike=True)):
+                if sizes == COMPILED_BATCH_SIZES and (near := traces.nearly(*sizes, must_be_alike=True)):
                     guess, is_near = near, True
     ready = next(iter(traces.runs.values()))[0]
     yield Predicted(Prediction(traces.config.formula, found), ready, guess, traces.sizes.multiple, is_near)

@@ -27,6 +27,9 @@ UNLIMITED_BYTES = 1 << 70
 TRACED_BATCH_SIZES, CHECKED_BATCH_SIZE = (2, 3), 5
 """A step is traced at two sizes for the form through them, and at a third one to check it."""
 
+COMPILED_BATCH_SIZES = (16, 24)
+"""The two of what is compiled: at few rows a compiler cuts sums otherwise than at many, and it goes by alignment."""
+
 
 class NotAffine(ValueError):
     """The traces differ in more than sizes that grow evenly with the batch.
@@ -166,7 +169,8 @@ class AffineTrace:
         if _program(t1) != _program(t2):
             raise NotAffine(
                 f"the step allocates differently at batch sizes {b1} and {b2} "
-                f"({len(t1.events)} and {len(t2.events)} events)"
+                f"({len(t1.events)} and {len(t2.events)} events)",
+                (b1, b2),
             )
         by_rule = {number - 1 for number, _ in t1.computed}
         slopes, constants = [], []
@@ -177,9 +181,10 @@ class AffineTrace:
             if (rest or slope < 0) and _in_blocks(size1) == _in_blocks(size2):
                 slope, rest = 0, 0  # as a compiled sum's parts, one for so many samples
             if rest and not nearly:
-                raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}")
+                raise NotAffine(f"an allocation of {size1} bytes at batch size {b1} takes {size2} at {b2}", (b1, b2))
             if slope < 0:
-                raise NotAffine(f"an allocation shrinks as the batch grows: {size1:,} bytes at {b1}, {size2:,} at {b2}")
+                shrinks = f"an allocation shrinks as the batch grows: {size1:,} bytes at {b1}, {size2:,} at {b2}"
+                raise NotAffine(shrinks, (b1, b2))
             slopes.append(slope)
             constants.append(size1 - slope * b1)
         computed = []

@@ -175,26 +175,22 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
     """Have Dynamo and Inductor work on the simulated GPU, and tell what they make of the program."""
     inductor.prepare(followed, ahead)
     warnings.filterwarnings("ignore", message=_OF_OUR_HOOKS)
-    dynamo = import_module("torch._dynamo")
-    dynamo.config.suppress_errors = True
-    rules, frames = import_module("torch._dynamo.trace_rules"), import_module("torch._dynamo.convert_frame")
-    contexts, version = import_module("torch._dynamo.eval_frame").OptimizeContext, minor_of(torch.__version__)
+    import_module("torch._dynamo").config.suppress_errors = True
+    rules = import_module("torch._dynamo.trace_rules")
     rules.SKIP_DIRS.extend(_OURS)
     rules._recompile_re()
-    logging.getLogger(frames.__name__).addFilter(lambda record: not str(record.msg).startswith("WON'T CONVERT"))
-    unsupported = import_module("torch._dynamo.exc")
+    _follow_frames(followed, ahead)
+    _leave_out_ours()
+    _exchange_names()
+    after_import("torch.distributed.device_mesh", name_meshes)
+
+
+def _follow_frames(followed: Followed, ahead: Ahead) -> None:
+    """Have it told which frames Dynamo compiles, and which it gives up."""
+    frames, unsupported = import_module("torch._dynamo.convert_frame"), import_module("torch._dynamo.exc")
+    contexts = import_module("torch._dynamo.eval_frame").OptimizeContext
     convert, enter = original(frames.ConvertFrameAssert, "__call__"), original(contexts, "__call__")
-    meet, kinds = original(frames.CatchErrorsWrapper, "__call__"), import_module("torch._dynamo.types")
-    if version >= (2, 7):
-        skip = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls
-        left_out = kinds.ConvertFrameReturn(frame_exec_strategy=skip)
-    else:
-        left_out = import_module("torch._C._dynamo.eval_frame").skip_code_recursive_flag
-    counters, outputs = import_module("torch._dynamo.utils").counters, import_module("torch._dynamo.output_graph")
-    given = original(outputs.OutputGraph, "example_inputs")
-    guards = import_module("torch._dynamo.guards").GuardBuilder
-    by_object = "id_match_unchecked" if hasattr(guards, "id_match_unchecked") else "ID_MATCH"  # torch up to 2.8
-    match = original(guards, by_object)
+    counters = import_module("torch._dynamo.utils").counters
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -220,6 +216,30 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
             return result
         return _hiding(result, function, followed, ahead, unsupported.TorchDynamoException)
 
+    logging.getLogger(frames.__name__).addFilter(lambda record: not str(record.msg).startswith("WON'T CONVERT"))
+    replace(frames.ConvertFrameAssert, "__call__", converted)
+    replace(contexts, "__call__", entered)
+
+
+def _leave_out_ours() -> None:
+    """Have Dynamo compile no code that runs around a user's, nor guard by it, and take our tensors for its own."""
+    version = minor_of(torch.__version__)
+    wrapper, kinds = (
+        import_module("torch._dynamo.convert_frame").CatchErrorsWrapper,
+        import_module("torch._dynamo.types"),
+    )
+    meet = original(wrapper, "__call__")
+    if version >= (2, 7):
+        skip = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls
+        left_out = kinds.ConvertFrameReturn(frame_exec_strategy=skip)
+    else:
+        left_out = import_module("torch._C._dynamo.eval_frame").skip_code_recursive_flag
+    guards = import_module("torch._dynamo.guards").GuardBuilder
+    by_object = "id_match_unchecked" if hasattr(guards, "id_match_unchecked") else "ID_MATCH"  # torch up to 2.8
+    match = original(guards, by_object)
+    graph = import_module("torch._dynamo.output_graph").OutputGraph
+    given = original(graph, "example_inputs")
+
     def met(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         if frame.f_code.co_filename in _OURS:
             return left_out
@@ -239,14 +259,10 @@ def _prepare(followed: Followed, ahead: Ahead) -> None:
 
         return list(tree_map(own, given(self)))
 
-    if version <= (2, 10):
-        replace(outputs.OutputGraph, "example_inputs", inputs)
-    replace(frames.CatchErrorsWrapper, "__call__", met)
-    replace(frames.ConvertFrameAssert, "__call__", converted)
-    replace(contexts, "__call__", entered)
+    replace(wrapper, "__call__", met)
     replace(guards, by_object, matched)
-    _exchange_names()
-    after_import("torch.distributed.device_mesh", name_meshes)
+    if version <= (2, 10):
+        replace(graph, "example_inputs", inputs)
 
 
 @contextmanager
@@ -279,6 +295,7 @@ def _hiding(compiled: Any, function: Any, followed: Followed, ahead: Ahead, fail
 
 
 def _failed(error: Exception) -> str:
+    """Return what is said of an error that a compiler stops with."""
     return f"the compiler stopped with {_in_short(error)}, as it may on a GPU, where that ends the program"
 
 

@@ -158,9 +158,10 @@ def _grouped_product(args: Sequence[Any], _profile: Profile) -> torch.Tensor:
 
 
 GIVEN: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {}
+"""Operators of which torch's own shape function gives something else than CUDA."""
+
 if hasattr(torch.ops.aten, "_grouped_mm"):  # since torch 2.8
     GIVEN[torch.ops.aten._grouped_mm.default] = _grouped_product
-"""Operators of which torch's own shape function gives something else than CUDA."""
 
 
 _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")

@@ -14,7 +14,14 @@ from gpumem_tui.catalog.shapes import Gpu, ModelShape
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.weights import frozen_blocks, only_head
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine, replay
+from gpumem_tui.simulator.allocator.replay import (
+    CHECKED_BATCH_SIZE,
+    COMPILED_BATCH_SIZES,
+    TRACED_BATCH_SIZES,
+    AffineTrace,
+    NotAffine,
+    replay,
+)
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.simulator.compiled.following import forget
 from gpumem_tui.simulator.cuda.presented import device_for
@@ -28,9 +35,6 @@ from gpumem_tui.workload.errors import located
 
 _MULTIPLES = (1, 8)
 """Of those sizes: a step may take only even ones, or multiples of 4 or 8."""
-
-_COMPILED_SIZES = (16, 24)
-"""Both multiples of eight, as kernels are chosen by alignment; at smaller ones the optimizer's step may be the peak."""
 
 
 @dataclass
@@ -68,8 +72,9 @@ class Tracer:
             WorkloadError: the step itself fails.
             Untraceable: it does what cannot be followed without values.
         """
-        if self.recipe.compile:
-            return self._compiled()
+        if self.recipe.compile:  # which takes too long to check a third size
+            self._runs = {size: self.at(size) for size in COMPILED_BATCH_SIZES}
+            return AffineTrace.fit(*self._runs.items())
         trace, multiple = self.fitted()
         trace.check(CHECKED_BATCH_SIZE * multiple, self.at(CHECKED_BATCH_SIZE * multiple))
         if self.rows_asked_for:
@@ -78,14 +83,6 @@ class Tracer:
             if not trace.holds(size, self.at(size)):
                 raise otherwise
         return trace
-
-    def _compiled(self) -> AffineTrace:
-        """Return the form through two sizes that are alike to a compiler; compiling takes too long to check a third."""
-        self._runs = {size: self.at(size) for size in _COMPILED_SIZES}
-        try:
-            return AffineTrace.fit(*self._runs.items())
-        except NotAffine as error:
-            raise NotAffine(str(error), _COMPILED_SIZES) from None
 
     def fitted(self) -> tuple[AffineTrace, int]:
         """Return the unchecked form through two batch sizes, and what those that the step takes are multiples of."""
