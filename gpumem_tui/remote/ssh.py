@@ -292,8 +292,8 @@ class SshProcess:
         *lines, rest = (self._error_rest + data).split(b"\n")
         self._error_rest = rest[-_LONGEST_ERROR:]
         lines += [] if data else [self._error_rest]
-        texts = (shortened(line[:_LONGEST_ERROR].decode("utf-8", "replace").strip(), 300) for line in lines)
-        self.errors.extend(text for text in texts if text)
+        kept = [line for line in lines if line.strip()][-_KEPT_LINES:]
+        self.errors.extend(shortened(line[:_LONGEST_ERROR].decode("utf-8", "replace").strip(), 300) for line in kept)
         if not data:
             self._selector.unregister(self._error_fd)
         return bool(data)

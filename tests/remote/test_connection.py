@@ -285,7 +285,7 @@ def most_bytes() -> Iterator[Callable[[], int]]:
         ("exec yes garbage", "which is no reading"),
         ("exec yes '{}'", "which is no reading"),
         ("exec tr '\\0' x < /dev/zero", "a line of more than 4 MiB"),
-        ("exec yes garbage >&2", "more than 1 MiB to stderr"),
+        ("exec yes garbage 3>&1 >&2", "more than 1 MiB to stderr"),
         ('cat "$0.lines"; exec sh "$0"', "lines a second"),
     ],
 )
