@@ -16,6 +16,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from gpumem_tui.attach.ptrace import SIGNAL_RETURN
+from gpumem_tui.system import user_name
 from gpumem_tui.watch import hosts
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+ +(\S.*)")
@@ -200,8 +201,8 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
     """
     sudo = f"run `sudo gpumem-tui attach {host.pid}`"
     if our_uid not in (0, host.uid):
-        owner = hosts.user_name(host.uid)
-        return AttachRefused(f"{host.title} belongs to {owner}, and only that user or root may attach", sudo)
+        owner = user_name(host.uid)
+        return AttachRefused(f"{host.title} belongs to user {owner}, and only that user or root may attach", sudo)
     if ptrace_scope >= 3:
         return AttachRefused(
             "the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD

@@ -10,8 +10,8 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
 from gpumem_tui.monitor.users import is_of
 from gpumem_tui.report.objects import known
+from gpumem_tui.system import user_name
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
-from gpumem_tui.watch.hosts import user_name
 from gpumem_tui.watch.published import Placed, WatchedProcess
 from gpumem_tui.watch.records import FOR_MEMORY, last_first
 
