@@ -160,6 +160,6 @@ def test_what_a_users_program_says_cannot_steer_the_terminal() -> None:
     done = TraceDone(AffineTrace((1,), (512,), (0,), (0,), (), (0,), (site,)), 0.1, notes=(hostile,))
     traced = decode_event(encode(done))
     assert isinstance(traced, TraceDone)
-    *named, fused = vars(traced.trace.site_table[0]).values()
+    *named, fused = vars(traced.trace.at_none.site_table[0]).values()
     assert (*named, *fused, *traced.notes) == (" [31mred ",) * 7
-    assert traced.trace.constants == (512,)
+    assert traced.trace.at_none.sizes == (512,)
