@@ -118,8 +118,8 @@ _C_LIBRARY = re.compile(r"(libc|ld-musl)[-.]")  # libc.so.6, libc-2.31.so, ld-mu
 _INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui; gpumem_tui.attach()` to its code"
 
 
-class AttachRefused(Exception):
-    """The probe cannot be put into this process; one line says why, and what would help.
+class NotAttached(Exception):
+    """The probe is not in this process; one line says why, and what would help.
 
     Attributes:
         instead: the processes to attach to instead: its children that train.
@@ -130,6 +130,10 @@ class AttachRefused(Exception):
         self.reason = reason
         self.remedy = remedy
         self.instead = instead
+
+
+class AttachRefused(NotAttached):
+    """It cannot be put in, and nothing was tried."""
 
 
 @dataclass(frozen=True)
