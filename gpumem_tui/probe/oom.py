@@ -22,7 +22,7 @@ from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import uncompiled
 from gpumem_tui.probe.finding import Holdings
 from gpumem_tui.probe.wire import CPU, PostMortem, Record
-from gpumem_tui.step.sites import is_own
+from gpumem_tui.step.sites import callers, is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*memory: you tried to allocate (\d+) bytes")
@@ -276,9 +276,5 @@ def _failing_line(trace: TracebackType | None) -> str:
 
 def _calling_line(frame: FrameType | None) -> str:
     """Return ``file:line`` of the innermost frame of the program that is running; empty in autograd's threads."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if is_own(path):
-            return f"{os.path.basename(path)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    own = (at for at in callers(frame) if is_own(at.f_code.co_filename))
+    return next((f"{os.path.basename(at.f_code.co_filename)}:{at.f_lineno}" for at in own), "")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
 
 import torch
+
+from gpumem_tui.step.sites import callers
 
 # Every class's `step` is wrapped in the same code, which calls the hooks.
 _WRAPPER = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
@@ -124,10 +125,5 @@ class StepCount:
 
 def _nested_steps(optimizer: torch.optim.Optimizer) -> int:
     """Count the calls of this optimizer's `step` on the stack."""
-    found = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer:
-            found += 1
-        frame = frame.f_back
-    return max(1, found)
+    wrappers = (frame for frame in callers(sys._getframe(1)) if frame.f_code is _WRAPPER)
+    return max(1, sum(frame.f_locals.get("self") is optimizer for frame in wrappers))

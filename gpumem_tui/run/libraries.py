@@ -28,6 +28,7 @@ from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.step.sites import callers
 from gpumem_tui.step.walking import buffers_in, parameters_in, tensors_in
 from gpumem_tui.workload.errors import is_users
 
@@ -378,13 +379,9 @@ def _holds_no_data(obj: object) -> bool:
 
 
 def _calling_place() -> str:
-    frame = sys._getframe(2)
-    while frame is not None:
+    for frame in callers(sys._getframe(2)):
         if is_users(frame.f_code.co_filename):
             return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return "by a library"
 
 

@@ -19,6 +19,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.run.adapters import change_groups
 from gpumem_tui.run.parts import has_parameters, repeated_blocks
 from gpumem_tui.run.replacements import construct_with
+from gpumem_tui.step.sites import callers
 from gpumem_tui.step.walking import instances_of, modules_in, outermost, parameters_in
 from gpumem_tui.workload.errors import is_users
 
@@ -161,11 +162,9 @@ def _replicate_nothing(shard: Callable[[nn.Module], None]) -> None:
 def _named(model: nn.Module) -> tuple[str, str]:
     """Return what the program calls a model and the line that the optimizer is made from, in its outermost function."""
     found = "model", ""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    for frame in callers(sys._getframe(2)):
         if is_users(frame.f_code.co_filename) and (name := _variable(frame, model)):
             found = name, f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
     return found
 
 

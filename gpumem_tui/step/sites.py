@@ -153,13 +153,11 @@ class SiteFinder:
     def place(self) -> str:
         """Return `calling_line`, and where that is an installed library's the line of the program that called it."""
         line = self.calling_line()
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame in callers(sys._getframe(1)):
             path = frame.f_code.co_filename
             if is_own(path) and not is_installed(path):
                 own = f"{os.path.basename(path)}:{frame.f_lineno}"
                 return line if line in ("", own) else f"{line}, called from {own}"
-            frame = frame.f_back
         return line
 
     def forward_line(self) -> str:
@@ -179,6 +177,13 @@ class SiteFinder:
                 return known[0]
             frame = frame.f_back
         return _NOBODY
+
+
+def callers(innermost: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it, the outermost last."""
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
 
 
 def is_own(path: str) -> bool:

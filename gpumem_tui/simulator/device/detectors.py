@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import Literal, NamedTuple
 
-from gpumem_tui.step.sites import is_own
+from gpumem_tui.step.sites import callers, is_own
 
 _LIBRARIES = ("detectron2.", "mmdet.", "torchvision.models.detection.", "torchvision.ops.", "ultralytics.")
 _PASSING_ON = "detectron2.layers.wrappers"
@@ -47,9 +47,8 @@ class Detectors:
 
     def kept(self, shape: tuple[int, ...]) -> Kept | None:
         """Return what is kept of something of this shape; None where the program's code that asks is no detector's."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and (not is_own(frame.f_code.co_filename) or _module(frame) == _PASSING_ON):
-            frame = frame.f_back
+        own = (frame for frame in callers(sys._getframe(1)) if is_own(frame.f_code.co_filename))
+        frame = next((frame for frame in own if _module(frame) != _PASSING_ON), None)
         module = "" if frame is None else _module(frame)
         if frame is None or not module.startswith(_LIBRARIES):
             return None

@@ -13,14 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gpumem_tui.step.sites import is_own
+from gpumem_tui.step.sites import callers, is_own
 from gpumem_tui.workload.errors import LIBRARIES
 
 _LARGE_ELEMENTS = 1 << 18
@@ -62,7 +61,7 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         return math.prod(args[0]) >= _LARGE_ELEMENTS and (
             any(
                 frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module)
-                for frame in _frames()
+                for frame in callers(sys._getframe(1))
             )
             or is_offloaded()
         )
@@ -76,7 +75,7 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if getattr(_thread, "is_moving_model", False):
         return True
     # Whether the code that calls torch is an installed library's, as loaders of checkpoints are.
-    paths = (frame.f_code.co_filename for frame in _frames())
+    paths = (frame.f_code.co_filename for frame in callers(sys._getframe(1)))
     caller = next((path for path in paths if is_own(path)), "")
     return LIBRARIES.search(caller) is not None and _is_mapped(source.data_ptr())
 
@@ -89,7 +88,7 @@ def is_offloaded(tensor: torch.Tensor | None = None) -> bool:
     """
     if tensor is not None and (tensor.numel() < _LARGE_ELEMENTS or not tensor.is_floating_point()):
         return False
-    for frame in _frames():
+    for frame in callers(sys._getframe(1)):
         path = frame.f_code.co_filename
         if _OFFLOADING_IN_TORCH in path:
             return True
@@ -126,13 +125,6 @@ def _is_mapped(address: int) -> bool:
     except OSError:
         return False
     return False
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:

@@ -59,7 +59,7 @@ from gpumem_tui.simulator.device.shapes import (
 )
 from gpumem_tui.simulator.device.values import UnknownValue, Values
 from gpumem_tui.step.phases import in_backward
-from gpumem_tui.step.sites import is_own
+from gpumem_tui.step.sites import callers, is_own
 
 _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
@@ -530,12 +530,7 @@ def _is_composed(func: Any) -> bool:
 
 def _is_checked() -> bool:
     """Return whether the program checks values: whether a function whose name says so asks for them."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if any(word in frame.f_code.co_name for word in ("valid", "check")):
-            return True
-        frame = frame.f_back
-    return False
+    return any(word in frame.f_code.co_name for frame in callers(sys._getframe(1)) for word in ("valid", "check"))
 
 
 def _passes_on() -> bool | None:
@@ -544,12 +539,10 @@ def _passes_on() -> bool | None:
     Asked by a conditional jump, of which one way raises without any other jump: ``assert x.max() > 0``,
     ``if (x < 0).any(): raise``, and `torch._assert`.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in callers(sys._getframe(1)):
         truth = _truth_that_passes(frame.f_code, frame.f_lasti)
         if truth is not None or is_own(frame.f_code.co_filename):
             return truth
-        frame = frame.f_back
     return None
 
 
