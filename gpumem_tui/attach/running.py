@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from gpumem_tui.attach import bootstrap, ptrace
-from gpumem_tui.attach.target import AttachRefused, Target, is_being_attached_to, named, refusal
+from gpumem_tui.attach.target import AttachRefused, NotAttached, Target, is_being_attached_to, named, refusal
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.files import Folder, WireError
 from gpumem_tui.text import printable, shortened
@@ -64,16 +64,8 @@ _WAITS_FOR_A_LOCK = frozenset({202})
 _SLEEPS = frozenset({34, 35, 230})
 
 
-class AttachFailed(Exception):
-    """It was tried and did not come about; one line. The process runs on as before.
-
-    Attributes:
-        instead: the processes to attach to instead: its children that train.
-    """
-
-    def __init__(self, reason: str, instead: tuple[hosts.Host, ...] = ()) -> None:
-        super().__init__(reason)
-        self.instead = instead
+class AttachFailed(NotAttached):
+    """It was tried and did not come about. The process runs on as before."""
 
 
 class StartsLater(AttachFailed):
@@ -309,15 +301,16 @@ def _wait_for_answer(target: Target, name: str, timeout_s: float, waits_in: int)
                 return answer
         if not (target.host.proc / "stat").exists():
             raise AttachFailed(f"{title} has ended")
-        if _is_idle_notebook(target.host, waits_in) and not answer and time.monotonic() > begin + _IDLE_NOTEBOOK_S:
+        is_idle = waits_in in _WAITS_FOR_INPUT and hosts.is_notebook(target.host)
+        if is_idle and not answer and time.monotonic() > begin + _IDLE_NOTEBOOK_S:
             raise StartsLater(f"{title} is a notebook that runs no cell now: the probe starts at the next cell")
         time.sleep(_POLL_S)
     if answer:
         _leave_mark(target)
         raise StartsLater(f"{title} still imports torch after {timeout_s:g} s: the probe starts when that is done")
     found = hosts.trainers(target.host.pid, target.host.proc.parent)
-    instead = f"; attach to its children that may train: {named(found)}" if found else ""
-    raise AttachFailed(f"{_no_answer(target.host, timeout_s, waits_in)}{instead}", found)
+    instead = f"attach to its children that may train: {named(found)}" if found else ""
+    raise AttachFailed(_no_answer(target.host, timeout_s, waits_in), instead, found)
 
 
 def _leave_mark(target: Target) -> None:
@@ -326,18 +319,12 @@ def _leave_mark(target: Target) -> None:
         folder.replace(target.host.files.attached.name, b"")
 
 
-def _is_idle_notebook(host: hosts.Host, waits_in: int) -> bool:
-    return waits_in in _WAITS_FOR_INPUT and hosts.is_notebook(host)
-
-
 def _loads_data(host: hosts.Host) -> AttachFailed:
     """Make the error for a worker of a DataLoader, which names its parent instead."""
     parent = hosts.find(host.parent_pid, host.proc.parent)
     whose = f"attach to its parent, {parent.title}" if parent is not None else "attach to the process that trains"
-    instead = (parent,) if parent is not None else ()
-    return AttachFailed(
-        f"{host.title} is a DataLoader worker, which loads batches and trains nothing; {whose}", instead
-    )
+    reason = f"{host.title} is a DataLoader worker, which loads batches and trains nothing"
+    return AttachFailed(reason, whose, () if parent is None else (parent,))
 
 
 def _no_answer(host: hosts.Host, timeout_s: float, waits_in: int) -> str:

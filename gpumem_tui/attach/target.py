@@ -16,6 +16,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from gpumem_tui.attach.ptrace import SIGNAL_RETURN
+from gpumem_tui.system import user_name
 from gpumem_tui.watch import hosts
 
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+ +(\S.*)")
@@ -117,8 +118,8 @@ _C_LIBRARY = re.compile(r"(libc|ld-musl)[-.]")  # libc.so.6, libc-2.31.so, ld-mu
 _INSTEAD = "start it with `gpumem-tui run -- COMMAND`, or add `import gpumem_tui; gpumem_tui.attach()` to its code"
 
 
-class AttachRefused(Exception):
-    """The probe cannot be put into this process; one line says why, and what would help.
+class NotAttached(Exception):
+    """The probe is not in this process; one line says why, and what would help.
 
     Attributes:
         instead: the processes to attach to instead: its children that train.
@@ -129,6 +130,10 @@ class AttachRefused(Exception):
         self.reason = reason
         self.remedy = remedy
         self.instead = instead
+
+
+class AttachRefused(NotAttached):
+    """It cannot be put in, and nothing was tried."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +205,8 @@ def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected
     """
     sudo = f"run `sudo gpumem-tui attach {host.pid}`"
     if our_uid not in (0, host.uid):
-        owner = hosts.user_name(host.uid)
-        return AttachRefused(f"{host.title} belongs to {owner}, and only that user or root may attach", sudo)
+        owner = user_name(host.uid)
+        return AttachRefused(f"{host.title} belongs to user {owner}, and only that user or root may attach", sudo)
     if ptrace_scope >= 3:
         return AttachRefused(
             "the kernel forbids attaching until the next boot (kernel.yama.ptrace_scope = 3)", _INSTEAD

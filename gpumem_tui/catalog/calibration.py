@@ -17,6 +17,7 @@ import msgspec
 from gpumem_tui.catalog.loader import is_same_product, parse_toml
 from gpumem_tui.catalog.shapes import CatalogError, Context, Gpu
 from gpumem_tui.memory import MIB, format_bytes
+from gpumem_tui.system import replacing
 
 _SUGGESTION = "`gpumem-tui doctor --calibrate` writes one"
 _ALIKE_BYTES = 16 * MIB
@@ -144,9 +145,8 @@ def save(new: Calibration, path: Path | None = None) -> Path:
         lines += ["is_learned = true"] if one.is_learned else []
         lines += ["[calibration.stages]", *(f"{name} = {size_bytes}" for name, size_bytes in one.stages.items())]
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    beside = wanted.with_name(f".{wanted.name}-{os.getpid()}")
-    beside.write_text("\n".join(lines) + "\n", "utf-8")
-    beside.replace(wanted)
+    with replacing(wanted) as file:
+        file.write(("\n".join(lines) + "\n").encode())
     return wanted
 
 

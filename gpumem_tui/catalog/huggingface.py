@@ -237,11 +237,13 @@ class ClassifierConfig(TransformerConfig, kw_only=True):
     hidden_act: Gelu = "gelu"
     num_labels: Size | None = None
     id2label: dict[str | int, str] | None = None
+    attention_probs_dropout_prob: Dropout
+    hidden_dropout_prob: Dropout
 
-    @property
-    def classes(self) -> int:
-        """The outputs of the classifier."""
-        return self.num_labels or len(self.id2label or ()) or 2
+    def _shape_of(self, name: str, family: Family, **more: Any) -> ModelShape:
+        rates = {key: getattr(self, key) for key in ("attention_probs_dropout_prob", "hidden_dropout_prob")}
+        classes = self.num_labels or len(self.id2label or ()) or 2
+        return super()._shape_of(name, family, classes=classes, dropout=_one_dropout(**rates), **more)
 
 
 class BertConfig(ClassifierConfig, kw_only=True):
@@ -262,11 +264,6 @@ class BertConfig(ClassifierConfig, kw_only=True):
             vocab=self.vocab_size,
             seq_len=min(FAMILIES["bert"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
-            classes=self.classes,
-            dropout=_one_dropout(
-                attention_probs_dropout_prob=self.attention_probs_dropout_prob,
-                hidden_dropout_prob=self.hidden_dropout_prob,
-            ),
         )
 
 
@@ -288,11 +285,6 @@ class VitConfig(ClassifierConfig, kw_only=True):
             "vit",
             image_size=self.image_size,
             patch_size=self.patch_size,
-            classes=self.classes,
-            dropout=_one_dropout(
-                attention_probs_dropout_prob=self.attention_probs_dropout_prob,
-                hidden_dropout_prob=self.hidden_dropout_prob,
-            ),
         )
 
 

@@ -27,7 +27,7 @@ class LackingFamily(OptionError):
         super().__init__(f"--model: the family {family!r} of networks has no {piece}: add it to gpumem_tui/{file}")
 
 
-class ShapeError(ValueError):
+class ShapeError(OptionError, ValueError):
     """A network that cannot exist, or cannot have the adapters that are asked for.
 
     Attributes:

@@ -9,7 +9,7 @@ import click
 
 from gpumem_tui.cli.parameters import TOKENS
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed
-from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError, noise_scale
+from gpumem_tui.formula.noise_scale import MeasuredNorm, noise_scale
 from gpumem_tui.options.typed import norm_from
 from gpumem_tui.report.output import Printer
 from gpumem_tui.settings import load
@@ -82,10 +82,7 @@ def noise_scale_command(norms: tuple[MeasuredNorm, ...], as_json: bool) -> int:
     a small and a large batch: `gpumem-tui noise-scale 8=2.1 64=1.3`. Several of a batch size are averaged: one pair is
     very noisy. The answer is in the unit of the batches, samples or tokens.
     """
-    try:
-        found = noise_scale(norms)
-    except NoiseScaleError as error:
-        raise click.UsageError(str(error)) from error
+    found = noise_scale(norms)
     sizes = [found.batch_size * factor for factor in (0.25, 0.5, 1, 2, 4)]
     rows = [{"batch_size": size, "steps": found.steps(size), "examples": found.examples(size)} for size in sizes]
     Printer(as_json=as_json).show(

@@ -78,12 +78,9 @@ metrics_option = click.option(
 def serve_metrics(stack: ExitStack, machines: Machines, host: str, port: int) -> str:
     """Serve metrics until the stack is left. Return where, for the screen to say."""
     from gpumem_tui.addresses import is_loopback
-    from gpumem_tui.monitor.metrics import CannotServe, Server
+    from gpumem_tui.monitor.metrics import Server
 
-    try:
-        server = Server(machines, host, port, counts_itself=True)
-    except CannotServe as error:
-        raise click.UsageError(f"--metrics: {error}") from error
+    server = Server(machines, host, port, counts_itself=True)
     stack.callback(server.stop)
     if not is_loopback(host):
         complain(f"--metrics: everyone who can reach {server.address} can read users and process names", 0)

@@ -64,7 +64,7 @@ def serve(
         raise OptionError(f"serve needs the package textual-serve ({missing[0]} is not installed): `{remedy}`")
     watched = _hosts(AskedHosts.of({"address": None, **hosts}), settings_path)
     from gpumem_tui.serve.access import new_token
-    from gpumem_tui.serve.server import CannotListen, WebServer
+    from gpumem_tui.serve.server import WebServer
     from gpumem_tui.serve.visitor import command
 
     starts = command(settings_path, read_only=read_only, hosts=watched)
@@ -73,10 +73,7 @@ def serve(
     def announce(url: str) -> None:
         _announce(url, address, visitors, len(watched.names), read_only=read_only)
 
-    try:
-        asyncio.run(server.run(address, port, announce))
-    except CannotListen as error:
-        raise OptionError(f"--port: {error}; --port 0 takes one that is free") from error
+    asyncio.run(server.run(address, port, announce))
     return 0
 
 

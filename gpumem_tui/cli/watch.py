@@ -105,15 +105,15 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline |
 )  # fmt: skip
 def attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into a Python process that is already running."""
-    from gpumem_tui.attach.running import AttachFailed, StartsLater
-    from gpumem_tui.attach.target import AttachRefused
+    from gpumem_tui.attach.running import StartsLater
+    from gpumem_tui.attach.target import NotAttached
 
     try:
         return _attach(pid, yes, timeout_s)
     except StartsLater as later:
         click.echo(f"{later}; then: `gpumem-tui watch {pid}`")
         return 0
-    except (AttachRefused, AttachFailed) as error:
+    except NotAttached as error:
         code = complain(str(error), EXIT_FAILED)
         pids = [host.pid for host in error.instead]
     if not pids or not (yes or _is_asked("Attach to that instead?" if len(pids) == 1 else "Attach to those instead?")):
@@ -122,12 +122,11 @@ def attach(pid: int, yes: bool, timeout_s: float) -> int:
 
 
 def _attach_instead(pid: int, timeout_s: float) -> int:
-    from gpumem_tui.attach.running import AttachFailed
-    from gpumem_tui.attach.target import AttachRefused
+    from gpumem_tui.attach.target import NotAttached
 
     try:
         return _attach(pid, True, timeout_s)
-    except (AttachRefused, AttachFailed) as error:
+    except NotAttached as error:
         return complain(str(error), EXIT_FAILED)
 
 
@@ -140,7 +139,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
     """Put the probe into one process and say how it went.
 
     Raises:
-        AttachRefused, AttachFailed: as of `running.attach`.
+        NotAttached: as `running.attach`.
     """
     from gpumem_tui.attach import running
     from gpumem_tui.attach.target import inspect

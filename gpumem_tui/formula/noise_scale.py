@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+
+from gpumem_tui.errors import OptionError
 
 
-class NoiseScaleError(ValueError):
+class NoiseScaleError(OptionError, ValueError):
     """Norms that no gradient noise can have made: one line that says why, and what to measure."""
 
 
@@ -76,7 +79,7 @@ def noise_scale(measured: Sequence[MeasuredNorm]) -> NoiseScale:
     if len(sizes) != 2:
         raise NoiseScaleError(f"norms at {len(sizes)} batch sizes: give them at two, such as 8=2.1 64=1.3")
     small, big = sizes
-    squared_small, squared_big = (_mean_square(measured, size) for size in sizes)
+    squared_small, squared_big = (fmean(one.norm**2 for one in measured if one.batch_size == size) for size in sizes)
     gradient = (big * squared_big - small * squared_small) / (big - small)
     noise = (squared_small - squared_big) / (1 / small - 1 / big)
     if noise <= 0:
@@ -90,8 +93,3 @@ def noise_scale(measured: Sequence[MeasuredNorm]) -> NoiseScale:
             f"{big}; measure with a larger batch, over more steps"
         )
     return NoiseScale(gradient, noise)
-
-
-def _mean_square(measured: Sequence[MeasuredNorm], size: int) -> float:
-    squares = [one.norm**2 for one in measured if one.batch_size == size]
-    return sum(squares) / len(squares)

@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpumem_tui.addresses import in_url, is_address, is_loopback
+from gpumem_tui.errors import OptionError
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
@@ -125,10 +126,6 @@ _USER_PROCESSES = Family("user_processes", "How many processes of a user use GPU
 _LEFT_OUT = Family("processes_left_out", f"More than {MOST_PROCESSES}: those that hold least have no series")
 
 
-class CannotServe(Exception):
-    """The address cannot be had; one line."""
-
-
 @dataclass(frozen=True)
 class Machine:
     """A machine at one moment: its name, its snapshot and what its probes say.
@@ -168,7 +165,7 @@ class Server:
         counts_itself: serve what this very process takes too.
 
     Raises:
-        CannotServe: the address is in use, not of this machine, or not permitted.
+        OptionError: the address is in use, not of this machine, or not permitted.
     """
 
     def __init__(self, machines: Machines, host: str, port: int, *, counts_itself: bool = False) -> None:
@@ -181,7 +178,7 @@ class Server:
             self._server.set_app(_at_one_path(make_wsgi_app(registry), host))
         except (OSError, OverflowError, UnicodeError) as error:  # the last: what no name of a host can be
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CannotServe(f"{in_url(host, port)} cannot be served: {reason}") from error
+            raise OptionError(f"--metrics: {in_url(host, port)} cannot be served: {reason}") from error
         self.address = in_url(host, self.port)
         """Host and port, as they stand in a URL."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

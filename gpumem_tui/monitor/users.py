@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from gpumem_tui.monitor.probes import ProbeReport, with_unlisted
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Snapshot
 from gpumem_tui.report.tables import TextColumn, TextTable
+from gpumem_tui.system import user_name
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,7 @@ def viewer() -> str:
     """Return the name of the user who watches; where that is root by sudo, of the one who called it."""
     uid = os.geteuid()
     called = os.environ.get("SUDO_UID", "") if uid == 0 else ""
-    uid = int(called) if called.isdecimal() else uid
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+    return user_name(int(called) if called.isdecimal() else uid)
 
 
 def only_of(user: str, snapshot: Snapshot, probes: ProbeReport) -> tuple[Snapshot, ProbeReport]:

@@ -31,7 +31,7 @@ from gpumem_tui.options.workload import (
 )
 from gpumem_tui.plan.plan import Plan, device_option, draft_of
 from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
-from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 
 TYPED_CONTEXT = "--context-bytes"
@@ -150,19 +150,7 @@ def configure(options: Options) -> SearchConfig:
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
     terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}
-    return SearchConfig(workload, device, python, allocator_settings(), **terms)
-
-
-def allocator_settings() -> AllocatorSettings:
-    """Return PyTorch's settings of its allocator, as the environment of this machine has them.
-
-    Raises:
-        OptionError: they cannot be read.
-    """
-    try:
-        return AllocatorSettings.from_environment()
-    except AllocatorSettingsError as error:
-        raise OptionError(str(error)) from error
+    return SearchConfig(workload, device, python, AllocatorSettings.from_environment(), **terms)
 
 
 def limit_from(text: str, total_bytes: int) -> int:

@@ -25,7 +25,7 @@ from gpumem_tui.catalog.loader import (
     shape_from_hf_config,
 )
 from gpumem_tui.catalog.loader import gpus as catalog_gpus
-from gpumem_tui.catalog.shapes import CatalogError, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import CatalogError, ModelShape
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import check_adapters, check_recipe, counts_blocks, fault
 from gpumem_tui.formula.recipe import (
@@ -162,11 +162,8 @@ class WorkloadOptions(Recipe):
         return replace(recipe, gpus=recipe.least_gpus) if self.gpus == 1 else recipe
 
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
-        try:
-            shape = shape.overridden(**self.changes.given())
-            check_adapters(shape, recipe)
-        except ShapeError as error:
-            raise OptionError(str(error)) from error
+        shape = shape.overridden(**self.changes.given())
+        check_adapters(shape, recipe)
         if wrong := fault(shape, recipe):
             raise OptionError(": ".join(wrong))
         return WorkloadSpec(recipe, shape=shape)
@@ -224,10 +221,7 @@ class WorkloadOptions(Recipe):
             raise OptionError(
                 f"--freeze: takes {NOTHING_FROZEN}, {ALL_BUT_HEAD} or how many blocks, not {recipe.freeze}"
             )
-        try:
-            check_recipe(recipe)
-        except ShapeError as error:
-            raise OptionError(str(error)) from error
+        check_recipe(recipe)
         seq_len = given.get("seq_len", file.usual_seq_len)
         command = as_transformers.program(file.path, recipe, python, seq_len, given.get("image_size", 0))
         model = HuggingFaceModel(

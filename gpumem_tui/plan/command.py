@@ -210,14 +210,15 @@ def _with_workspace(trace: AffineTrace, then_bytes: int, now_bytes: int) -> Affi
     if then_bytes == now_bytes:
         return trace
 
-    def changed(sizes: tuple[int, ...], run: AffineTrace | Timeline) -> tuple[int, ...]:
+    def changed(run: Timeline) -> Timeline:
         ours = {
             index for index, site in enumerate(run.site_table) if site.operator in (CUBLAS_WORKSPACE, HIPBLAS_WORKSPACE)
         }
-        return tuple(now_bytes if site in ours else size for size, site in zip(sizes, run.sites, strict=True))
+        sizes = (now_bytes if site in ours else size for size, site in zip(run.sizes, run.sites, strict=True))
+        return replace(run, sizes=tuple(sizes))
 
-    apart = tuple((size, replace(run, sizes=changed(run.sizes, run))) for size, run in trace.apart)
-    return replace(trace, constants=changed(trace.constants, trace), apart=apart)
+    apart = tuple((size, changed(run)) for size, run in trace.apart)
+    return replace(trace, at_none=changed(trace.at_none), apart=apart)
 
 
 # The runs

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from gpumem_tui.plan.control import PlanError
 from gpumem_tui.plan.controls import plan_of
 from gpumem_tui.plan.goals import NO_GOALS, Goals
 from gpumem_tui.plan.plan import Plan, draft_of
+from gpumem_tui.system import replacing
 
 SCHEMA = 1
 _SUFFIX = ".json"
@@ -72,7 +71,8 @@ class PlanStore:
         content = _File(SCHEMA, **{**plan.values, "extras": tuple(sorted(plan.extras))})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            with replacing(path) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
         except OSError as error:
             raise StoreError(f"cannot save {path}: {error.strerror}") from error
         return path
@@ -130,17 +130,3 @@ class PlanStore:
                 "digit first"
             )
         return self.folder / f"{name}{_SUFFIX}"
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write beside the file, then put it in its place."""
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

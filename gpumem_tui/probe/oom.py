@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -229,14 +229,14 @@ def _document(state: LastState, device: int | None, **more: Any) -> PostMortem:
     )
     if device is None or device < 0 or not allocator.is_running():
         return document
-    figures = {name: None if value < 0 else value for name, value in asdict(allocator.figures(device)).items()}
-    kind, total_bytes = allocator.kind(device), document.device_total_bytes
+    figures = {name: None if value < 0 else value for name, value in allocator.figures(device).items()}
+    kind, total_bytes = torch.cuda.get_device_properties(device), document.device_total_bytes
     return replace(
         document,
         device_uuid=allocator.device_uuid(device),
         device_name=kind.name,
-        compute_capability=kind.compute_capability,
-        device_total_bytes=kind.total_bytes if total_bytes is None else total_bytes,
+        compute_capability=(kind.major, kind.minor),
+        device_total_bytes=kind.total_memory if total_bytes is None else total_bytes,
         requested_live_bytes=figures.pop("requested_bytes"),
         **figures,  # type: ignore[arg-type]  # each is a figure or None
     )

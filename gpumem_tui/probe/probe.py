@@ -337,7 +337,7 @@ class Probe:
                 has_allocator=device in cuda,
                 batch_bytes=-1,
                 **asdict(holdings.get(device, Holdings())),
-                **asdict(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
+                **(allocator.figures(device) if device in cuda else allocator.UNKNOWN),
                 dropped=self._dropped,
                 errors=self._errors,
                 host_bytes=-1 if host_bytes is None else host_bytes,

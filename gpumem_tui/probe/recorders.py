@@ -409,7 +409,7 @@ class HistoryRecorder:
         """Return what was written down of the step that has just ended."""
         found = []
         for device, history in self._histories():
-            missing = allocator.figures(device).allocated_bytes - history.live_bytes()
+            missing = allocator.figures(device)["allocated_bytes"] - history.live_bytes()
             if missing:
                 self.unavailable["sum"] = f"at the step's end the allocator counts {missing:+,} bytes beside these"
             found.append(history.result(device, allocator.device_uuid(device)))

@@ -293,7 +293,7 @@ class _CommandTraces:
             alike = set(below.sizes)
             slopes = tuple(0 if size in alike else size // large for size in above.sizes)
             rest = tuple(size - slope * large for size, slope in zip(above.sizes, slopes, strict=True))
-            trace = replace(AffineTrace.constant(above), constants=rest, slopes=slopes)
+            trace = replace(AffineTrace.constant(replace(above, sizes=rest)), slopes=slopes)
         found = self.config.traced(ready, replace(done, trace=trace, only_at=0)).expected_batch_size
         return None if isinstance(found, Unknown) else found
 

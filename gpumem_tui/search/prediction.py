@@ -172,7 +172,7 @@ class Traced:
 
     def parts(self, batch_size: int) -> list[tuple[Bucket, str, int]]:
         """Return the bytes at the peak of each named part, and of the rest of its bucket, the largest first."""
-        if not any(site.part for site in self.trace.site_table):
+        if not any(site.part for site in self.trace.at_none.site_table):
             return []
         sizes: Counter[tuple[Bucket, str]] = Counter()
         for held in self.held_at_peak(batch_size):

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from gpumem_tui.addresses import in_url
+from gpumem_tui.errors import OptionError
 from gpumem_tui.serve.access import Access
 from gpumem_tui.serve.visit import Visit
 
@@ -45,10 +46,6 @@ _AGAIN_S = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class CannotListen(Exception):
-    """The address cannot be had; one line."""
-
-
 class WebServer:
     """The program in browsers.
 
@@ -73,7 +70,7 @@ class WebServer:
             say: told the URL, token and all, once visitors may come.
 
         Raises:
-            CannotListen: the address is in use, not of this machine, or not permitted.
+            OptionError: the address is in use, not of this machine, or not permitted.
         """
         logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a visitor who leaves early is no error
         stopped = asyncio.Event()
@@ -86,7 +83,8 @@ class WebServer:
                 await web.TCPSite(runner, host, port).start()
             except (OSError, OverflowError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-                raise CannotListen(f"{in_url(host, port)} cannot be listened on: {reason}") from error
+                where = f"--port: {in_url(host, port)} cannot be listened on"
+                raise OptionError(f"{where}: {reason}; --port 0 takes one that is free") from error
             say(f"http://{in_url(host, runner.addresses[0][1])}/?token={self._token}")
             await stopped.wait()
         finally:

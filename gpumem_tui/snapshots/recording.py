@@ -8,7 +8,6 @@ simulated run has no clock: ``time_us`` counts its events.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.snapshots.model import ALLOCATED, INACTIVE, NO_STACK, PENDING, Segment, SnapshotBlock
 from gpumem_tui.step import Site
+from gpumem_tui.system import replacing
 
 _UNLIMITED = 1 << 60
 _DEVICE = 0
@@ -228,13 +228,8 @@ def write_snapshot(recording: RecordedRun, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            pickle.dump(snapshot(recording), file, protocol=4)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        pickle.dump(snapshot(recording), file, protocol=4)
 
 
 def snapshot(recording: RecordedRun) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.blocks import SMALL_SEGMENT_BYTES
 from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, CachingAllocator
-from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.model import (
     ALLOCATED,
@@ -74,7 +75,7 @@ def settings_of(snapshot: MemorySnapshot) -> AllocatorSettings:
     text = found.get("PYTORCH_CUDA_ALLOC_CONF")
     try:
         settings = AllocatorSettings.parse(text if isinstance(text, str) else "")
-    except AllocatorSettingsError:
+    except OptionError:
         settings = AllocatorSettings()
     expandable, most = found.get("expandable_segments"), found.get("max_split_size")
     if isinstance(expandable, bool):

@@ -63,10 +63,6 @@ _GARBAGE = 20_000, 20, 20
 """When garbage is collected (`gc.set_threshold`): hosts bring 24,000 objects a second, none of them in a circle."""
 
 
-class Unavailable(Exception):
-    """A screen cannot be made now; one line says why."""
-
-
 class AsciiFilter(LineFilter):
     """Replaces every drawn character by an ASCII one, whatever widget drew it."""
 
@@ -80,7 +76,7 @@ class GpuMemApp(ActingApp[int]):
 
     Args:
         screens: how each is made; called when it is first shown, in a thread unless it is the first. It may take its
-            time, and raise `Unavailable`. A screen that is absent has no key.
+            time, and raise an `OptionError`. A screen that is absent has no key.
         first: the one to open on.
         ascii_only: draw with ASCII characters only.
         theme: the name of a theme; empty, or one that does not exist, for the program's own.
@@ -124,7 +120,7 @@ class GpuMemApp(ActingApp[int]):
         self._python = python
         self.forbidden = forbidden
         self._made: dict[ScreenName, MainScreen] = {}
-        self._making: dict[ScreenName, asyncio.Task[Unavailable | None]] = {}
+        self._making: dict[ScreenName, asyncio.Task[OptionError | None]] = {}
         self._measured: list[MeasuredRate] = []
         for name in screens:
             self.add_mode(name, partial(self.main_screen, name))
@@ -164,11 +160,11 @@ class GpuMemApp(ActingApp[int]):
         if not self._ending:
             await self.switch_mode(name)
 
-    async def _make(self, name: ScreenName) -> Unavailable | None:
+    async def _make(self, name: ScreenName) -> OptionError | None:
         """Make a main screen, once however often it is asked for meanwhile; or why it cannot be made."""
         try:
             made = await in_daemon_thread(self._makers[name])
-        except Unavailable as error:
+        except OptionError as error:
             return error
         finally:
             del self._making[name]

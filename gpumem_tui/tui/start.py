@@ -253,10 +253,9 @@ def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
 
 
 def _no_search() -> MainScreen:
-    from gpumem_tui.tui.app import Unavailable
     from gpumem_tui.tui.kit.main_screen import Act, refusal
 
-    raise Unavailable(refusal(Act.SEARCH))
+    raise OptionError(refusal(Act.SEARCH))
 
 
 def _run(
@@ -353,14 +352,13 @@ def _plan_of(config: SearchConfig) -> Plan:
     """Return a search's settings as a plan; a workload file has no shape, so it is the default model's then.
 
     Raises:
-        Unavailable: a command is searched.
+        OptionError: a command is searched.
     """
     from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model
     from gpumem_tui.plan.plan import Plan
-    from gpumem_tui.tui.app import Unavailable
 
     if config.workload.shape is None and config.workload.command is not None:
-        raise Unavailable("a command has no formula to plan with; `gpumem-tui plan --model NAME` plans for a model")
+        raise OptionError("a command has no formula to plan with; `gpumem-tui plan --model NAME` plans for a model")
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
     return Plan(
         shape,
@@ -382,16 +380,12 @@ def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
     """Return what the bare command would search.
 
     Raises:
-        Unavailable: the environment asks for what cannot be searched or traced.
+        OptionError: the environment asks for what cannot be searched or traced.
     """
     from gpumem_tui.options.configuration import Options, configure
-    from gpumem_tui.tui.app import Unavailable
 
     options = Options()
-    try:
-        return options.trained, configure(options)
-    except OptionError as error:
-        raise Unavailable(str(error)) from error
+    return options.trained, configure(options)
 
 
 def _sampler(settings: Settings) -> Source:

@@ -7,7 +7,6 @@ know it by. What is named `inner` is as the process itself sees it.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -92,14 +91,6 @@ class Host:
     def environ(self) -> dict[str, str]:
         """Return the environment that it was started with; empty where we may not read it."""
         return environ(self.proc)
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user of this machine; its number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def environ(folder: Path) -> dict[str, str]:

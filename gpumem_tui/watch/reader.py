@@ -29,6 +29,7 @@ from gpumem_tui.probe.wire import (
     UncaughtError,
     slot_offset,
 )
+from gpumem_tui.system import user_name
 from gpumem_tui.text import printable
 from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
@@ -114,7 +115,7 @@ class Watcher:
         self._rings = {path: self._rings.get(path) or _Ring(Files.of_ring(path), uid) for path, uid in seen.items()}
         processes = []
         for path, ring in self._rings.items():
-            if self.only and hosts.user_name(ring.uid) != self.only:
+            if self.only and user_name(ring.uid) != self.only:
                 continue
             try:
                 processes.append(self._look(ring))

@@ -13,8 +13,8 @@ from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
 from gpumem_tui.probe.wire import CPU, Process, Record, Stall
+from gpumem_tui.system import user_name
 from gpumem_tui.text import shortened
-from gpumem_tui.watch.hosts import user_name
 
 NO_ALLOCATOR = Unknown("host memory has no caching allocator")
 NOT_REPORTED = Unknown("not reported by the probe")
@@ -229,8 +229,8 @@ class ProbedProcess:
 
     @property
     def of_owner(self) -> str:
-        """Whose it is, such as " of ada"; empty if it is ours."""
-        return "" if self.uid == os.geteuid() else f" of {user_name(self.uid)}"
+        """Whose it is, such as " of user ada"; empty if it is ours."""
+        return "" if self.uid == os.geteuid() else f" of user {user_name(self.uid)}"
 
     @property
     def title(self) -> str:

@@ -14,10 +14,10 @@ from gpumem_tui.probe.wire import HeldPlace, KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Printer, columns, complain
 from gpumem_tui.report.tables import ago, largest_first
+from gpumem_tui.system import user_name
 from gpumem_tui.text import printable
 from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, growth_line, growth_of
-from gpumem_tui.watch.hosts import user_name
 from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, last_first

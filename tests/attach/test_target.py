@@ -136,9 +136,8 @@ sys.stdin.read()
 def test_another_user(tmp_path: Path) -> None:
     with loops.running(loops.BUSY, tmp_path) as program:
         answer = loops.as_nobody(lambda: refusal(program.pid))
-    assert (
-        f"belongs to root, and only that user or root may attach; run `sudo gpumem-tui attach {program.pid}`" in answer
-    )
+    remedy = f"run `sudo gpumem-tui attach {program.pid}`"
+    assert f"belongs to user root, and only that user or root may attach; {remedy}" in answer
 
 
 @as_root

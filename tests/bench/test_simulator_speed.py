@@ -90,7 +90,9 @@ def test_trace_and_replay(model: str) -> None:
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\n{model}: three traces of three steps {seconds:.2f} s, peak host memory {host:,.0f} MiB")
     affine = done.trace
-    print(f"{model}: {len(affine.events):,} events, replay {_median_s(lambda: replay(affine.at(8))) * 1e3:.1f} ms")
+    print(
+        f"{model}: {len(affine.at_none.events):,} events, replay {_median_s(lambda: replay(affine.at(8))) * 1e3:.1f} ms"
+    )
     finder, by_memory = BatchFinder(affine), sorted(gpu.cuda_total_bytes for gpu in gpus().values())
     largest: list[int] = []
     whole = _median_s(lambda: largest.extend(map(finder.largest, by_memory)), runs=1)

@@ -15,9 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumem_tui.addresses import is_loopback
+from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor import metrics as served
-from gpumem_tui.monitor.metrics import CannotServe, Server, this_machine
+from gpumem_tui.monitor.metrics import Server, this_machine
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
@@ -202,13 +203,13 @@ def test_before_the_first_snapshot_and_without_a_driver(scrape: Scrape) -> None:
 def test_an_address_that_cannot_be_had_is_one_line() -> None:
     server = Server(this_machine(Scripted()), "127.0.0.1", 0)
     try:
-        with pytest.raises(CannotServe, match=f"127.0.0.1:{server.port} cannot be served: Address already in use"):
+        with pytest.raises(OptionError, match=f"127.0.0.1:{server.port} cannot be served: Address already in use"):
             Server(this_machine(Scripted()), "127.0.0.1", server.port)
     finally:
         server.stop()
-    with pytest.raises(CannotServe, match=r"192\.0\.2\.1:0 cannot be served"):
+    with pytest.raises(OptionError, match=r"192\.0\.2\.1:0 cannot be served"):
         Server(this_machine(Scripted()), "192.0.2.1", 0)
-    with pytest.raises(CannotServe, match=r"127\.0\.\.1:0 cannot be served"):
+    with pytest.raises(OptionError, match=r"127\.0\.\.1:0 cannot be served"):
         Server(this_machine(Scripted()), "127.0..1", 0)
 
 
@@ -221,7 +222,7 @@ def test_an_address_of_ipv6_stands_in_brackets() -> None:
     server = Server(this_machine(Scripted()), "::1", 0)
     try:
         assert server.address == f"[::1]:{server.port}"
-        with pytest.raises(CannotServe, match=rf"\[::1\]:{server.port} cannot be served: Address already in use"):
+        with pytest.raises(OptionError, match=rf"\[::1\]:{server.port} cannot be served: Address already in use"):
             Server(this_machine(Scripted()), "::1", server.port)
     finally:
         server.stop()

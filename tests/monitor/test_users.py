@@ -11,9 +11,10 @@ import pytest
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.probes import ProbeReport
+from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Instance, UnlistedProcess
-from gpumem_tui.monitor.users import only_of, user_totals, users_lines, viewer
+from gpumem_tui.monitor.users import is_of, only_of, user_totals, users_lines, viewer
 from tests.monitor.snapshots import gpu, machine, memory, process
 
 
@@ -67,7 +68,15 @@ def test_who_watches_is_who_called_sudo(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("SUDO_UID", str(pwd.getpwnam("nobody").pw_uid))
     assert viewer() == "nobody"
     monkeypatch.setenv("SUDO_UID", "4000000")
-    assert viewer() == "user 4000000"
+    assert viewer() == "4000000"
+
+
+def test_who_has_no_name_on_this_machine_owns_what_he_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unnamed(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unnamed)
+    assert is_of(viewer(), HostProcesses(known_here=True).look([os.getpid()])[os.getpid()])
 
 
 def test_what_a_first_look_cannot_tell_is_not_known_rather_than_nothing() -> None:

@@ -218,7 +218,7 @@ def test_a_trace_that_failed_is_tried_again_when_asked_to(session: Session) -> N
 def test_a_batch_size_that_the_trace_cannot_answer_fails_and_the_next_one_does_not(session: Session) -> None:
     shrinking = replace(TRACED.trace, slopes=(-1, *TRACED.trace.slopes[1:]))
     session.traces.result = lambda: TRACED.with_trace(shrinking)
-    always_raises = replace(GPT2, batch_size=2 * shrinking.constants[0])
+    always_raises = replace(GPT2, batch_size=2 * shrinking.at_none.sizes[0])
     session.tracer.want(always_raises)
     state = session.next()
     assert isinstance(state, TraceFailed)

@@ -29,7 +29,7 @@ from gpumem_tui.run.events import (
 )
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.rules import Computed
-from gpumem_tui.simulator.allocator.timeline import Mark
+from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -51,14 +51,17 @@ EVENTS: list[ChildEvent] = [
     TrialDone(4, "error", 0, 0, 0, None, "it died", 0.0, 0, detail="killed by SIGKILL"),
     TraceDone(
         AffineTrace(
-            (1, 2, -1),
-            (512, 0),
+            Timeline(
+                (1, 2, -1),
+                (512, 0),
+                (3, 5),
+                (Mark(0, 1, Phase.FORWARD),),
+                computed=((2, Computed("norm_gradient", 0, (0, 768, 4, 108))),),
+                streams=(0, 2),
+                completions=((3, 1),),
+            ),
             (4, 0),
-            (3, 5),
-            (Mark(0, 1, Phase.FORWARD),),
-            computed=((2, Computed("norm_gradient", 0, (0, 768, 4, 108)), (1024, 0, 0, 0)),),
-            streams=(0, 2),
-            completions=((3, 1),),
+            ((1024, 0, 0, 0),),
         ),
         0.5,
     ),
@@ -157,9 +160,9 @@ def test_what_a_users_program_says_cannot_steer_the_terminal() -> None:
     assert isinstance(failed, Failed)
     assert failed.detail == " [31mred "
     site = Site(hostile, hostile, hostile, hostile, hostile, (hostile,))
-    done = TraceDone(AffineTrace((1,), (512,), (0,), (0,), (), (0,), (site,)), 0.1, notes=(hostile,))
+    done = TraceDone(AffineTrace.constant(Timeline((1,), (512,), (0,), (), (0,), (site,))), 0.1, notes=(hostile,))
     traced = decode_event(encode(done))
     assert isinstance(traced, TraceDone)
-    *named, fused = vars(traced.trace.site_table[0]).values()
+    *named, fused = vars(traced.trace.at_none.site_table[0]).values()
     assert (*named, *fused, *traced.notes) == (" [31mred ",) * 7
-    assert traced.trace.constants == (512,)
+    assert traced.trace.at_none.sizes == (512,)

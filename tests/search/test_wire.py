@@ -18,7 +18,7 @@ from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgres
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.wire import Configured, NotSearchable, Reply, decode_reply, encode_reply
 from gpumem_tui.simulator.allocator.replay import AffineTrace
-from gpumem_tui.simulator.allocator.timeline import Mark
+from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -31,7 +31,7 @@ OF_COMMAND = replace(
 )
 READY = Ready("2.13.0", "torch 2.13 sm_80", 426 << 20, "measured")
 TRACE = TraceDone(
-    AffineTrace((1, 2, -1, -2), (512, 1024), (4, 0), (3, 5), (Mark(0, 1, Phase.FORWARD),)),
+    AffineTrace(Timeline((1, 2, -1, -2), (512, 1024), (3, 5), (Mark(0, 1, Phase.FORWARD),)), (4, 0)),
     0.5,
     changes=(("a", "why"),),
     is_sharded=True,

@@ -158,7 +158,7 @@ def line(*sizes: int, buckets: tuple[int, ...] | None = None) -> Timeline:
 
 def test_sizes_are_extended_along_the_line_through_two_runs() -> None:
     trace = AffineTrace.fit((5, line(100, 5000, 80)), (2, line(100, 2000, 50)))
-    assert trace.constants == (100, 0, 30)
+    assert trace.at_none.sizes == (100, 0, 30)
     assert trace.slopes == (0, 1000, 10)
     assert trace.at(7).sizes == (100, 7000, 100)
     trace.check(5, line(100, 5000, 80))

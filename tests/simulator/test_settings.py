@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gpumem_tui.catalog.loader import gpus
+from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.allocator.settings import AllocatorSettings, AllocatorSettingsError, memory_fraction
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings, memory_fraction
 
 
 def test_nothing_set_is_pytorchs_default() -> None:
@@ -69,7 +70,7 @@ def test_divisions_by_size(text: str, expected: dict[int, int]) -> None:
     ],
 )
 def test_what_pytorch_refuses_is_refused_in_one_line(text: str, complaint: str) -> None:
-    with pytest.raises(AllocatorSettingsError) as caught:
+    with pytest.raises(OptionError) as caught:
         AllocatorSettings.parse(text)
     assert complaint in str(caught.value)
     assert str(caught.value).startswith("PYTORCH_CUDA_ALLOC_CONF: ")

@@ -22,13 +22,14 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
+from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.settings import Notify
-from gpumem_tui.tui.app import GpuMemApp, Unavailable
+from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import DetailsScreen, Page, PagesScreen, QuestionScreen, Report
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
@@ -505,7 +506,7 @@ async def test_a_screen_that_never_comes_does_not_keep_the_program() -> None:
 
 async def test_a_screen_that_cannot_be_made_says_why() -> None:
     def broken() -> MainScreen:
-        raise Unavailable("PYTORCH_CUDA_ALLOC_CONF: unknown key 'x'")
+        raise OptionError("PYTORCH_CUDA_ALLOC_CONF: unknown key 'x'")
 
     app = GpuMemApp({"monitor": _monitor, "search": broken}, "monitor")
     async with app.run_test(size=SIZE) as pilot:

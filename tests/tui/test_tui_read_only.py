@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from textual.screen import ModalScreen
 
+from gpumem_tui.errors import OptionError
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui import start
-from gpumem_tui.tui.app import GpuMemApp, Unavailable
+from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
 from gpumem_tui.tui.kit.main_screen import EVERY_ACT, Act, KeyBar, refusal
 from gpumem_tui.tui.monitor.process_actions import ProcessActions
@@ -125,7 +126,7 @@ async def test_settings_that_are_read_only_hold_for_the_whole_program(monkeypatc
     start.open_monitor(Scripted(monitor_scene.machine(1)), Settings())
     watching, searching, usual = opened
     assert watching.forbidden == EVERY_ACT
-    with pytest.raises(Unavailable, match="read-only: no search is started"):
+    with pytest.raises(OptionError, match="read-only: no search is started"):
         watching.main_screen("search")
     assert searching.forbidden == {Act.END, Act.ATTACH, Act.LOOK}
     assert usual.forbidden == set()

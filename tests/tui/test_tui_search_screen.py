@@ -27,6 +27,7 @@ from gpumem_tui.tui.kit.dialogs import PickScreen
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import KeyBar
+from gpumem_tui.tui.kit.steered_screen import Tell
 from gpumem_tui.tui.search.form import FIELDS, EditScreen
 from gpumem_tui.tui.search.panels import LedgerTable, ReasonPanel, VerdictPanel
 from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
@@ -171,11 +172,18 @@ async def test_an_unforeseen_error_is_one_line_and_no_traceback() -> None:
 
 async def test_what_a_cancelled_search_still_says_is_not_believed_of_the_next() -> None:
     app = scene.app(CONFIG, scene.scripted(scene.running(CONFIG)), autostart=False)
+    shown: list[str] = []
+    tells: list[Tell] = []
     async with app.run_test(size=SIZE) as pilot:
         screen = screen_of(pilot)
-        screen.post_message(SearchScreen.Arrived(Control(), scene.predicted(CONFIG)))
-        await pilot.pause()
-        assert screen.state.stage is Stage.IDLE
+        screen.run_behind(lambda _, tell: tells.append(tell))
+        await until(pilot, lambda: len(tells) == 1)
+        screen.run_behind(lambda _, tell: tells.append(tell))
+        await until(pilot, lambda: len(tells) == 2)
+        tells[0](lambda: shown.append("of the first"))
+        tells[1](lambda: shown.append("of the second"))
+        await until(pilot, lambda: "of the second" in shown)
+        assert shown == ["of the second"]
 
 
 async def test_the_arrows_choose_the_trial_that_the_table_shows() -> None:

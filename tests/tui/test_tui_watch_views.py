@@ -191,7 +191,7 @@ def test_the_end_of_another_users_process_names_its_owner() -> None:
     ours = watch_scene.ended(state=ProcessState.KILLED, phrase="killed (SIGKILL)")
     theirs = replace(ours, process=replace(ours.process, uid=65534))
     listed = state(published=Published((theirs,)))
-    assert "✗ killed (SIGKILL) of nobody · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
+    assert "✗ killed (SIGKILL) of user nobody · 1m ago, step 12,340: " in text(table_view(listed, 160, 10).rows)
 
 
 def test_only_the_last_that_ended_take_room() -> None:

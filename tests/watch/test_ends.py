@@ -245,6 +245,6 @@ def test_the_ends_of_others_have_their_owner_and_one_of_the_future_comes_last(tm
     RingFile(tmp_path / "ours", gone()).sample(replace(RECORD, wall_ns=time.time_ns()))
     first, last = Watcher([tmp_path / "theirs", tmp_path / "ours"]).processes()
     assert (first.uid, last.uid) == (0, NOBODY)
-    assert last.title == f"PID {GONE_PID + 1} of nobody (python train.py)"
+    assert last.title == f"PID {GONE_PID + 1} of user nobody (python train.py)"
     assert ended_json(last)["user"] == "nobody"
     assert first.title == f"PID {GONE_PID} (python train.py)"

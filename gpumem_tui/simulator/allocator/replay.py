@@ -49,9 +49,9 @@ class NotAffine(ValueError):
         return cls(reason, (2 * rows + 1, 4 * rows + 1))
 
 
-def _program(run: Timeline | AffineTrace) -> tuple[object, ...]:
+def _program(run: Timeline) -> tuple[object, ...]:
     """Return all of a run but its sizes and its places."""
-    rules = [(number, computed.rule, computed.position) for number, computed, *_ in run.computed]
+    rules = [(number, computed.rule, computed.position) for number, computed in run.computed]
     return run.events, run.buckets, run.marks, run.emptied, run.streams, run.completions, run.folds, rules
 
 
@@ -130,29 +130,19 @@ class Replay:
 
 @dataclass(frozen=True)
 class AffineTrace:
-    """A training run at every batch size: allocation i takes ``constants[i] + slopes[i] · b`` bytes.
+    """A training run at every batch size: allocation i takes ``at_none.sizes[i] + slopes[i] · b`` bytes.
 
     Attributes:
-        emptied, streams, completions, folds: as in `Timeline`.
-        computed: allocations whose size a rule gives instead, by number: the rule with its arguments at no sample, and
-            what each of them grows by a sample.
+        at_none: the run as it would be at no sample, so that its sizes may be less than no bytes.
+        rule_slopes: of each allocation in `at_none.computed` what its rule's arguments grow by a sample.
         apart: runs at sizes for which this does not hold, as they were traced, by batch size. A batch of one sample
             is such a size where its tensors need no copy that larger ones need.
     """
 
-    events: tuple[int, ...]
-    constants: tuple[int, ...]
+    at_none: Timeline
     slopes: tuple[int, ...]
-    buckets: tuple[int, ...]
-    marks: tuple[Mark, ...]
-    sites: tuple[int, ...] = ()
-    site_table: tuple[Site, ...] = ()
-    computed: tuple[tuple[int, Computed, tuple[int, ...]], ...] = ()
-    emptied: tuple[int, ...] = ()
+    rule_slopes: tuple[tuple[int, ...], ...] = ()
     apart: tuple[tuple[int, Timeline], ...] = ()
-    streams: tuple[int, ...] = ()
-    completions: tuple[tuple[int, int], ...] = ()
-    folds: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def fit(cls, first: tuple[int, Timeline], second: tuple[int, Timeline], *, nearly: bool = False) -> AffineTrace:
@@ -187,26 +177,20 @@ class AffineTrace:
                 raise NotAffine(shrinks, (b1, b2))
             slopes.append(slope)
             constants.append(size1 - slope * b1)
-        computed = []
+        computed, rule_slopes = [], []
         for (number, at1), (_, at2) in zip(t1.computed, t2.computed, strict=True):
             steps = tuple((y - x) // (b2 - b1) for x, y in zip(at1.arguments, at2.arguments, strict=True))
             start = tuple(x - step * b1 for x, step in zip(at1.arguments, steps, strict=True))
-            computed.append((number, replace(at1, arguments=start), steps))
-        return cls(
-            t1.events, tuple(constants), tuple(slopes), t1.buckets, t1.marks, t2.sites, t2.site_table, tuple(computed),
-            t1.emptied, streams=t1.streams, completions=t1.completions, folds=t1.folds,
-        )  # fmt: skip
+            computed.append((number, replace(at1, arguments=start)))
+            rule_slopes.append(steps)
+        at_none = replace(t2, sizes=tuple(constants), computed=tuple(computed))
+        return cls(at_none, tuple(slopes), tuple(rule_slopes))
 
     @classmethod
     def constant(cls, timeline: Timeline) -> AffineTrace:
         """Make a trace of one run, which is the same at whatever batch size."""
-        slopes = (0,) * len(timeline.sizes)
-        computed = tuple((number, size, (0,) * len(size.arguments)) for number, size in timeline.computed)
-        return cls(
-            timeline.events, timeline.sizes, slopes, timeline.buckets, timeline.marks, timeline.sites,
-            timeline.site_table, computed, timeline.emptied,
-            streams=timeline.streams, completions=timeline.completions, folds=timeline.folds,
-        )  # fmt: skip
+        rule_slopes = tuple((0,) * len(size.arguments) for _, size in timeline.computed)
+        return cls(timeline, (0,) * len(timeline.sizes), rule_slopes)
 
     def at(self, batch_size: int) -> Timeline:
         """Work out the timeline at a batch size.
@@ -217,7 +201,7 @@ class AffineTrace:
         for size, traced in self.apart:
             if size == batch_size:
                 return traced
-        sizes = [a + c * batch_size for a, c in zip(self.constants, self.slopes, strict=True)]
+        sizes = [a + c * batch_size for a, c in zip(self.at_none.sizes, self.slopes, strict=True)]
         if min(sizes, default=0) < 0:
             raise NotAffine(
                 f"an allocation that does not grow evenly would have less than none at batch size {batch_size}"
@@ -229,23 +213,20 @@ class AffineTrace:
             for index, position in places:
                 sizes[index] = by_rule[position]
                 computed.append((index + 1, Computed(rule, position, arguments)))
-        return Timeline(
-            self.events, tuple(sizes), self.buckets, self.marks, self.sites, self.site_table,
-            tuple(sorted(computed, key=itemgetter(0))), self.emptied, self.streams, self.completions, self.folds,
-        )  # fmt: skip
+        return replace(self.at_none, sizes=tuple(sizes), computed=tuple(sorted(computed, key=itemgetter(0))))
 
     @cached_property
     def _computed_together(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]]:
         """By rule, arguments and their growth: the index of each allocation, and which of the rule's sizes it takes."""
         found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
-        for number, start, steps in self.computed:
+        for (number, start), steps in zip(self.at_none.computed, self.rule_slopes, strict=True):
             found.setdefault((start.rule, start.arguments, steps), []).append((number - 1, start.position))
         return found
 
     @cached_property
     def is_open(self) -> bool:
         """Return whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
-        return any(size.is_open for _, size, _ in self.computed)
+        return any(size.is_open for _, size in self.at_none.computed)
 
     def holds(self, batch_size: int, traced: Timeline) -> bool:
         """Return whether a run that was not used for the fit is as predicted: every event, and every size in blocks."""
@@ -413,7 +394,7 @@ class TraceByLength:
             raise ValueError(f"two or three lengths give the form, not {len(lengths)}")
         first = traces[lengths[0]]
         for length in lengths[1:]:
-            if not (_program(first) == _program(traces[length]) and _same_apart(first, traces[length])):
+            if _programs(first) != _programs(traces[length]):
                 raise NotAffine(f"the step allocates differently at sequence lengths {lengths[0]} and {length}")
         return cls(lengths, tuple(traces[length] for length in lengths))
 
@@ -440,25 +421,22 @@ def _extended(traces: Sequence[AffineTrace], weights: Sequence[int], whole: int)
         return tuple(map(known.__getitem__, together))
 
     computed = []
-    for of_one in zip(*(trace.computed for trace in traces), strict=True):
-        number, first, _ = of_one[0]
-        arguments = polynomials([at.arguments for _, at, _ in of_one])
-        computed.append((number, replace(first, arguments=arguments), polynomials([grows for _, _, grows in of_one])))
+    for of_one in zip(*(trace.at_none.computed for trace in traces), strict=True):
+        number, first = of_one[0]
+        computed.append((number, replace(first, arguments=polynomials([at.arguments for _, at in of_one]))))
     apart = []
     for runs in zip(*(trace.apart for trace in traces), strict=True):
         size = runs[0][0]
         apart.append((size, _extended([AffineTrace.constant(run) for _, run in runs], weights, whole).at(size)))
-    return replace(
-        traces[0],
-        constants=polynomials([trace.constants for trace in traces]),
-        slopes=polynomials([trace.slopes for trace in traces]),
-        computed=tuple(computed),
-        apart=tuple(apart),
+    sizes = polynomials([trace.at_none.sizes for trace in traces])
+    return AffineTrace(
+        replace(traces[0].at_none, sizes=sizes, computed=tuple(computed)),
+        polynomials([trace.slopes for trace in traces]),
+        tuple(map(polynomials, zip(*(trace.rule_slopes for trace in traces), strict=True))),
+        tuple(apart),
     )
 
 
-def _same_apart(one: AffineTrace, other: AffineTrace) -> bool:
-    if [size for size, _ in one.apart] != [size for size, _ in other.apart]:
-        return False
-    runs = zip(one.apart, other.apart, strict=True)
-    return all(_program(a) == _program(b) for (_, a), (_, b) in runs)
+def _programs(trace: AffineTrace) -> list[tuple[int, tuple[object, ...]]]:
+    """Return `_program` of the runs apart by batch size, and first, as of none, that of all others."""
+    return [(size, _program(run)) for size, run in ((0, trace.at_none), *trace.apart)]

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import MIB
 
 _INTERVALS = 16
@@ -14,10 +15,6 @@ _INTERVALS = 16
 
 _MIN_LARGE_SEGMENT_MB = 10
 """`kMinLargeAlloc` in c10/core/AllocatorConfig.h; a large segment must exceed it."""
-
-
-class AllocatorSettingsError(ValueError):
-    """A tuning variable the allocator would not accept, in one line."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class AllocatorSettings:
         """Read what the user set for the real allocator; the older variable's name wins, as in PyTorch.
 
         Raises:
-            AllocatorSettingsError: an option whose value PyTorch would refuse.
+            OptionError: an option whose value PyTorch would refuse.
         """
         names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
         return cls.parse(next((os.environ[name] for name in names if name in os.environ), ""))
@@ -67,7 +64,7 @@ class AllocatorSettings:
         Options that do not change the bytes (backend, pinned memory, …) are accepted and have no effect.
 
         Raises:
-            AllocatorSettingsError: an option whose value PyTorch would refuse.
+            OptionError: an option whose value PyTorch would refuse.
         """
         options = dict(_key_and_value(option) for option in _split_options(text))
         large = options.get("large_segment_size_mb")
@@ -107,8 +104,8 @@ def _split_options(text: str) -> list[str]:
     return [option for option in (part.strip() for part in options) if option]
 
 
-def _refused(key: str, problem: str) -> AllocatorSettingsError:
-    return AllocatorSettingsError(f"PYTORCH_CUDA_ALLOC_CONF: {key} {problem}")
+def _refused(key: str, problem: str) -> OptionError:
+    return OptionError(f"PYTORCH_CUDA_ALLOC_CONF: {key} {problem}")
 
 
 def _key_and_value(option: str) -> tuple[str, str]:

@@ -189,7 +189,7 @@ class LayerPattern:
         """
         program = _Program()
         for entry, moves in self._entries(layers):
-            program.follow(self._run[entry], moves, trace)
+            program.follow(self._run[entry], moves, trace.at_none.marks)
         return program.trace_from(trace)
 
     def _entries(self, layers: int) -> Iterator[tuple[int, int]]:
@@ -219,8 +219,8 @@ class _Program:
     _live: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     _pending: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
-    def follow(self, entry: _Entry, moves: int, trace: AffineTrace) -> None:
-        """Add what an entry of the shallow run becomes, with `moves` instead of its own."""
+    def follow(self, entry: _Entry, moves: int, marks: Sequence[Mark]) -> None:
+        """Add what an entry of the shallow run, whose `marks` these are, becomes with `moves` instead of its own."""
         _, _, what, subject, pool = entry
         if what == "allocate":
             self.sources.append(subject)
@@ -228,7 +228,7 @@ class _Program:
             self._live[pool].append(len(self.sources))
             self.events.append(len(self.sources))
         elif what == "mark":
-            self.marks.append(replace(trace.marks[subject], event=len(self.events)))
+            self.marks.append(replace(marks[subject], event=len(self.events)))
         elif what == "empty":
             self.emptied.append(len(self.events))
         elif what == "complete":
@@ -241,31 +241,32 @@ class _Program:
 
     def trace_from(self, trace: AffineTrace) -> AffineTrace:
         """Return the trace, with sizes and all else of each allocation from the one that it is like."""
-        by_rule = {number: (start, steps) for number, start, steps in trace.computed}
+        shallow = trace.at_none
+        by_rule = {one: (size, steps) for (one, size), steps in zip(shallow.computed, trace.rule_slopes, strict=True)}
+        computed = [(number, *by_rule[source]) for number, source in enumerate(self.sources, 1) if source in by_rule]
         table: dict[Site, int] = {}
         at_layer: dict[tuple[int, int], int] = {}
         sites = []
-        for source, layer in zip(self.sources, self.layers, strict=True) if trace.sites else ():
-            key = trace.sites[source - 1], layer
+        for source, layer in zip(self.sources, self.layers, strict=True) if shallow.sites else ():
+            key = shallow.sites[source - 1], layer
             if key not in at_layer:
-                site = trace.site_table[key[0]]
+                site = shallow.site_table[key[0]]
                 at_layer[key] = table.setdefault(site if layer < 0 else _at_layer(site, layer), len(table))
             sites.append(at_layer[key])
-        return AffineTrace(
+        at_none = Timeline(
             events=tuple(self.events),
-            constants=tuple(trace.constants[source - 1] for source in self.sources),
-            slopes=tuple(trace.slopes[source - 1] for source in self.sources),
-            buckets=tuple(trace.buckets[source - 1] for source in self.sources),
+            sizes=tuple(shallow.sizes[source - 1] for source in self.sources),
+            buckets=tuple(shallow.buckets[source - 1] for source in self.sources),
             marks=tuple(self.marks),
             sites=tuple(sites),
             site_table=tuple(table),
-            computed=tuple(
-                (number, *by_rule[source]) for number, source in enumerate(self.sources, 1) if source in by_rule
-            ),
+            computed=tuple((number, size) for number, size, _ in computed),
             emptied=tuple(self.emptied),
-            streams=tuple(trace.streams[source - 1] for source in self.sources) if trace.streams else (),
+            streams=tuple(shallow.stream_of(source) for source in self.sources) if shallow.streams else (),
             completions=tuple(self.completions),
         )
+        slopes = tuple(trace.slopes[source - 1] for source in self.sources)
+        return AffineTrace(at_none, slopes, tuple(steps for _, _, steps in computed))
 
 
 def _taken(pool: list[int], place: int) -> int:

@@ -302,7 +302,7 @@ class HostsScreen(TableScreen[HostsState]):
 
     def action_reverse(self) -> None:
         """Sort the list that has the cursor the other way round."""
-        self._flip("reverse" if self._processes.has_focus else "order_reverse")
+        self.action_flip("reverse" if self._processes.has_focus else "order_reverse")
 
     def has_key(self, action: str) -> bool:
         """Return whether an action can be done here: not to what is past, nor to processes unless that is allowed."""

@@ -22,6 +22,7 @@ from gpumem_tui.run.children import SIDE_EFFECTS
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, TraceStarted
 from gpumem_tui.search.runner import SearchEvent, TrialStarted
+from gpumem_tui.text import shortened
 from gpumem_tui.tui.kit.figures import MUTED, Row
 
 KEPT_LINES = 2000
@@ -77,20 +78,16 @@ class Printed:
 
     def add(self, text: str) -> None:
         """Keep a line of the command."""
-        self._keep(PrintedLine(_cut(text)))
+        self._keep(PrintedLine(shortened(text, _LONGEST_LINE)))
 
     def show_unfinished(self, text: str) -> None:
         """Show the command's unfinished line; empty for none."""
-        self.unfinished = _cut(text)
+        self.unfinished = shortened(text, _LONGEST_LINE)
 
     def _keep(self, line: PrintedLine) -> None:
         with self._lock:
             self._lines.append(line)
             self._count += 1
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
 
 
 _STYLES = {"output": "", "heading": "bold $primary", "notice": MUTED}

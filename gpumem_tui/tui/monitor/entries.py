@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
 from gpumem_tui.monitor.users import is_of
 from gpumem_tui.report.objects import known
+from gpumem_tui.system import user_name
 from gpumem_tui.tui.monitor.state import MonitorState, ProcessKey, SortBy, device_key
-from gpumem_tui.watch.hosts import user_name
 from gpumem_tui.watch.published import Placed, WatchedProcess
 from gpumem_tui.watch.records import FOR_MEMORY, last_first
 
@@ -207,7 +208,7 @@ def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
     What is unknown comes after what is known; equal ones are by GPU and pid.
     """
     value_of = _VALUES[state.sort]
-    listed = sorted(listed, key=lambda entry: (_gpu_index(entry), entry.process.pid))
+    listed = sorted(listed, key=lambda entry: (math.inf if entry.gpu is None else entry.gpu.index, entry.process.pid))
     first = [entry for entry in listed if entry.has_ended and _comes_first(entry, state.now_s)]
     last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, state.now_s)]
     last.sort(key=has_ended_well)
@@ -228,10 +229,6 @@ def _comes_first(entry: Entry, now_s: float) -> bool:
     if watched is None or watched.ended_s is None or watched.process.has_ended_well:
         return False
     return watched.process.state in FOR_MEMORY or now_s - watched.ended_s < _FIRST_S
-
-
-def _gpu_index(entry: Entry) -> float:
-    return float("inf") if entry.gpu is None else entry.gpu.index
 
 
 def _of_host(read: Callable[[HostProcess], Any]) -> Callable[[Entry], Any]:

@@ -269,8 +269,8 @@ class ProcessActions(TableScreen[MonitorState]):
         self.app.push_screen(question, answered)
 
     async def _put_in(self, target: Target) -> None:
-        from gpumem_tui.attach.running import AttachFailed, attach
-        from gpumem_tui.attach.target import AttachRefused
+        from gpumem_tui.attach.running import attach
+        from gpumem_tui.attach.target import NotAttached
         from gpumem_tui.tui.kit.dialogs import WaitingScreen
 
         effect = "It is told to start the probe when its main thread is next in Python. To cancel changes nothing."
@@ -278,7 +278,7 @@ class ProcessActions(TableScreen[MonitorState]):
         await self.app.push_screen(waiting)
         try:
             attached = await in_daemon_thread(lambda: attach(target, _ATTACH_S))
-        except (AttachRefused, AttachFailed, OSError) as error:
+        except (NotAttached, OSError) as error:
             if waiting.is_current:
                 waiting.fail(str(error))
             else:

@@ -232,7 +232,7 @@ class MonitorScreen(ProcessActions):
                 return self._plan is not None and not troubled and not (self._plan.history and self._plan.table)
             case "pause" | "span":
                 return self.replay is None and not self.has_class("-troubled")
-            case "filter" | "sort" | "flip":
+            case "filter" | "sort" | "flip" if parameters != ("mine",):  # also before anything is listed
                 return not self.has_class("-troubled")
             case "chart":
                 chosen = self.chosen
@@ -243,10 +243,6 @@ class MonitorScreen(ProcessActions):
     def action_move(self, step: int) -> None:
         """Move the cursor up or down the processes."""
         self._enter(moved(self._state, step))
-
-    def action_flip(self, name: str) -> None:
-        """Turn something on or off: the tree, the peak, only the GPU in focus."""
-        self._flip(name)
 
     def action_gpu(self, step: int) -> None:
         """Put the next GPU, or the one before, in focus."""

@@ -68,7 +68,7 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
         Binding("less_than_sign", "sort(-1)", show=False, tooltip=SORT),
         Binding("r", "reverse", show=False, tooltip=REVERSE),
         Binding("u", "users", show=False, tooltip=USERS),
-        Binding("m", "mine", show=False, tooltip="Only your own processes and training jobs, or everybody's"),
+        Binding("m", "flip('mine')", show=False, tooltip="Only your own processes and training jobs, or everybody's"),
     ]
     notifier: Notifier | None = None
     _state: State
@@ -163,14 +163,10 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
 
     def action_reverse(self) -> None:
         """Sort the other way round."""
-        self._flip("reverse")
+        self.action_flip("reverse")
 
-    def action_mine(self) -> None:
-        """List only the processes of the user who watches, or everybody's."""
-        self._flip("mine")
-
-    def _flip(self, name: str) -> None:
-        """Enter the state in which something is on that was off, or off that was on."""
+    def action_flip(self, name: str) -> None:
+        """Turn something on or off: whose processes are listed, the tree, the peak, only the GPU in focus."""
         flipped: dict[str, Any] = {name: not getattr(self._state, name)}
         self._enter(replace(self._state, **flipped))
 

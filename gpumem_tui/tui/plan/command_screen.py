@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -16,7 +13,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
-from textual.message import Message
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_FAILED
@@ -29,19 +25,18 @@ from gpumem_tui.search.predicting import CommandOutput, TraceProgress, WhileTrac
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Rows
-from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
+from gpumem_tui.tui.kit.steered_screen import SteeredScreen, Tell
 from gpumem_tui.tui.plan import command as views
 from gpumem_tui.tui.plan.command import CommandPlanState
 
 _TICK_S = 1.0
-_ENDS_WITHIN_S = 1.0
 
 Clock = Callable[[], datetime]
 Step = Callable[[CommandPlanState], CommandPlanState]
 
 
-class CommandPlanScreen(MainScreen):
+class CommandPlanScreen(SteeredScreen):
     """The plan of a command, on one GPU at a time.
 
     Args:
@@ -65,13 +60,6 @@ class CommandPlanScreen(MainScreen):
         Binding("q", "app.quit", "quit", tooltip="Leave; what runs is ended"),
     ]
 
-    @dataclass
-    class Arrived(Message):
-        """A message from what runs under the control `origin`: the step to the next state."""
-
-        origin: Control
-        step: Step
-
     def __init__(self, runs: Runs, *, run_all: bool = True, clock: Clock = datetime.now) -> None:
         super().__init__()
         self._runs = runs
@@ -82,9 +70,6 @@ class CommandPlanScreen(MainScreen):
         self._gpus: tuple[CommandAnswer, ...] = ()
         self._working = False
         self._pane = "what-ifs"
-        self._control = Control()
-        self._ended = threading.Event()
-        self._ended.set()
         self._began_s = time.monotonic()
 
     @property
@@ -191,17 +176,15 @@ class CommandPlanScreen(MainScreen):
     def _begin(self, run_all: bool) -> None:
         if self.ending:
             return
-        self._control, self._ended = Control(), threading.Event()
         self._began_s = time.monotonic()
         self._enter(views.begun(self._state))
-        drive = partial(self._drive, self._state, self._control, self._ended, run_all=run_all)
-        self.run_worker(drive, thread=True, exit_on_error=False)
+        self.run_behind(partial(self._drive, self._state, run_all=run_all))
 
-    def _drive(self, state: CommandPlanState, control: Control, ended: threading.Event, *, run_all: bool) -> None:
+    def _drive(self, state: CommandPlanState, control: Control, tell_screen: Tell, *, run_all: bool) -> None:
         """Run what is to be run, in a thread of its own."""
 
         def tell(step: Step) -> None:
-            self.post_message(self.Arrived(control, step))
+            tell_screen(lambda: self._enter(step(self._state)))
 
         def watch(event: WhileTracing) -> None:
             if isinstance(event, CommandOutput):
@@ -218,8 +201,6 @@ class CommandPlanScreen(MainScreen):
             tell(partial(views.ended, failure=str(error), exit_code=error.exit_code))
         except ChildDied as error:
             tell(partial(views.ended, failure=f"tracing failed: {error}", exit_code=EXIT_FAILED))
-        finally:
-            ended.set()
 
     def _run(
         self, state: CommandPlanState, control: Control, tell: Callable[[Step], None], watch: Watch, *, run_all: bool
@@ -234,20 +215,10 @@ class CommandPlanScreen(MainScreen):
             for now in Planner(state.plan, self._runs, state.waiting, control, watch, state.every).run():
                 tell(partial(views.went_on, step=now))
 
-    def on_command_plan_screen_arrived(self, message: Arrived) -> None:
-        """Take the step to the next state."""
-        if message.origin is self._control:
-            self._enter(message.step(self._state))
-
-    def cancel(self) -> None:
-        """End what runs; safe to call from any thread."""
-        self._control.cancel()
-
     async def end(self) -> int:
         """End what runs, wait until its processes are gone, and return the exit code for leaving now."""
         code = self._state.leaving_code
         await super().end()
-        await asyncio.to_thread(self._ended.wait, _ENDS_WITHIN_S)
         return code
 
     # Drawing

@@ -11,7 +11,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
 from gpumem_tui.probe.wire import LookAnswer, LookedDevice
 from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, ends_row, stacked
-from gpumem_tui.tui.kit.figures import MUTED, Row, Span, compact_bytes, fit, joined, ruled, seconds, span_width
+from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit, joined, ruled, seconds, span_width
 from gpumem_tui.tui.kit.shares import bucket_cells
 from gpumem_tui.watch.records import device_name
 from gpumem_tui.watch.report import bucket_words, kept_place
@@ -93,19 +93,16 @@ def _chart(device: LookedDevice, step_s: float, width: int) -> list[Row]:
     standing = _standing(device)
     stacks = (_stack(size_bytes, device.peak_bytes, standing) for size_bytes in live)
     peak = min(columns - 1, int(device.peak_s / end_s * columns))
+    beside = " peak" if len(" peak") < columns - peak else ""
     legend: Row = [(" " * LABEL_WIDTH, "")]
     for band in [*standing, _REST]:
         legend += [("█", band.colour), (f" {band.title}  ", "")]
     return [
         *area_rows(stacks, _CHART_HEIGHT, compact_bytes(device.peak_bytes)),
-        [(" " * (LABEL_WIDTH + peak), ""), ("▲", "bold $warning"), _beside("peak", columns - peak)],
+        [(" " * (LABEL_WIDTH + peak), ""), ("▲", "bold $warning"), (beside, "$warning")],
         *_phase_rows(device, columns, end_s),
         legend,
     ]
-
-
-def _beside(text: str, room: int) -> Span:
-    return (f" {text}" if len(text) + 1 < room else "", "$warning")
 
 
 def _by_column(device: LookedDevice, columns: int, end_s: float) -> list[int]:

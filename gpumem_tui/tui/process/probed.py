@@ -200,8 +200,7 @@ def _ledger(case: Case, width: int) -> Iterator[Row]:
         yield bar([*stretches[:-1], unknown, stretches[-1]], width)
         yield []
     for share in stretches:
-        size = ABSENT if isinstance(share.size_bytes, Unknown) else format_bytes(share.size_bytes)
-        row: Row = [(f"{share.look[0] * 2} ", share.look[1]), (f"{size:>{_CASE_WIDTH}}", "bold")]
+        row: Row = [(f"{share.look[0] * 2} ", share.look[1]), (f"{_size(share.size_bytes):>{_CASE_WIDTH}}", "bold")]
         if total_bytes and isinstance(share.size_bytes, int):
             row.append((f"{share.size_bytes / total_bytes:>8.1%}", MUTED))
         else:

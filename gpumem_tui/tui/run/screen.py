@@ -135,7 +135,7 @@ class RunScreen(MonitorScreen):
     def on_mount(self) -> None:
         """Follow the command; the Monitor's own handler of this comes after."""
         threading.Thread(target=self._follow_command, name="command", daemon=True).start()
-        self.set_interval(_REDRAW_S, self._draw_output)
+        self.set_interval(_REDRAW_S, lambda: self.query_one(CommandPane).show(self.printed))
 
     def laid_out(self, size: Size) -> None:
         """Divide the place between the two, and draw the Monitor."""
@@ -200,9 +200,6 @@ class RunScreen(MonitorScreen):
             self.ending = True
             self.cancel()
             self.app.exit(exit_code(message.ended))
-
-    def _draw_output(self) -> None:
-        self.query_one(CommandPane).show(self.printed)
 
     def look(self) -> bool:
         """Show another state as the Monitor does; the first of the command's processes that publishes is chosen."""

@@ -27,7 +27,6 @@ from gpumem_tui.monitor.devices import RealGpu, list_gpus
 from gpumem_tui.options.configuration import (
     TYPED_CONTEXT,
     Options,
-    allocator_settings,
     asked_by,
     check_searchable,
     interpreter,
@@ -237,13 +236,13 @@ class FormValues:
             return HostRequest(values["host"], values["remote_directory"], asked, self._ssh)
         device = self._read_device(values["gpu"], share=asked.share)
         python = self._read_python(values["python"])
-        workload = asked.trained.spec(python)
+        workload, allocator = asked.trained.spec(python), self._config.allocator
         config = replace(
             self._config,
             workload=workload,
             device=_with_context(asked, device),
             python=python,
-            allocator=allocator_settings() if self._config.device.host else self._config.allocator,
+            allocator=allocator.from_environment() if self._config.device.host else allocator,
             **{**asked.terms_of(workload), "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
         )
         check_searchable(config)

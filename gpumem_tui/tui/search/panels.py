@@ -18,6 +18,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.search.words import found_line, largest_words
+from gpumem_tui.text import shortened
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, compact_bytes, header_line, percent, signed
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, FIT_MARK, OUTCOME_SYMBOLS
 from gpumem_tui.tui.kit.help import bucket_lines, help_entries, help_heading
@@ -45,9 +46,9 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
     if shape is None:
         yield ("file", short_name(config)) if command is None else ("command", "")
         if command is not None:
-            yield "", _shortened(command.text, _PANEL_CHARACTERS)
+            yield "", shortened(command.text, _PANEL_CHARACTERS)
             if config.device.host:
-                yield "in", _shortened(command.cwd, _PANEL_CHARACTERS)
+                yield "in", shortened(command.cwd, _PANEL_CHARACTERS)
         if recipe.gpus > 1:
             yield "ranks", f"{recipe.gpus:,}"
         yield "", "It decides model, precision and optimizer itself."
@@ -131,12 +132,8 @@ def short_name(config: SearchConfig) -> str:
     """Return the workload's name within a line: a file's without its folder, of a command the beginning."""
     workload = config.workload
     if workload.command is not None:
-        return _shortened(workload.name, _LINE_CHARACTERS)
+        return shortened(workload.name, _LINE_CHARACTERS)
     return workload.name if workload.shape is not None else Path(workload.name).name
-
-
-def _shortened(text: str, characters: int) -> str:
-    return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def _largest(value: int | Unknown) -> str:

@@ -76,7 +76,8 @@ def plot_view(state: SearchState) -> PlotView:
     """Return the chart of a state."""
     device = state.config.device
     sizes = curve_sizes(state.predicted_size, (trial.result.batch_size for trial in state.trials))
-    formula: list[Point] = [(size, gib) for size in sizes if (gib := _formula_gib(state, size)) is not None]
+    by_formula = ((size, state.formula.at(size)) for size in sizes)
+    formula: list[Point] = [(size, at.peak_bytes / GIB) for size, at in by_formula if not isinstance(at, Unknown)]
     traced: list[Point] = []
     if not isinstance(state.traced, Unknown):
         traced = [(size, state.traced.device_used_bytes(size) / GIB) for size in sizes]
@@ -128,11 +129,6 @@ def height_at(line: tuple[Point, ...], x: float) -> float | None:
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return None
-
-
-def _formula_gib(state: SearchState, batch_size: int) -> float | None:
-    prediction = state.formula.at(batch_size)
-    return None if isinstance(prediction, Unknown) else prediction.peak_bytes / GIB
 
 
 class BatchPlot(Lines):

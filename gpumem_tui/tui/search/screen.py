@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -30,8 +29,9 @@ from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.lines import Lines
-from gpumem_tui.tui.kit.main_screen import Act, MainScreen, permitted, refused
+from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed
+from gpumem_tui.tui.kit.steered_screen import SteeredScreen, Tell
 from gpumem_tui.tui.search import state as states
 from gpumem_tui.tui.search.bar import MemoryBar
 from gpumem_tui.tui.search.form import Edited, EditScreen
@@ -49,45 +49,17 @@ from gpumem_tui.tui.search.plot import BatchPlot, warm
 from gpumem_tui.tui.search.state import Failure, SearchState
 from gpumem_tui.tui.search.trial_log import TrialLog
 
-
-def drive(events: Iterator[SearchEvent], printed: Printed, arrived: Callable[[SearchEvent], object]) -> Failure | None:
-    """Take what a search says as it comes; return why it ended without a verdict, if it did.
-
-    Args:
-        printed: takes what the command prints. There may be much of it: the screen looks when it draws.
-        arrived: takes everything else.
-    """
-    prediction: Prediction | None = None
-    try:
-        for event in events:
-            printed.take(event)
-            if isinstance(event, CommandOutput):
-                continue
-            if isinstance(event, Predicted):
-                prediction = event.prediction
-                warm(prediction)
-            elif isinstance(event, TrialStarted) and prediction is not None:
-                warm(prediction, [event.batch_size])
-            arrived(event)
-    except Unusable as error:
-        return Failure(str(error), error.exit_code)
-    except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
-        return Failure(f"the search itself broke off: {own_error(error)}", EXIT_FAILED)
-    return None
-
-
 _HOLD = "Hold the search after the step that runs, or go on"
 _OUTPUT = "What the command prints, or the log of trials"
 _ENLARGE = "The output as large as the screen, or the panels again"
 _REDRAW_S = 0.25
 _CLOCK_S = 1.0
-_ENDS_WITHIN_S = 1.0
 
 SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 Clock = Callable[[], datetime]
 
 
-class SearchScreen(MainScreen):
+class SearchScreen(SteeredScreen):
     """The screen of one search.
 
     Args:
@@ -121,24 +93,10 @@ class SearchScreen(MainScreen):
     ]
 
     @dataclass
-    class Arrived(Message):
-        """The search under the control `origin` has something to say."""
-
-        origin: Control
-        event: SearchEvent
-
-    @dataclass
     class Measured(Message):
         """A trial has been timed."""
 
         rate: MeasuredRate
-
-    @dataclass
-    class Broke(Message):
-        """The search under the control `origin` ended without a verdict."""
-
-        origin: Control
-        failure: Failure
 
     def __init__(  # noqa: PLR0913 - three of them stand for what a test plays
         self,
@@ -162,9 +120,6 @@ class SearchScreen(MainScreen):
         self._clock = clock
         self._printed = Printed.of(config)
         self._shows_output: bool | None = None  # as the user chose; None: until the first trial has ended
-        self._control = Control()
-        self._ended = threading.Event()
-        self._ended.set()
         self._began = clock()
         self._drawn: SearchState | None = None
         self._focused_log: TrialLog | OutputPane | None = None
@@ -274,14 +229,11 @@ class SearchScreen(MainScreen):
         """Search, or search again."""
         if refused(self, Act.SEARCH):
             return
-        self._control = Control()
-        self._ended = threading.Event()
         self._began = self._clock()
         self._printed = Printed.of(self._state.config)
         self._enter(states.started(self._state))
-        control, ended, printed = self._control, self._ended, self._printed
-        events = (self._search_here if self._there is None else self._there.search)(self._state.config, control)
-        self.run_worker(lambda: self._drive(events, control, ended, printed), thread=True, exit_on_error=False)
+        there = self._search_here if self._there is None else self._there.search
+        self.run_behind(partial(self._drive, partial(there, self._state.config), self._printed))
 
     def action_pause(self) -> None:
         """Hold the search after the step that runs."""
@@ -349,41 +301,46 @@ class SearchScreen(MainScreen):
 
     # The search
 
-    def _drive(self, events: Iterator[SearchEvent], control: Control, ended: threading.Event, printed: Printed) -> None:
-        """Run the search to its end, in a thread of its own."""
+    def _drive(
+        self, search: Callable[[Control], Iterator[SearchEvent]], printed: Printed, control: Control, tell: Tell
+    ) -> None:
+        """Take what a search says as it comes, and why it ended without a verdict; in a thread of its own."""
+        prediction: Prediction | None = None
+
+        def broke(message: str, exit_code: int) -> None:
+            tell(lambda: self._enter(states.failed(self._state, Failure(message, exit_code))))
+
         try:
-            failure = drive(events, printed, lambda event: self.post_message(self.Arrived(control, event)))
-            if failure is not None:
-                self.post_message(self.Broke(control, failure))
-        finally:
-            ended.set()
+            for event in search(control):
+                printed.take(event)  # there may be much of it: the screen looks when it draws
+                if isinstance(event, CommandOutput):
+                    continue
+                if isinstance(event, Predicted):
+                    prediction = event.prediction
+                    warm(prediction)
+                elif isinstance(event, TrialStarted) and prediction is not None:
+                    warm(prediction, [event.batch_size])
+                tell(partial(self._take_in, event))
+        except Unusable as error:
+            broke(str(error), error.exit_code)
+        except Exception as error:  # noqa: BLE001  whatever it is, the screen says it in one line
+            broke(f"the search itself broke off: {own_error(error)}", EXIT_FAILED)
 
-    def on_search_screen_arrived(self, message: Arrived) -> None:
+    def _take_in(self, event: SearchEvent) -> None:
         """Fold an event in; drawn with the next redraw."""
-        if message.origin is self._control:
-            before = self._state
-            self._state = states.reduce(before, message.event)
-            if isinstance(message.event, TrialFinished):
-                rate = rate_of(before.config.workload, before.config.device.gpu, message.event.result)
-                if rate is not None:
-                    self.post_message(self.Measured(rate))
-            if before.stage is not self._state.stage:
-                self._enter(self._state)
-
-    def on_search_screen_broke(self, message: Broke) -> None:
-        """Show why the search ended without a verdict."""
-        if message.origin is self._control:
-            self._enter(states.failed(self._state, message.failure))
-
-    def cancel(self) -> None:
-        """End the search; safe to call from any thread."""
-        self._control.cancel()
+        before = self._state
+        self._state = states.reduce(before, event)
+        if isinstance(event, TrialFinished):
+            rate = rate_of(before.config.workload, before.config.device.gpu, event.result)
+            if rate is not None:
+                self.post_message(self.Measured(rate))
+        if before.stage is not self._state.stage:
+            self._enter(self._state)
 
     async def end(self) -> int:
         """Cancel what runs, wait until its child process is gone, and return the exit code for leaving now."""
         code = self._state.exit_code
         await super().end()
-        await asyncio.to_thread(self._ended.wait, _ENDS_WITHIN_S)
         if self._there is not None:
             await in_daemon_thread(self._there.end)
         return code

@@ -1,0 +1,32 @@
+"""What more than one room asks of the operating system: a user's name, and a file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user of this machine; its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes a path's place once it is written: a crash leaves the old one or the new one."""
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
