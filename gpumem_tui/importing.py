@@ -5,6 +5,7 @@ Every watched Python process loads this as it starts, so it imports next to noth
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -37,6 +38,18 @@ def after_import(
             call(module)
     else:
         sys.meta_path.insert(0, _AfterImport(name, call, within))
+
+
+class Uncollected:
+    """Keeps Python from looking for cycles, of which there are few among what is imported, traced or compiled."""
+
+    def __enter__(self) -> None:
+        self._was_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_on:
+            gc.enable()
 
 
 class _BeingImported(ModuleSpec):

@@ -79,11 +79,11 @@ class Settings:
     notify: Notify = Notify()
 
 
-def default_path() -> Path:
-    """Return where the file is looked for: ``settings.toml`` in the user's configuration folder, by the XDG rules."""
+def default_path(name: str = "settings.toml") -> Path:
+    """Return where a file of the user's is looked for: in the configuration folder, by the XDG rules."""
     from platformdirs import user_config_path
 
-    return user_config_path("gpumem-tui") / "settings.toml"
+    return user_config_path("gpumem-tui") / name
 
 
 def load(path: Path | None = None) -> Settings:

@@ -17,8 +17,10 @@ import msgspec
 from gpumem_tui.catalog.loader import is_same_product, parse_toml
 from gpumem_tui.catalog.shapes import CatalogError, Context, Gpu
 from gpumem_tui.memory import MIB, format_bytes
+from gpumem_tui.settings import default_path
 from gpumem_tui.system import replacing
 
+_FILE = "calibration.toml"
 _SUGGESTION = "`gpumem-tui doctor --calibrate` writes one"
 _ALIKE_BYTES = 16 * MIB
 """Processes of one GPU, driver and torch differ by as much: which kernels they have loaded so far."""
@@ -98,20 +100,13 @@ def is_known(new: Calibration, kept: Iterable[Calibration]) -> bool:
     return False
 
 
-def default_path() -> Path:
-    """Return where the user's file is looked for: beside the settings."""
-    from platformdirs import user_config_path
-
-    return user_config_path("gpumem-tui") / "calibration.toml"
-
-
 def load(path: Path | None = None) -> tuple[Calibration, ...]:
     """Read the calibrations of a file; of the user's, which need not exist, if `path` is None.
 
     Raises:
         CatalogError: there is no such file, or it is none; one line says which and why.
     """
-    wanted = path or default_path()
+    wanted = path or default_path(_FILE)
     try:
         found = msgspec.convert(parse_toml(wanted.read_text("utf-8"), str(wanted)), dict[str, list[Calibration]])
     except FileNotFoundError as error:
@@ -135,7 +130,7 @@ def save(new: Calibration, path: Path | None = None) -> Path:
         CatalogError: the file that is there is no calibration; it stays.
         OSError: it cannot be written.
     """
-    wanted = path or default_path()
+    wanted = path or default_path(_FILE)
     kept = [one for one in (load(wanted) if wanted.exists() else ()) if one.key != new.key]
     lines = ["# What gpumem-tui measured of GPUs with `gpumem-tui doctor --calibrate`, in bytes."]
     for one in (*kept, new):

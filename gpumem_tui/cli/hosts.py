@@ -266,15 +266,11 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:
     """Record hosts, on the screen if there is one; else print the alerts that begin and who is away, a line each."""
     from gpumem_tui.monitor.notify import Notifier
-    from gpumem_tui.recording.file import RecordingError
     from gpumem_tui.recording.recording import GpuRecorder, record_hosts
     from gpumem_tui.settings import Notify
     from gpumem_tui.tui.start import open_hosts
 
-    try:
-        recorder = GpuRecorder(path, of_one_machine=False)
-    except RecordingError as error:
-        raise OptionError(f"--record: {error}") from error
+    recorder = GpuRecorder(path, of_one_machine=False)
     on_screen, code = is_terminal(), 0
 
     def tell(marks: Sequence[AlertMark]) -> None:

@@ -102,10 +102,7 @@ look.params += _OPTIONS
 def _look_against(path: Path, values: dict[str, Any], batch_size: int | None, *, as_json: bool) -> int:
     from gpumem_tui.snapshots.report import comparison_json, comparison_lines, snapshot_json, snapshot_lines
 
-    opened = _open(path)
-    if isinstance(opened, int):
-        return opened
-    snapshot, analyses = opened
+    snapshot, analyses = _open(path)
     first = analyses[0]
     comparison, traced_peak = _compare_with_trace(snapshot, first, values, batch_size)
 
@@ -150,10 +147,7 @@ def _compare_with_trace(
 def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
     from gpumem_tui.snapshots.report import snapshot_json, snapshot_lines
 
-    opened = _open(path)
-    if isinstance(opened, int):
-        return opened
-    snapshot, analyses = opened
+    snapshot, analyses = _open(path)
     if on_screen:
         from gpumem_tui.tui.start import open_snapshot
 
@@ -164,8 +158,8 @@ def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
     return 0
 
 
-def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]] | int:
-    """Read a snapshot and take its devices apart; return the exit code after a complaint where that fails."""
+def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]]:
+    """Read a snapshot and take its devices apart; ends with a complaint where that fails."""
     from gpumem_tui.snapshots.analysis import analyse
     from gpumem_tui.snapshots.model import SnapshotError
     from gpumem_tui.snapshots.read import read_snapshot
@@ -179,7 +173,7 @@ def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]] | int:
         ]
     except SnapshotError as error:
         progress.clear()
-        return complain(str(error), EXIT_BAD_INPUT)
+        raise SystemExit(complain(str(error), EXIT_BAD_INPUT)) from error
     finally:
         progress.clear()
 

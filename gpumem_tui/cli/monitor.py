@@ -275,23 +275,15 @@ def _serve_metrics(stack: ExitStack, source: Source, host: str, port: int) -> st
 
 
 def _recorder(path: Path) -> GpuRecorder:
-    from gpumem_tui.recording.file import RecordingError
     from gpumem_tui.recording.recording import GpuRecorder
 
-    try:
-        return GpuRecorder(path)
-    except RecordingError as error:
-        raise click.UsageError(f"--record: {error}") from error
+    return GpuRecorder(path)
 
 
 def _recording(path: Path) -> GpuRecording:
-    from gpumem_tui.recording.file import RecordingError
     from gpumem_tui.recording.recording import GpuRecording
 
-    try:
-        recording = GpuRecording(path)
-    except RecordingError as error:
-        raise click.UsageError(f"--replay: {error}") from error
+    recording = GpuRecording(path)
     if next(iter(recording.pictures()), None) is None:
         raise click.UsageError(f"--replay: {path} holds no reading that can be played")
     return recording

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpumem_tui import __version__
+from gpumem_tui.errors import OptionError
 from gpumem_tui.recording.codec import CodecError, Plain, difference, patched
 
 HEADER_KEY = "gpumem_tui_recording"
@@ -30,16 +31,12 @@ _CHUNK_BYTES = 1 << 16
 _LARGEST_MEMBER_BYTES = 1 << 30
 
 
-class RecordingError(Exception):
+class RecordingError(OptionError):
     """The file cannot be recorded to, or is no recording that can be played; one line that names it."""
 
 
 class RecordingEnds(Exception):
-    """The rest of the file cannot be played; `reason` in a few words."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The rest of the file cannot be played: why, in a few words."""
 
 
 class RecordingWriter:
@@ -56,9 +53,10 @@ class RecordingWriter:
         try:
             self._file = path.open("xb", buffering=0)
         except FileExistsError as error:
-            raise RecordingError(f"{path} exists already; a recording overwrites nothing, give another name") from error
+            taken = "exists already; a recording overwrites nothing, give another name"
+            raise RecordingError(f"--record: {path} {taken}") from error
         except OSError as error:
-            raise RecordingError(f"{path} cannot be written: {error.strerror}") from error
+            raise RecordingError(f"--record: {path} cannot be written: {error.strerror}") from error
         self._path = path
         self._packer: zlib._Compress | None = None
         self._last: Plain = None
@@ -155,11 +153,11 @@ class RecordingFile:
             if first is not None and first.lines:
                 header = parsed(first.lines[0])
         except OSError as error:
-            raise RecordingError(f"{path} cannot be read: {error.strerror}") from error
+            raise RecordingError(f"--replay: {path} cannot be read: {error.strerror}") from error
         except (zlib.error, CodecError, RecordingEnds):
             pass  # said below
         if first is None or not isinstance(header, dict) or HEADER_KEY not in header:
-            raise RecordingError(f"{path} is no recording; `gpumem-tui monitor --record FILE` makes one")
+            raise RecordingError(f"--replay: {path} is no recording; `gpumem-tui monitor --record FILE` makes one")
         self.header: dict[str, Plain] = header
         self._begins = first.end
 

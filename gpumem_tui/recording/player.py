@@ -101,7 +101,7 @@ class RecordingIndex:
                 self._take(member)
                 self.share = min(1.0, member.end / size_bytes)
         except RecordingEnds as ends:
-            reason = ends.reason
+            reason = str(ends)
         except (CodecError, KeyError, TypeError, ValueError, OSError):
             reason = "damaged"
         except Exception as error:  # noqa: BLE001  named where damage is; what was found stays

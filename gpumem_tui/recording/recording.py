@@ -71,7 +71,7 @@ class GpuRecording:
         self._version = self.file.header[HEADER_KEY]
         if self._version not in (SNAPSHOTS_VERSION, VERSION):
             raise RecordingError(
-                f"{self.path} is a recording of version {self._version}, this program plays versions "
+                f"--replay: {self.path} is a recording of version {self._version}, this program plays versions "
                 f"{SNAPSHOTS_VERSION} and {VERSION}"
             )
         self.of_one_machine = self._version == SNAPSHOTS_VERSION or self.file.header.get(_MACHINE) is True
@@ -137,11 +137,11 @@ class GpuRecording:
                 if skipped is None:
                     yield self.read(plain)
         except RecordingEnds as ends:
-            cut_off = ends.reason == "cut off"
+            cut_off = str(ends) == "cut off"
             rest = "all before is played" if cut_off else "the rest is not played"
             at = "" if math.isnan(last_s) else f" ({when(last_s)})"
             place = f"after {noun} {count}{at}" if not offset else f"after {when(last_s)}"
-            self.damage = f"{self.path}: {ends.reason} {place}; {rest}"
+            self.damage = f"{self.path}: {ends} {place}; {rest}"
         except (CodecError, KeyError, TypeError):
             self.damage = f"{self.path}: damaged after {noun} {count}; the rest is not played"
         if skipped is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
+from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.simulator.allocator.profile import Profile
@@ -299,19 +300,14 @@ def printable(line: bytes) -> bytes:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Exclude what is made within from garbage collection.
+    """Exclude what is made within from garbage collection, for good.
 
     A trace is a million tuples without a cycle, and going through them again and again takes longer than replaying
     them.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with Uncollected():
         yield
         gc.freeze()
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def decode_event(line: bytes) -> ChildEvent:

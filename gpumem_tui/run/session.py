@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import gc
 import os
 import signal
 import sys
 
-from gpumem_tui.importing import after_import
+from gpumem_tui.importing import Uncollected, after_import
 
 TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all of the rest
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def begin(
     _write_stack_at_signal(directory)
     session = _Session(directory)
     after_import("torch._compile", session.compiler_imported)
-    after_import("torch", lambda _: take_part(session.reporter()), _WithoutCollector())
+    after_import("torch", lambda _: take_part(session.reporter()), Uncollected())
     sys.excepthook = session.excepthook
     at_exit(session.ended)
     os.register_at_fork(after_in_child=session.leave)
@@ -56,18 +55,6 @@ def _write_stack_at_signal(directory: str) -> None:
     """Have a signal write down the source line that the main thread is at."""
     file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
-
-
-class _WithoutCollector:
-    """Keeps Python from looking for cycles, of which there are few among the million objects of an import."""
-
-    def __enter__(self) -> None:
-        self._was_on = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was_on:
-            gc.enable()
 
 
 class _Session:

@@ -365,12 +365,9 @@ def _line(frames: Sequence[Frame]) -> str:
     if node == "AccumulateGrad":
         return "backward: gradients that are kept"
     if differentiated := _OF_BACKWARD.fullmatch(node):
-        return f"backward of {_snake_case(differentiated[1])}"
+        operator = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", differentiated[1]).lower()
+        return f"backward of {operator}"
     return _IN_AUTOGRAD if any(_ENGINE in frame.function for frame in frames) else ""
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _is_program(file: str) -> bool:

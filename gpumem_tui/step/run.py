@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import watch_phases
@@ -23,11 +24,8 @@ from gpumem_tui.step.workload import Workload, WorkloadError
 def no_collection() -> Iterator[None]:
     """Keep the garbage collector from freeing cycles at a moment that differs between two runs."""
     gc.collect()
-    gc.disable()
-    try:
+    with Uncollected():
         yield
-    finally:
-        gc.enable()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gpumem_tui import host_memory
@@ -32,14 +32,6 @@ from gpumem_tui.watch.records import FOR_MEMORY, ProbedProcess, ProbeSample
 _GROWTH_EVERY_S = 5.0
 
 
-@dataclass(frozen=True)
-class _Derived:
-    """The formula's figures, and the files and bytes that they were derived from."""
-
-    version: tuple[int, Mapping[Bucket, int]]
-    expected: Reading[Expected]
-
-
 class Collector:
     """Everything that is published, on the GPUs where it belongs. For one thread at a time.
 
@@ -51,7 +43,7 @@ class Collector:
     def __init__(self, watcher: Watcher | None = None, proc: Path = Path("/proc")) -> None:
         self._watcher = watcher or Watcher()
         self._hosts = HostProcesses(proc, known_here=True)
-        self._derived: dict[Key, _Derived] = {}
+        self._derived: dict[Key, tuple[object, Reading[Expected]]] = {}  # with the file and bytes it was derived from
         self._cases: dict[Key, Case] = {}
         self._growth: dict[Key, tuple[float, tuple[Growth, ...]]] = {}
         self._is_clean = False
@@ -93,10 +85,9 @@ class Collector:
             version = (process.files.model.stat().st_mtime_ns, found)
         except OSError:
             return Unknown("the probe has not listed the parameters yet")
-        known = self._derived.get(process.key)
-        if known is None or known.version != version:
-            known = self._derived[process.key] = _Derived(version, _derive(process, found))
-        return known.expected
+        if self._derived.get(process.key, (None,))[0] != version:
+            self._derived[process.key] = version, _derive(process, found)
+        return self._derived[process.key][1]
 
     def _growing(
         self, process: ProbedProcess, placed: Sequence[Placed], gpus: Sequence[GpuReading]

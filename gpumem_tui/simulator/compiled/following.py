@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import sys
 import warnings
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from torch.utils._pytree import tree_map
 
 from gpumem_tui.errors import named
-from gpumem_tui.importing import after_import
+from gpumem_tui.importing import Uncollected, after_import
 from gpumem_tui.simulator.allocator.profile import minor_of
 from gpumem_tui.simulator.compiled import inductor
 from gpumem_tui.simulator.compiled.ahead import Ahead
@@ -69,7 +68,7 @@ def follow_compiler(
 
     @functools.cache
     def prepared() -> None:
-        with _no_collection():
+        with Uncollected():
             _prepare(followed, Ahead(followed.lines, may_begin=alone))
 
     def compiled(model: Any = None, **options: Any) -> Any:
@@ -194,7 +193,7 @@ def _follow_frames(followed: Followed, ahead: Ahead) -> None:
 
     def converted(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            with while_compiled(), _no_collection(), _disable_current_modes():  # Dynamo leaves them on within DDP
+            with while_compiled(), Uncollected(), _disable_current_modes():  # Dynamo leaves them on within DDP
                 return convert(self, frame, *args, **kwargs)
         except (unsupported.Unsupported, unsupported.SkipFrame) as error:
             if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names:
@@ -263,18 +262,6 @@ def _leave_out_ours() -> None:
     replace(guards, by_object, matched)
     if version <= (2, 10):
         replace(graph, "example_inputs", inputs)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect no garbage: graphs are many objects, which are looked through again and again."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _hiding(compiled: Any, function: Any, followed: Followed, ahead: Ahead, failure: Any) -> Any:
