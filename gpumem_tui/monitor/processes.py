@@ -12,8 +12,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -29,6 +29,7 @@ _HOST_NAMESPACE = "pid:[4026531836]"
 _FRESH_S = 0.2
 """A process on several GPUs is read once for all of them."""
 _FORGET_S = 60.0
+_UNREAD = Unknown("needs a second look")
 _START_TOLERANCE_S = 1.0
 """The boot time that start times count from is rounded to a second by the kernel."""
 
@@ -51,23 +52,13 @@ _CONTAINERS = (
 
 @dataclass
 class _Known:
-    """A process that was seen before: what never changes of it, and the last look.
-
-    Attributes:
-        within: container, pod and job: the fields of a `HostProcess` that name them.
-    """
+    """A process that was seen before, as it was at the last look; before the first one, what never changes of it."""
 
     process: psutil.Process
-    user: str
-    name: str
-    command: str
-    start_time_s: float
-    container: str
-    within: Mapping[str, str]
+    host: HostProcess
     uses_gpu: bool = False
     cpu_s: float = 0.0
     looked_s: float = 0.0
-    last: HostProcess | None = None
 
 
 class HostProcesses:
@@ -102,9 +93,9 @@ class HostProcesses:
                 if not known.uses_gpu:
                     return self._foreign(pid)
             self._known[pid] = known
-            if known.last is None or now_s - known.looked_s >= _FRESH_S:
-                known.last = _read(known, now_s)
-            return known.last
+            if not known.looked_s or now_s - known.looked_s >= _FRESH_S:
+                _read(known, now_s)
+            return known.host
         except psutil.NoSuchProcess:
             self._known.pop(pid, None)
             if self._is_contained:
@@ -127,15 +118,8 @@ class HostProcesses:
                 command = " ".join(process.cmdline()) or f"[{name}]"
             except (psutil.AccessDenied, psutil.ZombieProcess):
                 command = f"[{name}]"
-            return _Known(
-                process=process,
-                user=process.username(),
-                name=name,
-                command=printable(command),
-                start_time_s=process.create_time(),
-                container=_container(cgroup),
-                within=_within(cgroup),
-            )
+            facts = process.username(), name, printable(command), process.create_time()
+            return _Known(process, HostProcess(pid, process.ppid(), *facts, _UNREAD, _UNREAD, *_within(cgroup)))
 
     def _uses_gpu(self, pid: int) -> bool:
         """Return False only if its open files can be read and none is a GPU's."""
@@ -206,7 +190,7 @@ def _send(process: HostProcess, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def _read(known: _Known, now_s: float) -> HostProcess:
+def _read(known: _Known, now_s: float) -> None:
     """Read what changes of a process. Linux counts CPU time in hundredths of a second."""
     process = known.process
     with process.oneshot():
@@ -218,40 +202,23 @@ def _read(known: _Known, now_s: float) -> HostProcess:
         except psutil.AccessDenied:
             resident_bytes = Unknown("no permission")
     cpu_s = times.user + times.system
-    cpu_percent: Reading[float] = Unknown("needs a second look")
+    cpu_percent: Reading[float] = _UNREAD
     if known.looked_s:
         cpu_percent = round(100 * max(0.0, cpu_s - known.cpu_s) / (now_s - known.looked_s), 1)
     known.cpu_s, known.looked_s = cpu_s, now_s
-    return HostProcess(
-        pid=process.pid,
-        parent_pid=parent_pid,
-        user=known.user,
-        name=known.name,
-        command=known.command,
-        start_time_s=known.start_time_s,
-        cpu_percent=cpu_percent,
-        resident_bytes=resident_bytes,
-        container=known.container,
-        **known.within,
+    known.host = replace(known.host, parent_pid=parent_pid, cpu_percent=cpu_percent, resident_bytes=resident_bytes)
+
+
+def _within(cgroup: str) -> tuple[str, str, str, str]:
+    """Return the last fields of a `HostProcess`: the hint, the container, the pod and the job of a control group."""
+    hints = ((manager, pattern.search(cgroup)) for pattern, manager in _CONTAINERS)
+    containers, pod, job = _CONTAINER_ID.findall(cgroup), _POD.search(cgroup), _SLURM.search(cgroup)
+    return (
+        next((f"{manager} {printable(found[1])}" for manager, found in hints if found is not None), ""),
+        containers[-1] if containers else "",
+        pod[1].replace("_", "-") if pod is not None else "",
+        job[1] if job is not None else "",
     )
-
-
-def _container(cgroup: str) -> str:
-    for pattern, manager in _CONTAINERS:
-        found = pattern.search(cgroup)
-        if found is not None:
-            return f"{manager} {printable(found[1])}"
-    return ""
-
-
-def _within(cgroup: str) -> Mapping[str, str]:
-    """Return the container, the pod and the job of a control group, by the names of a `HostProcess`'s fields."""
-    container, pod, job = _CONTAINER_ID.findall(cgroup), _POD.search(cgroup), _SLURM.search(cgroup)
-    return {
-        "container_id": container[-1] if container else "",
-        "pod_uid": pod[1].replace("_", "-") if pod is not None else "",
-        "slurm_job": job[1] if job is not None else "",
-    }
 
 
 def _link(path: Path) -> str:

@@ -123,11 +123,8 @@ def open_search(
     """
     _leave_garbage()
     settings = settings or load()
-    screens: Screens = {
-        "monitor": partial(_own_monitor, settings),
-        "search": partial(_search_screen, options, config, autostart=autostart),
-        "plan": partial(_plan_beside, config),
-    }
+    search = partial(_search_screen, options, config, autostart=autostart)
+    screens: Screens = {**_usual(settings), "search": search, "plan": partial(_plan_beside, config)}
     return _run(screens, "search", settings, config.python)
 
 
@@ -163,11 +160,7 @@ def open_plan(plan: Plan, config: SearchConfig) -> int:
     check(plan)
     _leave_garbage()
     settings = load()
-    screens: Screens = {
-        "monitor": partial(_own_monitor, settings),
-        "search": _default_search,
-        "plan": partial(_plan_screen, plan, config),
-    }
+    screens: Screens = {**_usual(settings), "plan": partial(_plan_screen, plan, config)}
     return _run(screens, "plan", settings, config.python)
 
 
@@ -183,13 +176,10 @@ def open_command_plan(
     """
     _leave_garbage()
     settings = load()
-    command = config.workload.command
-    can_be_searched = command is not None and command.takes_batch
-    screens: Screens = {
-        "monitor": partial(_own_monitor, settings),
-        "search": partial(_search_screen, options, config) if can_be_searched else _default_search,
-        "plan": partial(_command_plan_screen, config, batch_size, tuple(wanted), run_all=run_all),
-    }
+    plan = partial(_command_plan_screen, config, batch_size, tuple(wanted), run_all=run_all)
+    screens: Screens = {**_usual(settings), "plan": plan}
+    if config.workload.command is not None and config.workload.command.takes_batch:
+        screens = {**screens, "search": partial(_search_screen, options, config)}
     return _run(screens, "plan", settings, config.python)
 
 
@@ -202,13 +192,7 @@ def open_snapshot(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> int
     from gpumem_tui.tui.snapshot.screen import SnapshotScreen
 
     settings = load()
-    screens: Screens = {
-        "monitor": partial(_own_monitor, settings),
-        "search": _default_search,
-        "plan": _default_plan,
-        "snapshot": lambda: SnapshotScreen(snapshot, analyses),
-    }
-    return _run(screens, "snapshot", settings)
+    return _run({**_usual(settings), "snapshot": lambda: SnapshotScreen(snapshot, analyses)}, "snapshot", settings)
 
 
 def open_run(
@@ -247,9 +231,15 @@ def _leave_garbage() -> None:
 def _watch(monitor: Callable[[], MainScreen], settings: Settings) -> int:
     from gpumem_tui.tui.kit.main_screen import EVERY_ACT
 
-    search = _no_search if settings.read_only else _default_search
-    screens: Screens = {"monitor": monitor, "search": search, "plan": _default_plan}
-    return _run(screens, "monitor", settings, forbidden=EVERY_ACT if settings.read_only else None)
+    screens: Screens = {**_usual(settings), "monitor": monitor}
+    if settings.read_only:
+        return _run({**screens, "search": _no_search}, "monitor", settings, forbidden=EVERY_ACT)
+    return _run(screens, "monitor", settings)
+
+
+def _usual(settings: Settings) -> Screens:
+    """Return how the screens are made that nothing is said of."""
+    return {"monitor": partial(_own_monitor, settings), "search": _default_search, "plan": _default_plan}
 
 
 def _no_search() -> MainScreen:
@@ -349,16 +339,10 @@ def _plan_beside(config: SearchConfig) -> MainScreen:
 
 
 def _plan_of(config: SearchConfig) -> Plan:
-    """Return a search's settings as a plan; a workload file has no shape, so it is the default model's then.
-
-    Raises:
-        OptionError: a command is searched.
-    """
+    """Return a search's settings as a plan; a workload file has no shape, so it is the default model's then."""
     from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model
     from gpumem_tui.plan.plan import Plan
 
-    if config.workload.shape is None and config.workload.command is not None:
-        raise OptionError("a command has no formula to plan with; `gpumem-tui plan --model NAME` plans for a model")
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
     return Plan(
         shape,
@@ -372,8 +356,7 @@ def _plan_of(config: SearchConfig) -> Plan:
 
 def _default_plan() -> MainScreen:
     """Plan as the bare command has it; raises as `_default_configuration`."""
-    _, config = _default_configuration()
-    return _plan_screen(_plan_of(config), config)
+    return _plan_beside(_default_configuration()[1])
 
 
 def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
