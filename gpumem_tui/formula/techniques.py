@@ -199,6 +199,12 @@ def changes(setup: Setup, gpu: Gpu | None = None) -> list[Technique | NotApplica
     ]
 
 
+def other_way(recipe: Recipe) -> Technique:
+    """Return `torch.compile`, or eager PyTorch where the recipe compiles: only a trace tells what it changes."""
+    key, option = ("eager", "without --compile") if recipe.compile else ("compile", "--compile")
+    return replace(techniques_of("command")[key], given_option=option, recipe={"compile": not recipe.compile})
+
+
 def _precisions(recipe: Recipe, gpu: Gpu | None) -> Iterator[Technique | NotApplicable]:
     bf16 = gpu is None or gpu.compute_capability >= BF16_SINCE
     mixed, pure = catalog_techniques()["mixed-precision"], catalog_techniques()["pure-bf16"]

@@ -264,7 +264,9 @@ class TracedAnswer:
     @property
     def keeps_headroom(self) -> bool:
         """Return whether it leaves the plan's headroom free."""
-        return isinstance(self.max_batch_size, Unknown) or self.plan.batch_size <= self.max_batch_size
+        if isinstance(self.max_batch_size, Unknown):
+            return self.traced.fits_leaving(self.plan.batch_size, headroom_of(self.plan))
+        return self.plan.batch_size <= self.max_batch_size
 
     @property
     def frees_cache(self) -> bool:

@@ -13,7 +13,7 @@ from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.formula.parameters import count_parameters, textbook_parameters
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.rows import AS_BACKWARD_ENDS, ONE_BLOCK, ROW_WORDS, THE_FIRST_BLOCK, WITHOUT_EXPERTS, FormulaRow
-from gpumem_tui.formula.techniques import COST_ORDER, NotApplicable, catalog_techniques
+from gpumem_tui.formula.techniques import COST_ORDER, NotApplicable, Technique, catalog_techniques, other_way
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.plan.answers import Answer, answer, moments_of, terms_of
 from gpumem_tui.plan.judgement import judgement_words, judgements
@@ -60,6 +60,7 @@ def explanations(plan: Plan) -> Mapping[str, Explanation]:
         *_decisions(now),
         *(_effect(now, effect) for effect in judged.helping),
         *(_inapplicable(entry) for entry in judged.not_applicable),
+        _by_trace(other_way(plan.recipe)),
         *(
             Explanation(advice.key, advice.title, judgement_words()[advice.key].formula, advice.text, advice.source, "")
             for advice in judgements(plan)
@@ -158,6 +159,12 @@ def _effect(now: Answer, effect: Effect) -> Explanation:
     only = "; formula only: cannot be traced" if effect.formula_only else ""
     limits = f"cost: {effect.cost}; {technique.caveat}{only}"
     return Explanation(effect.key, effect.name, technique.arithmetic, numbers, effect.source, limits)
+
+
+def _by_trace(technique: Technique) -> Explanation:
+    numbers = "see its row: no formula has them"
+    limits = f"cost: {technique.cost}; {technique.caveat}"
+    return Explanation(technique.key, technique.name, technique.arithmetic, numbers, technique.source, limits)
 
 
 def _inapplicable(entry: NotApplicable) -> Explanation:

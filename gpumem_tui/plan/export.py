@@ -30,9 +30,17 @@ from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Draft, Plan, device_option, draft_of
-from gpumem_tui.plan.recommended import Known, command_answer, judged_at_once, plan_answer, trace_by, untraced
+from gpumem_tui.plan.recommended import (
+    Known,
+    all_techniques,
+    command_answer,
+    judged_at_once,
+    plan_answer,
+    trace_by,
+    untraced,
+)
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
-from gpumem_tui.plan.techniques import Combination, techniques
+from gpumem_tui.plan.techniques import Combination
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
 from gpumem_tui.search import report
 from gpumem_tui.search.config import Device, SearchConfig
@@ -105,8 +113,8 @@ def plan_json(
     now = answer(plan)
     by_trace = traced_answer(plan, traced) if isinstance(traced, Traced) else traced
     largest = by_trace.known_batch_size if isinstance(by_trace, TracedAnswer) else None
-    judged = techniques(plan, largest)
     best, on_gpus = judged_at_once(plan, traced, by_trace, known)
+    judged = all_techniques(plan, by_trace, known)
     beside_bytes = beside_allocator_bytes(plan.gpu)
     formula = Formula(config.workload, plan.gpu.total_bytes, plan.headroom, plan.extras, beside_bytes)
     body = report.prediction_json(config, Prediction(formula, traced), plan.batch_size)
@@ -155,6 +163,7 @@ def plan_csv(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> s
 
 _TECHNIQUE_KEYS = (
     "name", "option", "saved_bytes", "peak_bytes", "fits", "max_batch_size", "cost", "source", "formula_only",
+    "is_traced",
 )  # fmt: skip
 
 

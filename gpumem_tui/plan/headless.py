@@ -21,6 +21,7 @@ from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quant
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
+from gpumem_tui.plan.techniques import Combination, compiled_or_eager
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
 from gpumem_tui.report.output import Printer, Progress, complain, interrupts
 from gpumem_tui.run.children import ChildDied
@@ -88,10 +89,11 @@ class Solver:
 
     @contextmanager
     def beside(self, plan: Plan) -> Iterator[None]:
-        """Trace a plan for GPUs of other kernels while it is traced itself."""
+        """Trace a plan for GPUs of other kernels, and compiled or eager, while it is traced itself."""
         shown, self.progress = self.progress, Progress(quiet=True)
         with ThreadPoolExecutor(1) as pool:
-            for one in kernel_plans(plan):
+            compiled = compiled_or_eager(plan)
+            for one in (*kernel_plans(plan), *([compiled.plan] if isinstance(compiled, Combination) else [])):
                 if isinstance(trace_key(one), TraceKey):
                     pool.submit(self._trace, (one,), every_batch=True)
             try:

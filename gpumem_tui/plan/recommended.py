@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from gpumem_tui.formula.techniques import NotApplicable, other_way
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
 from gpumem_tui.plan.combining import command_of
@@ -16,8 +17,11 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
 from gpumem_tui.plan.techniques import (
     Combination,
+    Effect,
+    Techniques,
     cheapest_but_as_it_is,
     cheapest_combination,
+    compiled_or_eager,
     likely_combinations,
     room_as_traced,
     techniques,
@@ -101,6 +105,9 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
         others = [one for one in candidates if one.plan != first.plan]
         candidates = [first, *sorted(others, key=lambda one: one.price < first.price)]
     found, left = _confirmed(candidates, known)
+    other = compiled_or_eager(plan)  # asked last: compiling takes longer than any other trace
+    if isinstance(other, Combination) and (found is None or other.price < found[0].price):
+        found = _confirmed([other], known)[0] or found
     if found is not None:
         combination, traced = found
         cheaper = only if only is not None and only.price < combination.price else None
@@ -128,6 +135,38 @@ def _confirmed(
         elif answer.fits:
             found = one, answer
     return found, left
+
+
+def all_techniques(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced) -> Techniques:
+    """Return every technique judged on a plan: by formula, and by trace what `torch.compile` changes.
+
+    Args:
+        now, known: as `recommended` takes them.
+    """
+    largest = now.known_batch_size if isinstance(now, TracedAnswer) else None
+    return techniques(plan, largest, _compiled_or_eager(plan, now, known))
+
+
+def _compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Effect | NotApplicable:
+    technique, other = other_way(plan.recipe), compiled_or_eager(plan)
+
+    def no_help(why: str) -> NotApplicable:
+        return NotApplicable(technique.key, technique.name, f"{technique.option}{why}")
+
+    if isinstance(other, Unknown):
+        return no_help(f": {other.reason}")
+    if isinstance(now, Unknown):
+        return no_help(f", by trace alone: {now.reason}")
+    if isinstance(then := known(other.plan), Unknown):
+        return no_help(f", by trace alone: {then.reason}")
+    if now.traced.done.is_estimate or then.traced.done.is_estimate:
+        return no_help(": it cannot be followed here as a GPU would run it")
+    saved_bytes = now.peak_allocated_bytes - then.peak_allocated_bytes
+    before, largest = now.known_batch_size, then.known_batch_size
+    if saved_bytes <= 0 and (before is None or largest is None or largest <= before):
+        takes = f"takes {format_bytes(-saved_bytes)} more here, traced" if saved_bytes else "saves nothing here"
+        return no_help(f" {takes}")
+    return Effect.of(technique, other.plan, saved_bytes, then, largest)
 
 
 # The answer in one line

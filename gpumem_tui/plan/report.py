@@ -38,6 +38,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import (
     Known,
     Recommended,
+    all_techniques,
     command_answer,
     judged_at_once,
     plan_answer,
@@ -45,7 +46,7 @@ from gpumem_tui.plan.recommended import (
     verdict_line,
 )
 from gpumem_tui.plan.speed import by_cost
-from gpumem_tui.plan.techniques import Combination, Techniques, techniques
+from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search import report
@@ -177,7 +178,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             bullets([*_verdict(now, by_trace), *map(sentence, filter(None, (layers, *lacking(plan))))]),
             "## What would help",
             *_combinations(by_trace, best),
-            _techniques(techniques(plan, largest), is_compiled=plan.recipe.compile),
+            _techniques(all_techniques(plan, by_trace, known)),
             "## Every GPU",
             _largest_on_gpus(on_gpus, plan),
             *_costs(on_gpus, plan),
@@ -378,22 +379,24 @@ def _combination(heading: str, found: Combination, traced: TracedAnswer | None =
     return f"{line}\n\n{shell(command)}" if isinstance(command, str) else line
 
 
-def _techniques(judged: Techniques, *, is_compiled: bool) -> str:
+def _techniques(judged: Techniques) -> str:
     rows = [
         (
             technique.name,
             f"`{technique.option}`",
             format_bytes(technique.saved_bytes),
             "yes" if technique.fits else "no",
-            f"{technique.max_batch_size:,}",
-            f"{technique.cost} ({technique.source}){'; formula only' if technique.formula_only else ''}",
+            "–" if technique.max_batch_size is None else f"{technique.max_batch_size:,}",
+            f"{technique.cost} ({technique.source}){_known_by(technique)}",
         )
         for technique in judged.helping
     ]
     found = table(("technique", "option", "saves ≈", "fits ≈", "largest batch a GPU ≈", "cost"), rows)
-    other = "eager PyTorch: without --compile" if is_compiled else "compiled by torch.compile: with --compile"
-    notes = [f"{entry.name}: {entry.reason}" for entry in judged.not_applicable]
-    return f"{found}\n\n{bullets([*notes, f'{other}, by trace, as the formula counts eager PyTorch'])}"
+    return f"{found}\n\n{bullets(f'{entry.name}: {entry.reason}' for entry in judged.not_applicable)}"
+
+
+def _known_by(technique: Effect) -> str:
+    return "; formula only" if technique.formula_only else "; by trace" if technique.is_traced else ""
 
 
 def _together(plan: CommandPlan) -> Iterator[str]:

@@ -234,10 +234,11 @@ class _Technique(_Printed):
     saved_bytes: int
     peak_bytes: int
     fits: bool
-    max_batch_size: int
+    max_batch_size: int | None
     cost: str
     source: str
     formula_only: bool
+    is_traced: bool
 
 
 class _NotApplicable(_Printed):

@@ -22,11 +22,13 @@ from gpumem_tui.formula.techniques import (
     Technique,
     catalog_techniques,
     changes,
+    other_way,
     sharded,
     smaller_sample,
 )
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import (
+    TracedAnswer,
     largest_batch,
     predicted,
     setup_of,
@@ -60,10 +62,10 @@ class Effect:
         option: as typed on the command line.
         saved_bytes: of the peak at the plan's batch size, on one GPU (at the new batch size where that is the
             technique); negative where a fixed price pays off only at larger batches.
-        max_batch_size: of one GPU, with it.
+        max_batch_size: of one GPU, with it; None where it is traced at the plan's own batch size alone.
         cost: in compute or accuracy, in words; `source`: where that is from.
         plan: with the technique applied.
-        formula_only: the result cannot be traced.
+        formula_only: the result cannot be traced; `is_traced`: all this is by trace, what it is compared with too.
     """
 
     key: str
@@ -72,11 +74,24 @@ class Effect:
     saved_bytes: int
     peak_bytes: int
     fits: bool
-    max_batch_size: int
+    max_batch_size: int | None
     cost: str
     source: str
     plan: Plan
     formula_only: bool
+    is_traced: bool = False
+
+    @classmethod
+    def of(
+        cls, made: Technique, plan: Plan, saved_bytes: int, then: _Memory | TracedAnswer, largest: int | None
+    ) -> Effect:
+        """Return what a technique does to a plan, `plan` with it, which takes `then`."""
+        is_traced = isinstance(then, TracedAnswer)
+        return cls(
+            made.key, made.name, made.option, saved_bytes,
+            then.peak_allocated_bytes if isinstance(then, TracedAnswer) else then.peak_bytes,
+            then.fits, largest, made.cost, made.source, plan, formula_only(plan), is_traced,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,8 +137,8 @@ class Combination:
         return " + ".join(names)
 
 
-def techniques(plan: Plan, largest: int | None = None) -> Techniques:
-    """Return every technique judged on this plan.
+def techniques(plan: Plan, largest: int | None = None, traced: Effect | NotApplicable | None = None) -> Techniques:
+    """Return every technique judged on this plan: those that the formula knows, and one that was traced.
 
     Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
     maximum batch, then the more bytes saved.
@@ -135,13 +150,13 @@ def techniques(plan: Plan, largest: int | None = None) -> Techniques:
     now = _Memory.of(plan, usable_as_traced(plan, largest))
     helping: list[Effect] = []
     others: list[NotApplicable] = []
-    for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now)]:
+    for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now), *([traced] if traced else [])]:
         judged = _judged(plan, found, now) if isinstance(found, Technique) else found
         if isinstance(judged, Effect):
             helping.append(judged)
         else:
             others.append(judged)
-    helping.sort(key=lambda item: (not (item.fits or now.fits), -item.max_batch_size, -item.saved_bytes))
+    helping.sort(key=lambda one: (not (one.fits or now.fits), -(one.max_batch_size or 0), -one.saved_bytes))
     return Techniques(tuple(helping), tuple(others))
 
 
@@ -168,7 +183,7 @@ def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicab
     if (reason := conflict(changed.recipe)) is not None:
         return NotApplicable(change.key, change.name, reason)
     found = _effect(changed, now, change)
-    if found.saved_bytes <= 0 and found.max_batch_size <= now.max_batch_size:
+    if found.saved_bytes <= 0 and (found.max_batch_size or 0) <= now.max_batch_size:
         reason = f"takes {format_bytes(-found.saved_bytes)} more here" if found.saved_bytes else "saves nothing here"
         return NotApplicable(change.key, change.name, reason)
     return found
@@ -176,19 +191,7 @@ def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicab
 
 def _effect(changed: Plan, now: _Memory, technique: Technique) -> Effect:
     then = _Memory.of(changed, now.usable_bytes)
-    return Effect(
-        key=technique.key,
-        name=technique.name,
-        option=technique.option,
-        saved_bytes=now.peak_bytes - then.peak_bytes,
-        peak_bytes=then.peak_bytes,
-        fits=then.fits,
-        max_batch_size=then.max_batch_size,
-        cost=technique.cost,
-        source=technique.source,
-        plan=changed,
-        formula_only=formula_only(changed),
-    )
+    return Effect.of(technique, changed, now.peak_bytes - then.peak_bytes, then, then.max_batch_size)
 
 
 def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Effect | NotApplicable]:
@@ -291,6 +294,21 @@ def likely_combinations(plan: Plan, room: float = 1.0) -> tuple[Combination, ...
 def unchanged(plan: Plan) -> Combination:
     """Return the plan as it is."""
     return _combination(plan, Price(), (), plan.batch_size)
+
+
+_MOST_COMPILED_LAYERS = 32
+"""A network is compiled as a whole, at about half a second a layer; of one that is sharded one block is."""
+
+
+def compiled_or_eager(plan: Plan) -> Combination | Unknown:
+    """Return the plan compiled, or eager where it is compiled: what fits of it is known by trace alone.
+
+    A network so deep that compiling takes minutes is not offered.
+    """
+    technique, layers = other_way(plan.recipe), plan.shape.layers
+    if not plan.recipe.compile and plan.recipe.sharding == "none" and layers > _MOST_COMPILED_LAYERS:
+        return Unknown(f"not traced here, as compiling {layers} layers takes minutes; plan again with it")
+    return _combination(plan, technique.price, (technique,), plan.batch_size)
 
 
 def cheapest_but_as_it_is(plan: Plan, room: float = 1.0) -> Combination | Unknown:

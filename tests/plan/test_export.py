@@ -119,8 +119,8 @@ class TestMarkdown:
         compiled = replace(GPT2, recipe=replace(GPT2.recipe, compile=True))
         told = replace(TRACED, done=replace(TRACED.done, notes=("torch.compile: 1 graph compiled",)))
         assert "- torch.compile: 1 graph compiled\n" in plan_markdown(compiled, told)
-        assert "- eager PyTorch: without --compile, by trace" in plan_markdown(compiled, told)
-        assert "- compiled by torch.compile: with --compile, by trace" in plan_markdown(GPT2, TRACED)
+        assert "- eager PyTorch, not compiled: without --compile, by trace alone: not" in plan_markdown(compiled, told)
+        assert "- compiled by torch.compile: --compile, by trace alone: not" in plan_markdown(GPT2, TRACED)
 
     def test_every_gpu_of_the_catalog_is_listed(self) -> None:
         by_name = {row["name"]: row for row in plan_json(GPT2, TRACED)["gpus"]}

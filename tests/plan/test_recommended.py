@@ -9,16 +9,23 @@ from dataclasses import replace
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan
 from gpumem_tui.plan.export import command_plan_json, plan_json
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Recommended, command_answer, plan_answer, recommended
+from gpumem_tui.plan.recommended import Recommended, all_techniques, command_answer, plan_answer, recommended
 from gpumem_tui.plan.report import plan_markdown
-from gpumem_tui.plan.techniques import Combination, cheapest_combination, likely_combinations, techniques
+from gpumem_tui.plan.techniques import (
+    Combination,
+    Effect,
+    cheapest_combination,
+    compiled_or_eager,
+    likely_combinations,
+    techniques,
+)
 from tests.plan.commands import base_predicted, changed, command_config
 from tests.plan.plans import GPT2, LLAMA, TRACED, traced_of, with_figures
 
@@ -33,7 +40,13 @@ def _by_formula() -> Combination:
     return found
 
 
-BEST = _by_formula()
+def _compiled() -> Combination:
+    found = compiled_or_eager(LLAMA)
+    assert isinstance(found, Combination)
+    return found
+
+
+BEST, COMPILED = _by_formula(), _compiled()
 
 
 def answered(fits: Callable[[Plan], bool], asked: list[Plan]) -> Callable[[Plan], TracedAnswer | Unknown]:
@@ -51,13 +64,81 @@ def answered(fits: Callable[[Plan], bool], asked: list[Plan]) -> Callable[[Plan]
 def test_the_cheapest_that_a_trace_confirms_is_recommended() -> None:
     assert not NOW.fits
     assert BEST.plan in [one.plan for one in LIKELY[:-1]]
-    assert recommended(LLAMA, NOW, answered(lambda plan: True, [])).combination == LIKELY[0]
+    all_but_compiled = answered(lambda plan: not plan.recipe.compile, [])
+    assert recommended(LLAMA, NOW, all_but_compiled).combination == LIKELY[0]
     asked: list[Plan] = []
     found = recommended(LLAMA, NOW, answered(lambda plan: plan == LIKELY[-1].plan, asked))
     assert found.combination == LIKELY[-1]
     assert isinstance(found.traced, TracedAnswer)
     assert asked[0] == BEST.plan
-    assert set(asked) == {one.plan for one in LIKELY}
+    assert set(asked) == {COMPILED.plan, *(one.plan for one in LIKELY)}
+    assert asked[-1] == COMPILED.plan, "it takes longest"
+
+
+def test_compiling_is_recommended_where_its_trace_fits_and_nothing_is_cheaper() -> None:
+    assert recommended(LLAMA, NOW, answered(lambda plan: True, [])).combination == COMPILED
+    assert recommended(LLAMA, NOW, answered(lambda plan: plan.recipe.compile, [])).combination == COMPILED
+    untraced = recommended(LLAMA, NOW, lambda plan: NO_TIME)
+    assert untraced.combination == BEST, "no formula says that it fits"
+
+
+class TestCompiledOrEager:
+    """What `torch.compile` changes stands among the techniques, by trace."""
+
+    COMPILED = replace(GPT2, recipe=replace(GPT2.recipe, compile=True))
+    NOW = traced_answer(GPT2, TRACED)
+
+    def judged(self, plan: Plan, now: TracedAnswer | Unknown, then: TracedAnswer | Unknown) -> Effect | str:
+        def known(asked: Plan) -> TracedAnswer | Unknown:
+            assert asked == (GPT2 if plan.recipe.compile else self.COMPILED)
+            return then
+
+        found = all_techniques(plan, now, known)
+        key = "eager" if plan.recipe.compile else "compile"
+        helping = [one for one in found.helping if one.key == key]
+        useless = [f"{one.name}: {one.reason}" for one in found.not_applicable if one.key == key]
+        assert len(helping) + len(useless) == 1
+        return helping[0] if helping else useless[0]
+
+    def test_what_it_saves_is_the_difference_of_the_traces(self) -> None:
+        then = with_figures(self.NOW, peak_allocated_bytes=self.NOW.peak_allocated_bytes - MIB, max_batch_size=9_999)
+        found = self.judged(GPT2, self.NOW, then)
+        assert isinstance(found, Effect)
+        assert (found.saved_bytes, found.max_batch_size, found.is_traced) == (MIB, 9_999, True)
+        assert (found.option, found.plan) == ("--compile", self.COMPILED)
+        assert all_techniques(GPT2, self.NOW, lambda _: then).helping[0] == found, "the largest batch comes first"
+
+    def test_it_may_be_eager_pytorch_that_takes_less(self) -> None:
+        now = with_figures(self.NOW, plan=self.COMPILED, max_batch_size=1)
+        found = self.judged(self.COMPILED, now, self.NOW)
+        assert isinstance(found, Effect)
+        assert (found.option, found.plan) == ("without --compile", GPT2)
+
+    def test_what_does_not_help_or_is_not_known_says_why(self) -> None:
+        more = with_figures(self.NOW, peak_allocated_bytes=self.NOW.peak_allocated_bytes + MIB)
+        said = "compiled by torch.compile: --compile"
+        assert self.judged(GPT2, self.NOW, more) == f"{said} takes 1.0 MiB more here, traced"
+        assert self.judged(GPT2, self.NOW, self.NOW) == f"{said} saves nothing here"
+        now = with_figures(self.NOW, plan=self.COMPILED, max_batch_size=Unknown("traced at its own size alone"))
+        assert (
+            self.judged(self.COMPILED, now, more)
+            == "eager PyTorch, not compiled: without --compile takes 1.0 MiB more here, traced"
+        )
+        assert self.judged(GPT2, self.NOW, NO_TIME) == f"{said}, by trace alone: no time is left"
+        assert self.judged(GPT2, Unknown("not traced"), self.NOW) == f"{said}, by trace alone: not traced"
+
+    def test_what_takes_minutes_to_compile_is_not_traced_beside(self) -> None:
+        deep = replace(GPT2, shape=find_model("gpt2-xl"))
+        assert "compiling 48 layers takes minutes" in str(self.judged(deep, self.NOW, NO_TIME))
+        sharded = replace(deep, recipe=replace(deep.recipe, sharding="fsdp2", gpus=8))
+        assert isinstance(compiled_or_eager(sharded), Combination), "one of its blocks is compiled"
+        eager = compiled_or_eager(replace(deep, recipe=replace(deep.recipe, compile=True)))
+        assert isinstance(eager, Combination)
+
+    def test_an_estimate_is_no_trace_of_it(self) -> None:
+        unsure = replace(TRACED, done=replace(TRACED.done, is_estimate=True))
+        then = with_figures(replace(self.NOW, traced=unsure), peak_allocated_bytes=MIB)
+        assert "cannot be followed" in str(self.judged(GPT2, self.NOW, then))
 
 
 def test_without_time_the_formula_s_choice_is_said_to_be_untraced() -> None:
@@ -105,7 +186,7 @@ class TestOnePlanOneVerdict:
             same = replace(GPT2, batch_size=max(1, largest))
             within = usable_as_traced(same, largest)
             assert largest_batch(same, within) == largest
-            rows = {row.key: row.max_batch_size for row in techniques(same, largest).helping}
+            rows = {row.key: row.max_batch_size or 0 for row in techniques(same, largest).helping}
             assert rows["full-recompute"] > largest or largest == 0
             assert rows.get("gradient-accumulation", largest) == largest
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.memory import format_bytes
 
 PYTHONS = [path for path in os.environ.get("GPUMEM_TUI_PYTHONS", "").split(os.pathsep) if path]
 """Interpreters with other versions of torch, as those of `tests/command/test_torch_versions.py`."""
@@ -589,9 +590,9 @@ def test_an_update_that_is_compiled_makes_no_copies(tmp_path: Path) -> None:
 _SMALL_BERT = ("--model", "bert-base", "--layers", "2", "--precision", "amp-bf16")
 
 
-def predicted(*options: str, network: Sequence[str] = _SMALL_BERT) -> dict[str, Any]:
-    """What is predicted of a small network."""
-    command = [sys.executable, "-m", "gpumem_tui", "predict", "--json", "--gpu", "sim:a100-80gb", "--batch-size", "8"]
+def predicted(*options: str, network: Sequence[str] = _SMALL_BERT, by: str = "predict") -> dict[str, Any]:
+    """What is predicted of a small network, or planned."""
+    command = [sys.executable, "-m", "gpumem_tui", by, "--json", "--gpu", "sim:a100-80gb", "--batch-size", "8"]
     done = subprocess.run([*command, *network, *options], capture_output=True, text=True, check=True)
     body: dict[str, Any] = json.loads(done.stdout)
     return body
@@ -602,6 +603,19 @@ def test_a_network_of_the_catalog_is_compiled() -> None:
     assert (compiled["workload"]["compile"], eager["workload"]["compile"]) == (True, False)
     assert any("1 graph compiled" in note for note in compiled["traced"]["notes"])
     assert compiled["traced"]["peak_allocated_bytes"] < eager["traced"]["peak_allocated_bytes"]
+
+
+@pytest.mark.parametrize("option", ["--compile", "without --compile"])
+def test_a_plan_of_the_catalog_says_what_the_other_way_takes(option: str) -> None:
+    compiled, eager = (predicted(*given)["traced"]["peak_allocated_bytes"] for given in (["--compile"], []))
+    body = predicted(*([] if option == "--compile" else ["--compile"]), by="plan")
+    if option == "--compile":
+        (row,) = (one for one in body["techniques"] if one["is_traced"])
+        assert (row["option"], row["fits"], row["max_batch_size"]) == ("--compile", True, None)
+        assert (row["peak_bytes"], row["saved_bytes"]) == (compiled, eager - compiled)
+    else:
+        (reason,) = (one["reason"] for one in body["not_applicable"] if one["reason"].startswith(option))
+        assert reason == f"{option} takes {format_bytes(eager - compiled)} more here, traced"
 
 
 @pytest.mark.slow

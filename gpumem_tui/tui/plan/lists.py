@@ -306,7 +306,7 @@ class Help:
             found = traced.get(one.key)
             largest = found.max_batch_size if found is not None else one.max_batch_size
             fits = found.fits if found is not None else one.fits
-            return not fits, -(largest if isinstance(largest, int) else one.max_batch_size), -one.saved_bytes
+            return not fits, -(largest if isinstance(largest, int) else one.max_batch_size or 0), -one.saved_bytes
 
         judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
         now = tracer.known(self.plan)
@@ -336,8 +336,9 @@ class Help:
 
     @property
     def candidates(self) -> list[Plan]:
-        """The combinations that are yet to be traced, the best first."""
-        return [plan for key, plan in self._plans.items() if key in self.waiting]
+        """The plans that are yet to be traced, the best first; last what is compiled for it, which takes long."""
+        plans = [plan for key, plan in self._plans.items() if key in self.waiting]
+        return sorted(plans, key=lambda one: one.recipe.compile and not self.plan.recipe.compile)
 
     @property
     def _plans(self) -> dict[str, Plan]:

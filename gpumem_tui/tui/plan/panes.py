@@ -11,20 +11,22 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
-from gpumem_tui.plan.answers import LargestOnGpu, answer, kernel_plans, largest_by_gpu
+from gpumem_tui.memory import Unknown
+from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer, answer, kernel_plans, largest_by_gpu
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.judgement import Judgement, Table, judgements
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import all_techniques
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.techniques import (
     Combination,
     cheapest_combination,
+    compiled_or_eager,
     likely_combinations,
     room_as_traced,
-    techniques,
 )
 from gpumem_tui.plan.tracing import BackgroundTracer, TraceReady, TraceState
 from gpumem_tui.search.prediction import Traced
@@ -33,7 +35,7 @@ from gpumem_tui.tui.kit.figures import MUTED, ListRow, Rows, heading, no_rows, p
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
 from gpumem_tui.tui.plan.lists import Compared, Help, compare_rows, gpu_rows, limit_rows, technique_rows
-from gpumem_tui.tui.plan.numbers import PaneNames
+from gpumem_tui.tui.plan.numbers import PENDING, PaneNames
 
 _READABLE = 96
 """Cells beyond which a line of text is hard to follow."""
@@ -193,8 +195,15 @@ def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
     cheapest = cheapest_combination(plan, room=room)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
     traceable = cheapest_combination(plan, traceable=True, room=room) if only else cheapest
-    likely = likely_combinations(plan, room)
-    return Help(plan, techniques(plan, largest), cheapest, traceable, likely).with_traces(tracer)
+    found = (*likely_combinations(plan, room), compiled_or_eager(plan))
+    likely = sorted((one for one in found if isinstance(one, Combination)), key=lambda one: one.price)
+    judged = all_techniques(plan, now or Unknown("not traced so far"), lambda one: _known(one, tracer))
+    return Help(plan, judged, cheapest, traceable, tuple(likely)).with_traces(tracer)
+
+
+def _known(plan: Plan, tracer: BackgroundTracer) -> TracedAnswer | Unknown:
+    found, trace = tracer.known(plan), tracer.trace_of(plan)
+    return found or (trace if isinstance(trace, Unknown) else Unknown(f"{PENDING} tracing"))
 
 
 _ASKING = ("techniques", "gpus", "limits")
