@@ -1,7 +1,8 @@
 """How far the formula's largest batch is from the traced one: `python -m tests.published.formula_vs_trace`.
 
 A developer's tool. A model is traced once for each precision and recompute strategy, and that trace is replayed on
-twelve GPUs; both largest batches leave the same headroom free. Seconds to minutes a trace: pick models with --models.
+twelve GPUs; the traced largest batch is the one that fits where the headroom is taken, as the allocator gives cache
+back: pieces that it would give back are not in the formula. Seconds to minutes a trace: pick models with --models.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ def compared(shape: ModelShape, recipe: Recipe, traced: Traced, names: Sequence[
         if as_run_on(recipe, plan.gpu) != recipe:
             continue
         there, formula = on_gpu(plan, traced, finder), largest_batch(plan)
-        by_trace = there.max_batch_size_leaving(headroom_of(plan))
-        if isinstance(by_trace, int):
+        if isinstance(there.max_batch_size, int):
+            by_trace = finder.largest(there.capacity_range.low_bytes - headroom_of(plan), level="needed")
             # What fits by trace has gaps, and the search may have met the upper end of a lower stretch.
             below = range(formula, max(by_trace, int(formula * (1 - UNSAFE))), -max(1, formula // 100))
-            larger = (size for size in below if there.fits_leaving(size, headroom_of(plan)))
+            larger = (size for size in below if there.fits(size, headroom_of(plan)))
             yield LargestPair(name, formula, next(larger, by_trace))
 
 
