@@ -111,9 +111,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{unsafe} above by more than {UNSAFE:.0%}")
     roomy = [replace(pair, traced=pair.leaving) for pair in counted]
     close, unsafe = sum(pair.is_close for pair in roomy), sum(pair.is_unsafe for pair in roomy)
-    print(
-        f"with cache counted as used: {close} within {CLOSE:.0%} or one sample; {unsafe} above by more than {UNSAFE:.0%}"
-    )
+    print(f"with cache counted as used: {close} within {CLOSE:.0%} or one sample; ", end="")
+    print(f"{unsafe} above by more than {UNSAFE:.0%}")
     close_idle()
     return 0
 
