@@ -228,7 +228,8 @@ class TracedAnswer:
     @cached_property
     def max_batch_size(self) -> int | Unknown:
         """The largest batch that fits with the plan's headroom left free, as by formula; or why that is not known."""
-        return self.traced.max_batch_size_leaving(headroom_of(self.plan))
+        headroom_bytes = headroom_of(self.plan)
+        return self.traced.max_batch_size_leaving(headroom_bytes) if headroom_bytes else self.full_batch_size
 
     @property
     def known_batch_size(self) -> int | None:
@@ -260,15 +261,18 @@ class TracedAnswer:
         """Return whether the step fits with the most that is possible and leaves the headroom free."""
         return self.fit == "fits" and self.keeps_headroom
 
-    @cached_property
+    @property
     def keeps_headroom(self) -> bool:
-        """Return whether it leaves the plan's headroom free, cached segments counted as used."""
-        return self.traced.fits_leaving(self.plan.batch_size, headroom_of(self.plan))
+        """Return whether it leaves the plan's headroom free."""
+        if isinstance(self.max_batch_size, Unknown):
+            return self.traced.fits_leaving(self.plan.batch_size, headroom_of(self.plan))
+        return self.plan.batch_size <= self.max_batch_size
 
-    @cached_property
+    @property
     def frees_cache(self) -> bool:
-        """Return whether only cached segments are in the headroom: were it taken, they would be given back."""
-        return not self.keeps_headroom and self.traced.fits(self.plan.batch_size, headroom_of(self.plan))
+        """Return whether the headroom is left free by giving back cached segments, which are kept on the whole GPU."""
+        known = isinstance(self.max_batch_size, int)
+        return known and self.fits and self.free_range.low_bytes < headroom_of(self.plan)
 
     @cached_property
     def ledger(self) -> Ledger[None]:
@@ -291,7 +295,7 @@ class TracedAnswer:
         return (
             self.breakdown, self.highest, self.peak_allocated_bytes, self.peak_reserved_bytes, self.peak_phase,
             self.device_used_bytes, self.device_used_range, self.free_range, self.unknowns, self.fit,
-            self.max_batch_size, self.full_batch_size, self.may_fit_batch_size, self.frees_cache,
+            self.max_batch_size, self.full_batch_size, self.may_fit_batch_size,
         )  # fmt: skip
 
 
@@ -349,14 +353,14 @@ def differing_phase(formula: Answer, traced: TracedAnswer) -> Phase | None:
 
 
 def cache_words(traced: TracedAnswer) -> str:
-    """Say what less is left than the headroom is worth.
+    """Say why less is left than the headroom of a plan that keeps it.
 
     Args:
         traced: one that `frees_cache`.
     """
-    taken = f"{100 * traced.plan.headroom:g} %"
+    kept = f"{100 * traced.plan.headroom:g} %"
     return (
-        f"Cached memory counts as used: were {taken} of the GPU taken, the allocator would give cache back, and it fits"
+        f"What is left counts cached memory as used: with {kept} kept free the allocator gives cache back, and it fits"
     )
 
 

@@ -186,7 +186,7 @@ class CommandPlan:
         """Return whether the command fits on the planned GPU with changes that were run; by an estimate, may fit."""
         if isinstance(one.traced, Unknown):
             return False
-        return self.there(one.traced).fits(one.batch_size, one.beside_bytes)
+        return self.there(one.traced).fits_leaving(one.batch_size, one.beside_bytes)
 
     def fit_with(self, one: Together) -> Fit:
         """Return how surely the command fits with changes, where their run ended."""

@@ -43,8 +43,7 @@ class Recommended:
 
     Attributes:
         combination: the cheapest; or why there is none.
-        traced: what a trace says of it: that it fits, or, where nothing does so, that only cache is in the headroom; or
-            why none says so: then it fits by formula alone.
+        traced: what a trace says of it, which is that it fits; or why none does: then it fits by formula alone.
         formula_only: by formula a cheaper one, which no trace can confirm; None for none.
     """
 
@@ -105,34 +104,27 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
     if isinstance(first, Combination) and first.plan != plan:
         others = [one for one in candidates if one.plan != first.plan]
         candidates = [first, *sorted(others, key=lambda one: one.price < first.price)]
-    found, tight, left = _confirmed(candidates, known)
+    found, left = _confirmed(candidates, known)
     other = compiled_or_eager(plan)  # asked last: compiling takes longer than any other trace
     if isinstance(other, Combination) and (found is None or other.price < found[0].price):
-        fits, caches, _ = _confirmed([other], known)
-        found, tight = fits or found, tight or caches
-    if found is None and left:
-        combination, why = left[0]
-        return Recommended(combination, why, only)
-    if found is None and only is None and isinstance(now, TracedAnswer) and now.frees_cache:
-        return Recommended(unchanged(plan), now)
-    if confirmed := found or tight:
-        combination, traced = confirmed
+        found = _confirmed([other], known)[0] or found
+    if found is not None:
+        combination, traced = found
         cheaper = only if only is not None and only.price < combination.price else None
         return Recommended(combination, traced, cheaper)
+    if left:
+        combination, why = left[0]
+        return Recommended(combination, why, only)
     if only is not None or not candidates:
         return Recommended(best, Unknown("no trace can confirm it"))
     return Recommended(Unknown("of what fits by formula, nothing does by trace"), Unknown("traced"))
 
 
-_Traced = tuple[Combination, TracedAnswer]
-
-
 def _confirmed(
     candidates: list[Combination], known: Known
-) -> tuple[_Traced | None, _Traced | None, list[tuple[Combination, Unknown]]]:
-    """Return the cheapest that fits by trace, the cheapest with cache in the headroom, those without a trace."""
-    found: _Traced | None = None
-    tight: _Traced | None = None
+) -> tuple[tuple[Combination, TracedAnswer] | None, list[tuple[Combination, Unknown]]]:
+    """Return the cheapest that a trace says to fit, and those that it says nothing of, in their order."""
+    found: tuple[Combination, TracedAnswer] | None = None
     left = []
     for one in candidates:
         if found is not None and not one.price < found[0].price:
@@ -142,9 +134,7 @@ def _confirmed(
             left.append((one, answer))
         elif answer.fits:
             found = one, answer
-        elif answer.frees_cache and (tight is None or one.price < tight[0].price):
-            tight = one, answer
-    return found, tight, left
+    return found, left
 
 
 def all_techniques(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced) -> Techniques:
@@ -238,11 +228,7 @@ def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
         others = [one.name for one in techniques(plan).helping if one.fits and one.key in _OTHER_TRAINING]
         other = f"; by formula {' or '.join(others)} would, which trains less of it" if others else ""
         return f"Nothing known makes it fit: {found.reason}{other}."
-    if found.plan == plan and by_trace:
-        return "Nothing known leaves that free."
     how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
-    if isinstance(best.traced, TracedAnswer) and not best.traced.fits:
-        how = f" (it fits, with cache in the {100 * plan.headroom:g} % to be left free)"
     return f"To change: {found.words}{how}."
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -54,11 +53,6 @@ class Formula:
         if shape is None:
             return Unknown(_no_formula(self.workload))
         return predict(shape, self.workload.recipe, batch_size, self.extras)
-
-    @property
-    def headroom_bytes(self) -> int:
-        """Return what is to be left free of `total_bytes`."""
-        return self.total_bytes - usable_bytes(self.total_bytes, self.headroom)
 
     def usable_bytes(self, headroom: float | None = None) -> int:
         """Return what the allocator can take, with that share of the memory left free; None for the formula's."""
@@ -143,10 +137,10 @@ class Traced:
         self._check(batch_size)
         return record(self.trace.at(batch_size), self.capacity_bytes, self.settings, self.allowed_bytes)
 
-    def fit(self, batch_size: int, beside_bytes: int = 0) -> Fit:
-        """Return whether the step fits on this device beside so much that is there already, as far as is known."""
-        finder, capacity = self._finder, self.capacity_range - Range(beside_bytes, beside_bytes)
-        allowed = None if self.allowed_bytes is None else self.allowed_bytes - beside_bytes
+    def fit(self, batch_size: int, free_bytes: int = 0) -> Fit:
+        """Return whether the step fits on this device and leaves so much free, as far as is known."""
+        finder, capacity = self._finder, self.capacity_range - Range(free_bytes, free_bytes)
+        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
         if self.done.is_estimate:
             return "may fit" if finder.fits(batch_size, capacity.low_bytes, allowed) else "may not fit"
         if finder.fits(batch_size, capacity.low_bytes, allowed, level="needed"):
@@ -154,23 +148,14 @@ class Traced:
         most = capacity.high_bytes + self.done.unsure_bytes
         return "may fit" if finder.fits(batch_size, most, allowed) else "does not fit"
 
-    def fits(self, batch_size: int, beside_bytes: int = 0) -> bool:
-        """Return whether it fits so with the most that it is known to take; by an estimate, never certain, may fit."""
-        self._check(batch_size)
-        return self.fit(batch_size, beside_bytes) == ("may fit" if self.done.is_estimate else "fits")
+    def fits(self, batch_size: int) -> bool:
+        """Return whether the step fits on this device with the most that it is known to take."""
+        return self.fit(batch_size) == "fits"
 
     def fits_leaving(self, batch_size: int, free_bytes: int) -> bool:
-        """Return whether the step fits, and so much stays free at its peak: what the allocator caches counts as used.
-
-        It does so with every unknown at its most, and without the allocator having to give cache back for it.
-        """
-        if not free_bytes:
-            return self.fits(batch_size)
+        """Return whether the step fits so and leaves so much free; by an estimate, which never is certain, may fit."""
         self._check(batch_size)
-        capacity_bytes = self.capacity_range.low_bytes - free_bytes
-        allowed_bytes = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
-        roomy = self._finder.fits(batch_size, capacity_bytes, allowed_bytes, squeezed=False)
-        return roomy and self.least_free_bytes(batch_size) >= free_bytes
+        return self.fit(batch_size, free_bytes) == ("may fit" if self.done.is_estimate else "fits")
 
     @property
     def capacity_range(self) -> Range:
@@ -213,23 +198,14 @@ class Traced:
 
     def device_used_range(self, batch_size: int) -> Range:
         """Return `device_used_bytes` with every unknown at its least and at its most."""
-        found = self._reserved_range(batch_size) + self._context
-        return replace(found, low_bytes=max(0, found.low_bytes - self.done.unsure_bytes))
-
-    def _reserved_range(self, batch_size: int) -> Range:
         self._check(batch_size)
-        return self._finder.reserved_range(batch_size, self.capacity_bytes, self.capacity_range, self.allowed_bytes)
+        expected, capacity, allowed = self.capacity_bytes, self.capacity_range, self.allowed_bytes
+        found = self._finder.reserved_range(batch_size, expected, capacity, allowed) + self._context
+        return replace(found, low_bytes=max(0, found.low_bytes - self.done.unsure_bytes))
 
     def free_range(self, batch_size: int) -> Range:
         """Return what the device has left at the peak, with every unknown at its most and at its least."""
         return self.gpu.cuda_total_range - self.device_used_range(batch_size)
-
-    def least_free_bytes(self, batch_size: int) -> int:
-        """Return what is left at the peak at least, of the device and of a user's cap; negative: what is missing."""
-        free_bytes = self.free_range(batch_size).low_bytes
-        if self.allowed_bytes is None:
-            return free_bytes
-        return min(free_bytes, self.allowed_bytes - self._reserved_range(batch_size).high_bytes)
 
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
@@ -264,10 +240,9 @@ class Traced:
         return self._largest(self.capacity_range.low_bytes, "needed")
 
     def max_batch_size_leaving(self, free_bytes: int) -> int | Unknown:
-        """Find the largest batch size of those of which `fits_leaving` is true, or say why there is none."""
-        if not free_bytes:
-            return self.max_batch_size
-        return self._known(lambda: self._finder.largest_that(lambda size: self.fits_leaving(size, free_bytes)))
+        """Find the largest batch size that fits and leaves so much free, with every unknown at its most."""
+        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
+        return self._largest(self.capacity_range.low_bytes - free_bytes, "needed", allowed)
 
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
@@ -290,14 +265,12 @@ class Traced:
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)
 
-    def _largest(self, capacity_bytes: int, level: Level = "least") -> int | Unknown:
-        return self._known(lambda: self._finder.largest(capacity_bytes, self.allowed_bytes, level=level))
-
-    def _known(self, find: Callable[[], int]) -> int | Unknown:
+    def _largest(self, capacity_bytes: int, level: Level = "least", allowed_bytes: int | None = None) -> int | Unknown:
         if self.done.only_at:
             return Unknown(self.done.not_affine)
         try:
-            return Sizes(self.done.batch_multiple).at_most(find())
+            largest = self._finder.largest(capacity_bytes, allowed_bytes or self.allowed_bytes, level=level)
+            return Sizes(self.done.batch_multiple).at_most(largest)
         except NotAffine as error:
             return Unknown(str(error))
 
@@ -314,7 +287,8 @@ class Prediction:
         """Find the traced largest batch that leaves the formula's headroom free, or say why there is none."""
         if isinstance(self.traced, Unknown):
             return self.traced
-        return self.traced.max_batch_size_leaving(self.formula.headroom_bytes)
+        free_bytes = self.formula.total_bytes - usable_bytes(self.formula.total_bytes, self.formula.headroom)
+        return self.traced.max_batch_size_leaving(free_bytes)
 
     @property
     def best_max_batch_size(self) -> int | None:

@@ -227,8 +227,8 @@ def headroom_line(found: WithHeadroom) -> str:
     share = f"the headroom of {found.share * 100:g} %"
     if not found.batch_size:
         return f"no batch leaves {share} free, by trace"
-    least, known = ("", "as it ran") if found.known_by == "trial" else ("at least ", "by trace")
-    return f"batch {found.batch_size:,} leaves {share} free, too: {least}{format_bytes(found.free_bytes)}, {known}"
+    known = "as it ran" if found.known_by == "trial" else "by trace"
+    return f"batch {found.batch_size:,} leaves {share} free, too: {format_bytes(found.free_bytes)}, {known}"
 
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:

@@ -91,7 +91,9 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
                 break
         concluded = verdict.concluded(results, config.where, grows, levelled=levelled, given=given)
         if concluded.outcome == "found":
-            roomy = with_headroom(config, predicted.prediction, results, concluded.max_batch_size, settings.sizes)
+            roomy = with_headroom(
+                config.room, config.headroom, traced, results, concluded.max_batch_size, settings.sizes
+            )
             concluded = replace(concluded, with_headroom=roomy)
         yield SearchFinished(concluded)
     except Cancelled:

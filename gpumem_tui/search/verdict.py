@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from gpumem_tui.memory import format_bytes
+from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search import strategy
-from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.config import Room
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
@@ -32,7 +32,7 @@ class WithHeadroom:
 
     Attributes:
         share: the headroom. `batch_size`: 0 if not even one sample leaves that.
-        free_bytes: what the batch leaves, of the device or of a user's cap; predicted, at least.
+        free_bytes: what the batch leaves, of the device or of a user's cap.
         known_by: ``trial``: it ran so; ``trace``: the trace predicts it.
     """
 
@@ -197,29 +197,38 @@ def always_raises(results: Sequence[TrialDone]) -> bool:
 
 
 def with_headroom(
-    config: SearchConfig,
-    prediction: Prediction,
+    room: Room,
+    share: float,
+    traced: Traced | Unknown,
     results: Iterable[TrialDone],
     largest: int,
     taken: strategy.Sizes = _EVERY,
 ) -> WithHeadroom | None:
-    """Find the largest of `taken` up to `largest`, which ran, that leaves it free; None if none is wanted or known.
+    """Find the largest of `taken` up to `largest`, which ran, that leaves `share` free; None if none wanted or known.
 
-    What was measured is so, and between measured sizes the trace tells, as before the trials. On a simulated GPU it
-    tells alone, where it does: a trial there is the trace at the expected context, once more.
+    By trial, if the largest itself leaves it; else by trace, which answers for sizes that were not tried; else by the
+    trials.
     """
-    share, wanted_bytes, traced = config.headroom, prediction.formula.headroom_bytes, prediction.traced
-    if not wanted_bytes or not largest:
+    wanted_bytes = room.total_bytes * share
+    if not share or not largest:
         return None
-    predicted = prediction.with_headroom
-    tells = isinstance(traced, Traced) and isinstance(predicted, int)
-    ran = {r.batch_size: config.room.free_bytes(r.peak_reserved_bytes, r.device_used_bytes)
-           for r in results if r.outcome == "fit" and not (tells and config.device.simulated)}  # fmt: skip
-    enough = max((size for size, free_bytes in ran.items() if free_bytes >= wanted_bytes), default=0)
-    too_large = min((size for size in ran if size > enough), default=largest + 1)
-    if isinstance(traced, Traced) and isinstance(predicted, int):
-        between = range(min(predicted, too_large - 1), enough, -1)
-        leaving = (one for one in between if taken.at_most(one) == one and traced.fits_leaving(one, wanted_bytes))
-        if (size := next(leaving, 0)) or not enough:
-            return WithHeadroom(share, size, traced.least_free_bytes(size) if size else 0, "trace")
-    return WithHeadroom(share, enough, ran[enough], "trial") if enough else None
+    ran = {r.batch_size: room.free_bytes(r.peak_reserved_bytes, r.device_used_bytes)
+           for r in results if r.outcome == "fit"}  # fmt: skip
+    enough = [size for size, free_bytes in ran.items() if free_bytes >= wanted_bytes]
+    if largest not in enough and isinstance(traced, Traced) and not traced.done.only_at:
+        return _by_trace(room, share, traced, largest, taken)
+    if not enough:
+        return None
+    return WithHeadroom(share, max(enough), ran[max(enough)], "trial")
+
+
+def _by_trace(room: Room, share: float, traced: Traced, beyond: int, taken: strategy.Sizes) -> WithHeadroom:
+    def free_bytes(size: int) -> int:
+        return room.free_bytes(traced.at(size).peak_reserved_bytes, traced.device_used_bytes(size))
+
+    low, high = 0, beyond
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if free_bytes(middle) >= room.total_bytes * share else (low, middle)
+    low = taken.at_most(low)
+    return WithHeadroom(share, low, free_bytes(low) if low else 0, "trace")

@@ -155,24 +155,7 @@ def test_the_batch_that_leaves_the_headroom_leaves_it_when_it_is_run(gpt2: Finis
     assert roomy["max_batch_size"] < found["max_batch_size"]
     assert roomy["free_bytes"] >= 0.1 * found["device"]["total_bytes"]
     (alone,) = _lines(program("predict", "--json", "--batch-size", str(roomy["max_batch_size"]), *SMALL))
-    most_bytes = alone["traced"]["device_used_range"]["high_bytes"]
-    assert find_gpu("a100-80gb").cuda_total_range.low_bytes - most_bytes == roomy["free_bytes"]
-    assert alone["traced"]["with_headroom"]["max_batch_size"] == roomy["max_batch_size"]
-
-
-@pytest.mark.slow
-def test_where_much_is_cached_one_batch_leaves_the_headroom_before_the_trials_and_after_them(program: Program) -> None:
-    words = ["--model", "llama-3.2-1b", "--recompute", "full", "--precision", "amp-bf16", "--gpu", "sim:rtx-5090-32gb"]
-    said = program("search", "--plain", *words).out
-    before = re.search(r"with 10 % left free formula \d+, traced (\d+); with none free traced (\d+)", said)
-    after = re.search(r"\nbatch (\d+) leaves the headroom of 10 % free", said)
-    planned = re.search(r"largest batch (\d+).* \((\d+) with 10 % left free\)", program("plan", "--plain", *words).out)
-    assert before is not None
-    assert after is not None
-    assert planned is not None
-    assert before.groups() == (after[1], planned[1])
-    assert planned[2] == after[1]
-    assert int(after[1]) + 1 < int(planned[1]), "the one between runs only as cache is given back"
+    assert find_gpu("a100-80gb").cuda_total_bytes - alone["traced"]["device_used_bytes"] == roomy["free_bytes"]
 
 
 @pytest.mark.slow
@@ -188,7 +171,7 @@ def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: P
     missing = re.search(r"out of memory .* wanted ([\d.]+) GiB, ([\d.]+) GiB free\n", done.out)
     assert missing is not None
     assert float(missing[1]) > float(missing[2])
-    assert re.search(r"\nbatch 12 leaves the headroom of 10 % free, too: at least [\d.]+ GiB, by trace\n", done.out)
+    assert re.search(r"\nbatch 12 leaves the headroom of 10 % free, too: [\d.]+ GiB, by trace\n", done.out)
     assert "two runs of one simulation" not in done.out
     assert re.search(r"\nCUDA context [\d.]+ GiB \([\d.–]+ GiB\): measured on ", done.out)
 

@@ -159,30 +159,6 @@ def test_what_a_trace_rejects_is_not_recommended() -> None:
     assert recommended(LLAMA, NOW, first_alone).combination == LIKELY[-1]
 
 
-def test_where_nothing_leaves_the_headroom_what_has_only_cache_in_it_is_recommended() -> None:
-    def with_cache(fits: Callable[[Plan], bool], leaves: Callable[[Plan], bool]) -> Callable[[Plan], TracedAnswer]:
-        def known(plan: Plan) -> TracedAnswer:
-            found = answered(fits, [])(plan)
-            assert isinstance(found, TracedAnswer)
-            cached = fits(plan) and not leaves(plan)
-            return with_figures(found, keeps_headroom=leaves(plan), frees_cache=cached)
-
-        return known
-
-    first, last = LIKELY[0], LIKELY[-1]
-    tight = recommended(LLAMA, NOW, with_cache(lambda plan: True, lambda plan: False))
-    assert tight.combination == first
-    assert "(it fits, with cache in the 5 % to be left free)" in plan_answer(answer(LLAMA), NOW, tight)
-    roomy = recommended(LLAMA, NOW, with_cache(lambda plan: True, lambda plan: plan == last.plan))
-    assert roomy.combination == last
-    assert "left free" not in plan_answer(answer(LLAMA), NOW, roomy).partition("To change")[2]
-    now = with_figures(NOW, fit="fits", keeps_headroom=False, frees_cache=True)
-    alone = recommended(LLAMA, now, with_cache(lambda plan: False, lambda plan: False))
-    assert isinstance(alone.combination, Combination)
-    assert alone.combination.plan == LLAMA
-    assert "Nothing known leaves that free." in plan_answer(answer(LLAMA), now, alone)
-
-
 def test_json_and_markdown_say_what_the_trace_says() -> None:
     known = answered(lambda plan: plan == LIKELY[-1].plan, [])
     body = plan_json(LLAMA, traced_of(LLAMA), known=known)

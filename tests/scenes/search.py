@@ -16,7 +16,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
-from gpumem_tui.search.verdict import Verdict, with_headroom
+from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
@@ -104,8 +104,7 @@ def ended(searched: SearchConfig, *sizes: int) -> list[SearchEvent]:
 def found(searched: SearchConfig) -> list[SearchEvent]:
     """A whole search that finds the largest batch."""
     message = f"largest batch {LARGEST} on simulated {searched.device.gpu.title}: it ran, 41 was out of memory"
-    roomy = with_headroom(searched, predicted(searched).prediction, (), LARGEST)
-    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message, roomy)
+    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message, WithHeadroom(0.1, 36, 8 * GIB, "trace"))
     return [*ended(searched, 25, LARGEST, LARGEST + 1), SearchFinished(verdict)]
 
 

@@ -12,8 +12,10 @@ from gpumem_tui.run.events import TraceDone
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import found_line, largest_words, range_json, range_line, room_words, up_to
 from gpumem_tui.simulator.allocator.replay import AffineTrace
-from gpumem_tui.simulator.allocator.timeline import Timeline
-from tests.search.traces import CONTEXT_BYTES, convolving, traced, training
+from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.step import Phase
+from tests.search.traces import CONTEXT_BYTES, traced, training
 
 _A100 = find_gpu("a100-40gb")
 _H100 = find_gpu("h100-80gb")
@@ -25,10 +27,26 @@ def _step(batch: int) -> Timeline:
     return training(sizes, layers=1)
 
 
+def _convolving(batch: int, tried_bytes: int = 0) -> Timeline:
+    """A step with a convolution, whose workspace takes up to what it reads and writes, or what is tried a sample."""
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    recorder.allocate(GIB, bucket=Bucket.PARAMETERS)
+    recorder.mark(1, Phase.FORWARD)
+    images = recorder.allocate(batch * 64 * MIB, bucket=Bucket.ACTIVATIONS)
+    workspace = recorder.allocate(
+        Computed("convolution", 0, (batch * 64 * MIB, 0, batch * 64 * MIB, 1, batch * tried_bytes)),
+        bucket=Bucket.TEMPORARY,
+    )
+    recorder.release(workspace)
+    recorder.release(images)
+    return recorder.finish()
+
+
 _TRACE = AffineTrace.fit((2, _step(2)), (3, _step(3)))
 _EXACT = traced(_TRACE, _A100)
 _UNSURE = replace(_EXACT, ready=replace(_EXACT.ready, context_range=_CONTEXT))
-_CONVOLVING = traced(AffineTrace.fit((2, convolving(2)), (3, convolving(3))), _A100)
+_CONVOLVING = traced(AffineTrace.fit((2, _convolving(2)), (3, _convolving(3))), _A100)
 
 
 def _sizes(found: Traced) -> tuple[int, int, int]:
@@ -83,7 +101,7 @@ class TestVerdict:
         assert may_fit == room // (64 * MIB)
 
     def test_what_is_only_tried_is_done_without_where_there_is_no_room(self) -> None:
-        steps = [(batch, convolving(batch, tried_bytes=GIB)) for batch in (2, 3)]
+        steps = [(batch, _convolving(batch, tried_bytes=GIB)) for batch in (2, 3)]
         trying = traced(AffineTrace.fit(*steps), _A100)
         [workspaces] = trying.unknowns(8)
         assert workspaces.size == Range(0, 8 * GIB)

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import GIB, MIB, Bucket
+from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace
-from gpumem_tui.simulator.allocator.rules import Computed
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 
@@ -59,22 +58,6 @@ def training(sizes: Mapping[Bucket, int], *, layers: int, steps: int = 3, interl
         if step == 1:
             one(Bucket.OPTIMIZER)
         release(gradients + batch)
-    return recorder.finish()
-
-
-def convolving(batch: int, tried_bytes: int = 0) -> Timeline:
-    """A step with a convolution, whose workspace takes up to what it reads and writes, or what is tried a sample."""
-    recorder = TimelineRecorder()
-    recorder.mark(0, Phase.BUILD)
-    recorder.allocate(GIB, bucket=Bucket.PARAMETERS)
-    recorder.mark(1, Phase.FORWARD)
-    images = recorder.allocate(batch * 64 * MIB, bucket=Bucket.ACTIVATIONS)
-    workspace = recorder.allocate(
-        Computed("convolution", 0, (batch * 64 * MIB, 0, batch * 64 * MIB, 1, batch * tried_bytes)),
-        bucket=Bucket.TEMPORARY,
-    )
-    recorder.release(workspace)
-    recorder.release(images)
     return recorder.finish()
 
 

@@ -73,7 +73,7 @@ async def test_finished_in_a_small_terminal() -> None:
         "= device used          –   78.85     78.85",
         "2      40  ✓ fits           64.03 GiB  78.43 GiB  78.85 GiB    −8.48   0.8",
         "VERIFIED IN SIMULATION  Largest batch 40 on simulated NVIDIA A100 80 GB: it",
-        "Batch 36 leaves the headroom of 10 % free, too: at least 8.05 GiB, by trace",
+        "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace",
     )
     await assert_shown(found(), *wanted, size=SMALL, before=settled(Stage.FOUND))
 

@@ -227,7 +227,7 @@ def test_a_verified_result_says_so_in_words() -> None:
     assert (view.badge, view.tone) == ("VERIFIED IN SIMULATION", "good")
     assert verdict_view(MEASURED).badge == "VERIFIED"
     assert "Largest batch 40" in view.headline
-    assert view.room == "Batch 36 leaves the headroom of 10 % free, too: at least 8.05 GiB, by trace"
+    assert view.room == "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace"
     summary, gap = view.details
     assert (
         summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,19 +52,15 @@ class BatchFinder:
         return replay(self._timeline(batch_size, level="least"), settings=self.settings) if latest is None else latest
 
     def fits(
-        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *,
-        level: Level = "least", squeezed: bool = True,
-    ) -> bool:  # fmt: skip
-        """Return whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`.
-
-        Not `squeezed`: without cache being given back as memory is short, though it may be at a threshold before.
-        """
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"
+    ) -> bool:
+        """Return whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
         if self._live_bytes(batch_size, level=level) > limit:
             return False  # whatever the allocator makes of it, so no replay is needed
         allocated, reserved = self.peaks(batch_size, level=level)
-        if (reserved <= limit or not squeezed) and not self.settings.garbage_collection_threshold:
-            return reserved <= limit
+        if reserved <= limit and not self.settings.garbage_collection_threshold:
+            return True
         # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
         return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, level=level).fits
 
@@ -112,10 +107,10 @@ class BatchFinder:
         Raises:
             NotAffine: memory does not grow with the batch.
         """
-        return self.largest_that(lambda size: self.fits(size, capacity_bytes, allowed_bytes, level=level))
 
-    def largest_that(self, fits: Callable[[int], bool]) -> int:
-        """Return the largest batch size that fits in the caller's sense, as `largest` does."""
+        def fits(batch_size: int) -> bool:
+            return self.fits(batch_size, capacity_bytes, allowed_bytes, level=level)
+
         if not fits(1):
             return 0
         if not any(self.trace.slopes):

@@ -309,10 +309,10 @@ class Help:
             return not fits, -(largest if isinstance(largest, int) else one.max_batch_size or 0), -one.saved_bytes
 
         judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
-        known = replace(self, techniques=judged, now=tracer.known(self.plan), traced=traced, waiting=frozenset(waiting))
-        tight = {key: not found.fits for key, found in traced.items() if found.fits or found.frees_cache}
-        likely = [index for index in range(len(self.likely)) if _likely(index) in tight]
-        best = min(likely, key=lambda index: tight[_likely(index)], default=None)
+        now = tracer.known(self.plan)
+        known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
+        fitting = {key for key, found in traced.items() if found.fits}
+        best = next((index for index in range(len(self.likely)) if _likely(index) in fitting), None)
         return known if best is None else known.taking(best)
 
     def taking(self, index: int) -> Help:
@@ -409,7 +409,7 @@ def _traced_words(found: Help, key: str) -> str:
         return "; by formula"
     answer = found.traced[key]
     cheaper = f"{PENDING} tracing cheaper ones; " if found.seeks_cheaper else ""
-    fits = "fits" if answer.fits else "fits, cache in the headroom" if answer.frees_cache else "does not fit"
+    fits = "fits" if answer.fits else "does not fit"
     plan = found.plan_of(key)
     of_one = " a GPU" if plan is not None and plan.recipe.gpus > 1 else ""
     return f"; {cheaper}traced: {fits}, largest{of_one} {_largest_count(answer.max_batch_size)}"
@@ -431,7 +431,7 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
     comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
     first, *others = paragraph(what, width - 2, "bold")
     return [
-        row(("✓ " if key not in found.traced or found.traced[key].fit == "fits" else "✗ ", ""), *first.spans, key=key),
+        row(("✓ " if key not in found.traced or found.traced[key].fits else "✗ ", ""), *first.spans, key=key),
         *(row(("  ", ""), *line.spans) for line in others),
         *paragraph(comes_to, width, indent=2),
     ]

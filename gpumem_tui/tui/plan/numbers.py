@@ -111,7 +111,7 @@ def fact_rows(answer: Answer, traced: TraceState, width: int) -> list[ListRow]:
         else:
             lines += [row((name, MUTED), key=key), *paragraph(text, width, "bold", indent=2)]
     notes = []
-    if answer.obstacle is not None and not (found is not None and found.fit == "fits"):
+    if answer.obstacle is not None and not (found is not None and found.fits):
         notes.append(answer.obstacle)
     if found is not None and found.frees_cache:
         notes.append(cache_words(found))
