@@ -111,7 +111,7 @@ def test_a_daemon_that_left_its_parent(library: Path) -> None:
 def test_no_python_at_all() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         title = f"PID {process.pid} (sleep 60)"
-        wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        wait_until(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[:2] == [b"sleep", b"60"])
         assert silent_below(process.pid, ()) == [f"{title}: no Python process runs below it"]
         process.kill()
 

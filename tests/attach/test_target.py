@@ -44,8 +44,9 @@ def child(*command: str, user: int | None = None) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, user=user, cwd="/")
     started = shutil.which(command[0])
     assert started is not None
-    mapped, program = Path(f"/proc/{process.pid}/maps"), os.path.realpath(started)
-    wait_until(lambda: program in mapped.read_text())  # it is on its way there
+    there, program = Path(f"/proc/{process.pid}"), os.path.realpath(started)
+    # It is on its way there: its line comes after its pages.
+    wait_until(lambda: program in (there / "maps").read_text() and bool((there / "cmdline").read_bytes()))
     try:
         yield process.pid
     finally:
