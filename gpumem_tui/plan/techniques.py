@@ -296,18 +296,17 @@ def unchanged(plan: Plan) -> Combination:
     return _combination(plan, Price(), (), plan.batch_size)
 
 
-_MOST_COMPILED_LAYERS = 32
-"""A network is compiled as a whole, at about half a second a layer; of one that is sharded one block is."""
+_MOST_COMPILED_LAYERS, _MOST_SHARDED_LAYERS = 24, 32
+"""What is compiled is traced with all its layers, about a second for each, or a third of that where one block is
+compiled for all, as of what is sharded; other traces of a plan are of a few layers."""
 
 
 def compiled_or_eager(plan: Plan) -> Combination | Unknown:
-    """Return the plan compiled, or eager where it is compiled: what fits of it is known by trace alone.
-
-    A network so deep that compiling takes minutes is not offered.
-    """
+    """Return the plan compiled, or eager where it is, known by trace alone; or why that would take too long."""
     technique, layers = other_way(plan.recipe), plan.shape.layers
-    if not plan.recipe.compile and plan.recipe.sharding == "none" and layers > _MOST_COMPILED_LAYERS:
-        return Unknown(f"not traced here, as compiling {layers} layers takes minutes; plan again with it")
+    most = _MOST_COMPILED_LAYERS if plan.recipe.sharding == "none" else _MOST_SHARDED_LAYERS
+    if not plan.recipe.compile and layers > most:
+        return Unknown(f"not traced here, as {layers} layers take long to compile; plan again with it")
     return _combination(plan, technique.price, (technique,), plan.batch_size)
 
 

@@ -127,11 +127,9 @@ class TestCompiledOrEager:
         assert self.judged(GPT2, self.NOW, NO_TIME) == f"{said}, by trace alone: no time is left"
         assert self.judged(GPT2, Unknown("not traced"), self.NOW) == f"{said}, by trace alone: not traced"
 
-    def test_what_takes_minutes_to_compile_is_not_traced_beside(self) -> None:
+    def test_what_takes_long_to_compile_is_not_traced_beside(self) -> None:
         deep = replace(GPT2, shape=find_model("gpt2-xl"))
-        assert "compiling 48 layers takes minutes" in str(self.judged(deep, self.NOW, NO_TIME))
-        sharded = replace(deep, recipe=replace(deep.recipe, sharding="fsdp2", gpus=8))
-        assert isinstance(compiled_or_eager(sharded), Combination), "one of its blocks is compiled"
+        assert "48 layers take long to compile" in str(self.judged(deep, self.NOW, NO_TIME))
         eager = compiled_or_eager(replace(deep, recipe=replace(deep.recipe, compile=True)))
         assert isinstance(eager, Combination)
 
