@@ -84,7 +84,7 @@ class Technique:
         name: as a reader knows it; `plain_name`: where nothing is known of what it would come to.
         cost: what it costs, in words; `source`: where that is from.
         price: the cost as a comparison sees it.
-        arithmetic: what becomes of the formula's terms; `caveat`: what else to know. Empty for a command's.
+        arithmetic: what becomes of the formula's terms; `caveat`: what else to know. Empty where only commands have it.
         axis: what it is about.
         control: of a plan, those that have it, with spaces between.
         how: what to write in a program of one's own to have it; empty where a plan does not change a program so.

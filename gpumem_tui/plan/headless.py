@@ -92,7 +92,7 @@ class Solver:
         """Trace a plan for GPUs of other kernels, and compiled or eager, while it is traced itself."""
         shown, self.progress = self.progress, Progress(quiet=True)
         with ThreadPoolExecutor(1) as pool:
-            compiled = compiled_or_eager(plan)
+            compiled = compiled_or_eager(plan, Unknown("not traced so far"))
             for one in (*kernel_plans(plan), *([compiled.plan] if isinstance(compiled, Combination) else [])):
                 if isinstance(trace_key(one), TraceKey):
                     pool.submit(self._trace, (one,), every_batch=True)

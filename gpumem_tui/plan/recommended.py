@@ -105,7 +105,7 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
         others = [one for one in candidates if one.plan != first.plan]
         candidates = [first, *sorted(others, key=lambda one: one.price < first.price)]
     found, left = _confirmed(candidates, known)
-    other = compiled_or_eager(plan)  # asked last: compiling takes longer than any other trace
+    other = compiled_or_eager(plan, now)  # asked last: compiling takes longer than any other trace
     if isinstance(other, Combination) and (found is None or other.price < found[0].price):
         found = _confirmed([other], known)[0] or found
     if found is not None:
@@ -148,7 +148,7 @@ def all_techniques(plan: Plan, now: TracedAnswer | Unknown, known: Known = untra
 
 
 def _compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Effect | NotApplicable:
-    technique, other = other_way(plan.recipe), compiled_or_eager(plan)
+    technique, other = other_way(plan.recipe), compiled_or_eager(plan, now)
 
     def no_help(why: str) -> NotApplicable:
         return NotApplicable(technique.key, technique.name, f"{technique.option}{why}")
@@ -159,14 +159,13 @@ def _compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown, known: Known) ->
         return no_help(f", by trace alone: {now.reason}")
     if isinstance(then := known(other.plan), Unknown):
         return no_help(f", by trace alone: {then.reason}")
-    if now.traced.done.is_estimate or then.traced.done.is_estimate:
+    if then.traced.done.is_estimate:
         return no_help(": it cannot be followed here as a GPU would run it")
     saved_bytes = now.peak_allocated_bytes - then.peak_allocated_bytes
-    before, largest = now.known_batch_size, then.known_batch_size
-    if saved_bytes <= 0 and (before is None or largest is None or largest <= before):
-        takes = f"takes {format_bytes(-saved_bytes)} more here, traced" if saved_bytes else "saves nothing here"
-        return no_help(f" {takes}")
-    return Effect.of(technique, other.plan, saved_bytes, then, largest)
+    found = Effect.of(technique, other.plan, saved_bytes, then, then.known_batch_size)
+    if reason := found.no_gain(now.known_batch_size):
+        return no_help(f" {reason}{', traced' if saved_bytes else ''}")
+    return found
 
 
 # The answer in one line

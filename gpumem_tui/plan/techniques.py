@@ -1,4 +1,4 @@
-"""What each technique buys a plan, and the cheapest set of them that makes it fit. All by the closed form."""
+"""What each technique buys a plan, and the cheapest set of them that makes it fit: by formula, unless it was traced."""
 
 from __future__ import annotations
 
@@ -86,12 +86,17 @@ class Effect:
         cls, made: Technique, plan: Plan, saved_bytes: int, then: _Memory | TracedAnswer, largest: int | None
     ) -> Effect:
         """Return what a technique does to a plan, `plan` with it, which takes `then`."""
-        is_traced = isinstance(then, TracedAnswer)
         return cls(
             made.key, made.name, made.option, saved_bytes,
             then.peak_allocated_bytes if isinstance(then, TracedAnswer) else then.peak_bytes,
-            then.fits, largest, made.cost, made.source, plan, formula_only(plan), is_traced,
+            then.fits, largest, made.cost, made.source, plan, formula_only(plan), isinstance(then, TracedAnswer),
         )  # fmt: skip
+
+    def no_gain(self, largest: int | None) -> str:
+        """Say that it saves nothing; empty where it does, or is known to fit more than the `largest` without it."""
+        if self.saved_bytes > 0 or (largest is not None and (self.max_batch_size or 0) > largest):
+            return ""
+        return f"takes {format_bytes(-self.saved_bytes)} more here" if self.saved_bytes else "saves nothing here"
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,7 @@ def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicab
     if (reason := conflict(changed.recipe)) is not None:
         return NotApplicable(change.key, change.name, reason)
     found = _effect(changed, now, change)
-    if found.saved_bytes <= 0 and (found.max_batch_size or 0) <= now.max_batch_size:
-        reason = f"takes {format_bytes(-found.saved_bytes)} more here" if found.saved_bytes else "saves nothing here"
+    if reason := found.no_gain(now.max_batch_size):
         return NotApplicable(change.key, change.name, reason)
     return found
 
@@ -301,8 +305,10 @@ _MOST_COMPILED_LAYERS, _MOST_SHARDED_LAYERS = 24, 32
 compiled for all, as of what is sharded; other traces of a plan are of a few layers."""
 
 
-def compiled_or_eager(plan: Plan) -> Combination | Unknown:
-    """Return the plan compiled, or eager where it is, known by trace alone; or why that would take too long."""
+def compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown) -> Combination | Unknown:
+    """Return the plan compiled, or eager where it is, known by trace alone; or why not: `now` is what it takes."""
+    if isinstance(now, TracedAnswer) and now.traced.done.is_estimate:
+        return Unknown("it cannot be followed here as a GPU would run it")
     technique, layers = other_way(plan.recipe), plan.shape.layers
     most = _MOST_COMPILED_LAYERS if plan.recipe.sharding == "none" else _MOST_SHARDED_LAYERS
     if not plan.recipe.compile and layers > most:

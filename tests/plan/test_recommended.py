@@ -41,7 +41,7 @@ def _by_formula() -> Combination:
 
 
 def _compiled() -> Combination:
-    found = compiled_or_eager(LLAMA)
+    found = compiled_or_eager(LLAMA, NOW)
     assert isinstance(found, Combination)
     return found
 
@@ -130,13 +130,22 @@ class TestCompiledOrEager:
     def test_what_takes_long_to_compile_is_not_traced_beside(self) -> None:
         deep = replace(GPT2, shape=find_model("gpt2-xl"))
         assert "48 layers take long to compile" in str(self.judged(deep, self.NOW, NO_TIME))
-        eager = compiled_or_eager(replace(deep, recipe=replace(deep.recipe, compile=True)))
+        eager = compiled_or_eager(replace(deep, recipe=replace(deep.recipe, compile=True)), self.NOW)
         assert isinstance(eager, Combination)
 
     def test_an_estimate_is_no_trace_of_it(self) -> None:
         unsure = replace(TRACED, done=replace(TRACED.done, is_estimate=True))
         then = with_figures(replace(self.NOW, traced=unsure), peak_allocated_bytes=MIB)
         assert "cannot be followed" in str(self.judged(GPT2, self.NOW, then))
+        assert "cannot be followed" in str(self.judged(self.COMPILED, replace(then, plan=self.COMPILED), self.NOW))
+
+    def test_what_may_fit_is_not_made_certain_by_leaving_the_compiler_out(self) -> None:
+        unsure = replace(TRACED, done=replace(TRACED.done, is_estimate=True))
+        now = with_figures(replace(self.NOW, traced=unsure, plan=self.COMPILED), fit="may fit")
+        asked: list[Plan] = []
+        found = recommended(self.COMPILED, now, answered(lambda plan: not plan.recipe.compile, asked))
+        assert GPT2 not in asked
+        assert isinstance(found.combination, Unknown) or found.combination.plan != GPT2
 
 
 def test_without_time_the_formula_s_choice_is_said_to_be_untraced() -> None:

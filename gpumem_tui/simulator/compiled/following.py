@@ -223,10 +223,8 @@ def _follow_frames(followed: Followed, ahead: Ahead) -> None:
 def _leave_out_ours() -> None:
     """Have Dynamo compile no code that runs around a user's, nor guard by it, and take our tensors for its own."""
     version = minor_of(torch.__version__)
-    wrapper, kinds = (
-        import_module("torch._dynamo.convert_frame").CatchErrorsWrapper,
-        import_module("torch._dynamo.types"),
-    )
+    wrapper = import_module("torch._dynamo.convert_frame").CatchErrorsWrapper
+    kinds = import_module("torch._dynamo.types")
     meet = original(wrapper, "__call__")
     if version >= (2, 7):
         skip = kinds.FrameExecStrategy(kinds.FrameAction.SKIP, kinds.FrameAction.SKIP)  # with all that it calls

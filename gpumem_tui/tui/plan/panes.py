@@ -195,9 +195,10 @@ def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
     cheapest = cheapest_combination(plan, room=room)
     only = isinstance(cheapest, Combination) and cheapest.formula_only
     traceable = cheapest_combination(plan, traceable=True, room=room) if only else cheapest
-    found = (*likely_combinations(plan, room), compiled_or_eager(plan))
+    by_trace = now or Unknown("not traced so far")
+    found = (*likely_combinations(plan, room), compiled_or_eager(plan, by_trace))
     likely = sorted((one for one in found if isinstance(one, Combination)), key=lambda one: one.price)
-    judged = all_techniques(plan, now or Unknown("not traced so far"), lambda one: _known(one, tracer))
+    judged = all_techniques(plan, by_trace, lambda one: _known(one, tracer))
     return Help(plan, judged, cheapest, traceable, tuple(likely)).with_traces(tracer)
 
 
