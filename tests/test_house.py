@@ -1,36 +1,22 @@
-"""How large things may be: a budget of lines for each room, a cap for a file, one name for one public class."""
+"""How large things may be: a cap for a file, one name for one public class."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import gpumem_tui
 
 PACKAGE = Path(gpumem_tui.__file__).parent
-MAP = (PACKAGE / "README.md").read_text()
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
-_BUDGETS = {
-    name: int(lines.replace(",", "")) for name, lines in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|$", MAP, re.MULTILINE)
-}
-"""By room, the lines of Python that the map allows it."""
 _FILE_LINES = 600
 _SMALL_LINES = 60
 
 
 def _lines(path: Path) -> int:
     return len(path.read_text().splitlines())
-
-
-def _room(path: Path) -> str:
-    """Return the room of a file; "root" for the package's own modules."""
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0] if len(parts) > 1 else "root"
 
 
 def _module(path: Path) -> str:
@@ -46,16 +32,6 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-
-
-def test_every_room_has_a_budget() -> None:
-    assert set(_BUDGETS) == {_room(path) for path in FILES}
-
-
-@pytest.mark.parametrize("room", sorted(_BUDGETS))
-def test_a_room_keeps_within_its_budget(room: str) -> None:
-    """A budget is raised in the map, with a line in the change log that says why."""
-    assert sum(_lines(path) for path in FILES if _room(path) == room) <= _BUDGETS[room]
 
 
 def test_a_file_is_read_in_one_sitting() -> None:
