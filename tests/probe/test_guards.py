@@ -168,12 +168,15 @@ def test_looks_take_a_four_hundredth_of_the_time(found: Any) -> None:
 
 @pytest.fixture(scope="module")
 def away(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    directory = tmp_path_factory.mktemp("away")
-    done = made_once(tmp_path_factory, "away", lambda: run(["-c", AWAY], directory, watched=False))
-    assert done.code == 1, done.errors
-    [ended] = Watcher([directory]).processes()
-    assert ended.end is not None
-    return {**json.loads(done.output), "end": (ended.state.value, ended.end.phrase, done.errors)}
+    def made() -> Any:
+        directory = tmp_path_factory.mktemp("away")
+        done = run(["-c", AWAY], directory, watched=False)
+        assert done.code == 1, done.errors
+        [ended] = Watcher([directory]).processes()
+        assert ended.end is not None
+        return {**json.loads(done.output), "end": (ended.state.value, ended.end.phrase, done.errors)}
+
+    return made_once(tmp_path_factory, "away", made)
 
 
 def test_a_text_that_a_program_leaves_with_is_told(away: Any) -> None:
