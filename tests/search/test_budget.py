@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, MIB
@@ -30,6 +31,15 @@ def test_the_high_end_of_the_device_total_is_what_must_be_within(budget: int, co
     gate = Gate(footprint([], used=GIB), budget)
     assert gate.exit_code == code
     assert gate.json()["is_open"] == (code == 0)
+
+
+def test_a_total_known_as_a_range_is_judged_by_its_most() -> None:
+    unsure = replace(footprint([]), device_used_bytes=(GIB, 3 * GIB))
+    assert [Gate(unsure, budget).exit_code for budget in (2 * GIB, 3 * GIB)] == [3, 0]
+    wider = replace(unsure, device_used_bytes=(GIB, 4 * GIB))
+    (fault,) = Gate(wider, None, unsure).faults
+    assert fault.startswith("the device total has grown by +1.00 GiB, +33.3 %: from 3.00 GiB to 4.00 GiB")
+    assert Gate(unsure, None, wider).faults == []
 
 
 def test_lines_that_only_moved_have_not_changed() -> None:
