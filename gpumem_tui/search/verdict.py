@@ -91,13 +91,14 @@ def concluded(
         return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
     fit, failing = _bracket(results, given)
     taken = sizes(results, given)
-    if fit >= MAX_BATCH_SIZE and grows:
+    is_last = taken.after(fit) > MAX_BATCH_SIZE
+    if is_last and grows:
         said = f"at least batch {fit:,} fits; larger batches are not tried"
         return _finish("found", results, fit, None, said, verified=False)
     if levelled:
         said = f"at least batch {fit:,} fits; half as many take the same memory: is there data for larger batches?"
         return _finish("found", results, fit, None, said, verified=False)
-    if fit >= MAX_BATCH_SIZE or (fit and grows is False):
+    if is_last or (fit and grows is False):
         return failed(results, f"memory does not grow with the batch: batch {fit:,} fits; is batch_size used?")
     failure = next((r for r in reversed(results) if r.batch_size == failing), None)
     if failure is not None and failure.outcome == "error":
@@ -120,7 +121,7 @@ def concluded(
         said += f"; tried {taken.words} only{why}"
     if largest.growing:
         return _finish("found", results, fit, failing, f"{said}; {largest.growing}", verified=False)
-    return _finish("found", results, fit, failing, said, verified=failing == taken.after(fit))
+    return _finish("found", results, fit, failing, said, verified=True)
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumem_tui.run.events import Outcome, TrialDone
+from gpumem_tui.search import verdict
 from gpumem_tui.search.strategy import (
     NAMES,
     PATIENCE_TRIALS,
@@ -206,3 +208,41 @@ def test_what_is_refused_makes_sizes_coarser(allows: int, refused: list[int]) ->
     assert sizes == Sizes() or all(sizes.at_most(size) != size for size in refused if size % allows)
     if allows in (1, 2, 4, 8):
         assert sizes.at_most(allows) == allows or sizes.multiple > allows
+
+
+def searched(largest: int, allows: int, settings: StrategySettings) -> list[TrialDone]:
+    """Run a search of a step that runs with multiples of `allows` only, and up to `largest` of them, to its end."""
+    results: list[TrialDone] = []
+    given = settings.sizes
+    while (size := next_size(verdict.tried(results, given), settings)) is not None:
+        outcome: Outcome = "error" if size % allows else "fit" if size <= largest else "oom"
+        results.append(TrialDone(size, outcome, size * 1000, size * 1000, 0, {}, "", 1.0, 3))
+        settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
+        if verdict.always_raises(results):
+            break
+    return results
+
+
+@every_strategy
+@given(largest=truths, predicted=predictions, multiple=st.integers(1, 16), allows=st.sampled_from([1, 2, 4, 8]))
+def test_a_verified_size_ran_and_the_next_that_may_be_was_out_of_memory(
+    name: Name, largest: int, predicted: int | None, multiple: int, allows: int
+) -> None:
+    largest, given = reachable(name, largest), Sizes(multiple)
+    results = searched(largest, allows, StrategySettings(name, predicted, CAPACITY, sizes=given))
+    found = verdict.concluded(results, "simulated GPU", grows=True, given=given)
+    outcomes = {one.batch_size: one.outcome for one in results}
+    proven = outcomes.get(found.max_batch_size), outcomes.get(found.first_failing or 0)
+    assert found.verified == (proven == ("fit", "oom"))
+    if found.verified:
+        assert verdict.sizes(results, given).after(found.max_batch_size) == found.first_failing
+
+
+@pytest.mark.parametrize("multiple", [1, 3, 4096])
+def test_the_largest_size_that_is_tried_at_all_has_none_after_it(multiple: int) -> None:
+    given = Sizes(multiple)
+    results = searched(1 << 30, 1, StrategySettings("double", None, CAPACITY, sizes=given))
+    found = verdict.concluded(results, "simulated GPU", grows=True, given=given)
+    largest = (1 << 24) // multiple * multiple
+    assert (found.max_batch_size, found.first_failing, found.verified) == (largest, None, False)
+    assert found.message == f"at least batch {largest:,} fits; larger batches are not tried"
