@@ -173,6 +173,23 @@ def test_free_memory_of_other_streams_is_no_use(tmp_path: Path) -> None:
     assert "other streams" in " ".join(oom.explanation())
 
 
+def test_free_memory_of_a_private_pool_is_no_use(tmp_path: Path) -> None:
+    """As PyTorch writes the pool of a captured CUDA graph: an id of its own, into which others never look."""
+    body = files.fragmented()
+    body["segments"][0]["segment_pool_id"] = (0, 1)
+    _, analysis = opened(tmp_path, body)
+    oom = analysis.ooms[0]
+    assert (oom.cached_bytes, oom.usable_bytes, oom.pieces) == (360 * MIB, 270 * MIB, 6)
+
+
+@pytest.mark.parametrize(("device_free", "reason"), [(150 * MIB, "limited"), (150 * MIB - 1, "fragmented")])
+def test_the_driver_had_just_enough(device_free: int, reason: str, tmp_path: Path) -> None:
+    body = files.fragmented()
+    body["device_traces"][0][-1] |= {"device_free": device_free}
+    _, analysis = opened(tmp_path, body)
+    assert (analysis.ooms[0].segment_bytes, analysis.ooms[0].reason) == (150 * MIB, reason)
+
+
 def test_expandable_segments_are_not_advised_twice(tmp_path: Path) -> None:
     body = files.fragmented()
     body["allocator_settings"]["expandable_segments"] = True
