@@ -190,6 +190,46 @@ def test_control_groups_of_version_2(files: dict[str, str], limit_bytes: int | N
     assert (group.oom_kills(), group.limit_bytes()) == (2, limit_bytes)
 
 
+_SCOPE = "system.slice/slurmstepd.scope/job_6"
+_UNDER_UID = "slurm/uid_1000/job_6"
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        (
+            f"0::/{_SCOPE}/step_0/user/task_0\n",
+            {
+                f"{_SCOPE}/memory.max": f"{GIB}\n",
+                f"{_SCOPE}/step_0/memory.max": f"{4 * GIB}\n",
+                f"{_SCOPE}/step_0/user/memory.max": "max\n",
+                f"{_SCOPE}/step_0/user/task_0/memory.max": f"{2 * GIB}\n",
+                f"{_SCOPE}/step_0/user/task_0/memory.events": "oom_kill 0\n",
+            },
+        ),
+        (
+            f"4:memory:/{_UNDER_UID}/step_0/task_0\n0::/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                f"memory/{_UNDER_UID}/memory.limit_in_bytes": f"{GIB}\n",
+                f"memory/{_UNDER_UID}/step_0/memory.limit_in_bytes": f"{4 * GIB}\n",
+                f"memory/{_UNDER_UID}/step_0/task_0/memory.limit_in_bytes": f"{2 * GIB}\n",
+                f"memory/{_UNDER_UID}/step_0/task_0/memory.oom_control": "under_oom 0\noom_kill 0\n",
+            },
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_jobs_limit_binds_the_step_that_may_have_more(line: str, files: dict[str, str], tmp_path: Path) -> None:
+    """The tree that Slurm makes of a job (https://slurm.schedmd.com/cgroup_v2.html, and its plugin of version 1)."""
+    for name, text in {"proc/7/cgroup": line, **{"groups/" + name: text for name, text in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    group = host_memory.memory_group(7, tmp_path / "proc", tmp_path / "groups")
+    assert group is not None
+    assert (group.oom_kills(), group.limit_bytes()) == (0, GIB)
+
+
 def memory_folder() -> Path | None:
     """A control group that we may make, with a memory limit; None where we may not."""
     own = host_memory.memory_group()
