@@ -12,6 +12,7 @@ from gpumem_tui.catalog.config_file import read_config_file
 from gpumem_tui.catalog.huggingface import CONFIGS
 from gpumem_tui.catalog.loader import find_model, shape_from_hf_config
 from gpumem_tui.catalog.shapes import CatalogError, ModelShape
+from gpumem_tui.formula.parameters import count_parameters
 
 Config = dict[str, object]
 
@@ -94,6 +95,27 @@ QWEN2_5_0_5B: Config = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+QWEN3_30B_A3B: Config = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
 BERT_BASE: Config = {
     "architectures": ["BertForMaskedLM"],
     "attention_probs_dropout_prob": 0.1,
@@ -149,6 +171,7 @@ def refused(config: Config) -> str:
         (MISTRAL_7B, "mistral-7b"),
         (MISTRAL_NEMO, "mistral-nemo-12b"),
         (QWEN2_5_0_5B, "qwen2.5-0.5b"),
+        (QWEN3_30B_A3B, "qwen3-30b-a3b"),
         (BERT_BASE, "bert-base"),
         (VIT_B_16, "vit-b-16"),
     ],
@@ -182,6 +205,15 @@ def test_published_configuration_is_the_catalog_model(config: Config, catalog_na
 def test_reads_the_key(config: Config, changes: Config, expected: dict[str, object]) -> None:
     shape = shape_from_hf_config({**config, **changes}, "mine")
     assert {field: getattr(shape, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("dense", "parameters"), [([], 30_532_122_624), ([0], 29_965_629_440), ([2, 0, 1], 28_832_643_072)]
+)
+def test_first_blocks_without_experts_have_the_dense_networks_width(dense: list[int], parameters: int) -> None:
+    """As transformers 5.24 counts them: `Qwen3MoeForCausalLM(Qwen3MoeConfig(**config))` on the meta device."""
+    shape = shape_from_hf_config({**QWEN3_30B_A3B, "mlp_only_layers": dense}, "mine")
+    assert count_parameters(shape) == parameters
 
 
 @pytest.mark.parametrize(
@@ -236,6 +268,8 @@ def test_names_the_key_whose_value_is_wrong(config: Config, key: str, value: obj
         ),
         (LLAMA_2_7B, {"num_key_value_heads": 5}, "5 key/value heads do not divide 32 heads"),
         (GPT2, {"attn_pdrop": 0.0}, "attn_pdrop and embd_pdrop and resid_pdrop"),
+        (QWEN3_30B_A3B, {"mlp_only_layers": [0, 2]}, "mlp_only_layers must be the first blocks"),
+        (QWEN3_30B_A3B, {"mlp_only_layers": list(range(48))}, "none has experts"),
         (VIT_B_16, {"qkv_bias": False}, "qkv_bias must be true"),
         (VIT_B_16, {"patch_size": 15}, "not a multiple of the 15 pixel patch"),
     ],
