@@ -24,12 +24,14 @@ class ParameterTensor:
     Attributes:
         linear: of a weight matrix [outputs, inputs] of the blocks, what its layer is called; empty for all others.
         is_experts: those of a block's experts in one tensor [experts, outputs, inputs].
+        has_bias: of a linear layer's weight, whether the layer has a bias, a tensor of its own.
     """
 
     dims: tuple[int, ...]
     copies: int = 1
     linear: str = ""
     is_experts: bool = False
+    has_bias: bool = False
 
     @property
     def values(self) -> int:
@@ -91,7 +93,7 @@ def textbook_parameters(layers: int, hidden: int, vocab: int) -> int:
 def _linear(
     outputs: int, inputs: int, copies: int = 1, name: str = "", *, bias: bool = True
 ) -> Iterator[ParameterTensor]:
-    yield ParameterTensor((outputs, inputs), copies, name)
+    yield ParameterTensor((outputs, inputs), copies, name, has_bias=bias)
     if bias:
         yield ParameterTensor((outputs,), copies)
 

@@ -215,20 +215,23 @@ def kept_by_adapters(shape: ModelShape, recipe: Recipe) -> int:
     """Return the bytes a token that the adapters of one block keep for backward.
 
     What lies between the two matrices; a wider copy of the input where adapters are wider than the step, one for each
-    (PEFT's `cast_input_dtype`); and with magnitudes what base and adapter made, each to be scaled.
+    (PEFT's `cast_input_dtype`); and with magnitudes what base and adapter made, each to be scaled. A bias is taken off
+    what the base made, which has its width then: fp32 under autocast (peft/tuners/lora/dora.py, DoraLinearLayer).
     """
-    compute, weight = PRECISION_RECORDS[recipe.precision].compute_bytes, adapter_width(recipe)
-    inner = compute if PRECISION_RECORDS[recipe.precision].is_mixed else weight
+    storage, weight = PRECISION_RECORDS[recipe.precision], adapter_width(recipe)
+    compute = storage.compute_bytes
+    inner = compute if storage.is_mixed else weight
     at = targets(shape, recipe)
-    inputs = outputs = count = 0
+    inputs = made = count = 0
     for tensor in parameter_tensors(shape):
         if tensor.linear in at:
             inputs += tensor.dims[1] * tensor.copies
-            outputs += tensor.dims[0] * tensor.copies
+            unbiased = max(compute, storage.parameter_bytes) if tensor.has_bias else compute
+            made += tensor.dims[0] * tensor.copies * (unbiased + inner)
             count += tensor.copies
     total = count * recipe.lora_rank * inner
     total += inputs * weight if copies_inputs(recipe) else 0
-    total += outputs * (compute + inner) if recipe.adapter == "dora" else 0
+    total += made if recipe.adapter == "dora" else 0
     return -(-total // shape.layers)
 
 
