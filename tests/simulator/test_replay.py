@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe, Recompute
-from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Range
 from gpumem_tui.simulator.allocator.caching import CachingAllocator
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
+from gpumem_tui.simulator.allocator.rules import Buffer, Computed
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Mark, Timeline, TimelineRecorder
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
@@ -252,6 +254,52 @@ def test_a_run_fits_exactly_where_its_reserved_bytes_do(capacity: int) -> None:
         assert not limited.fits
         assert limited.peak_allocated_bytes < without_limit.peak_allocated_bytes
         assert limited.breakdown.total_bytes == limited.peak_allocated_bytes
+
+
+_UNLIMITED = 1 << 62
+
+
+def _around_a_workspace(workspace: Buffer, chance: random.Random) -> Timeline:
+    """A program that makes and releases tensors by chance, and in their midst a workspace that one kernel takes."""
+    recorder, live = TimelineRecorder(), list[int]()
+
+    def go() -> None:
+        for _ in range(chance.randint(0, 8)):
+            if live and chance.random() < 0.5:
+                recorder.release(live.pop(chance.randrange(len(live))))
+            else:
+                most = chance.choice([MIB, 12 * MIB, 100 * MIB])
+                live.append(recorder.allocate(chance.randint(1, most), bucket=Bucket.ACTIVATIONS))
+
+    go()
+    recorder.release(recorder.allocate(workspace, bucket=Bucket.TEMPORARY))
+    go()
+    return recorder.finish()
+
+
+@pytest.mark.parametrize("settings", [AllocatorSettings(), AllocatorSettings(expandable_segments=True)])
+def test_whatever_a_workspace_takes_is_within_the_range_of_reserved(settings: AllocatorSettings) -> None:
+    """A smaller one than the largest may reserve more: what the largest leaves in the cache serves a tensor later."""
+    for seed in range(300):
+        most_bytes = random.Random(seed).randint(1, 110 * MIB)
+        workspace = Computed("convolution", 0, (most_bytes, 0, 0, 1, 0))
+        trace = AffineTrace.constant(_around_a_workspace(workspace, random.Random(seed)))
+        found = BatchFinder(trace, settings).reserved_range(1, _UNLIMITED, Range(_UNLIMITED, _UNLIMITED))
+        for eighths in range(1, 9):
+            taken = _around_a_workspace(most_bytes * eighths // 8, random.Random(seed))
+            assert replay(taken, settings=settings).peak_reserved_bytes <= found.high_bytes, seed
+
+
+def test_a_workspace_takes_a_segment_of_its_own_as_far_as_there_is_room() -> None:
+    """One of 12 MiB leaves a segment that serves the tensor of 12 MiB; one of 4 MiB takes 20 MiB beside it."""
+    workspace = Computed("convolution", 0, (12 * MIB, 0, 0, 1, 0))
+    recorder = TimelineRecorder()
+    recorder.release(recorder.allocate(workspace, bucket=Bucket.TEMPORARY))
+    recorder.allocate(12 * MIB, bucket=Bucket.ACTIVATIONS)
+    finder = BatchFinder(AffineTrace.constant(recorder.finish()))
+    wide, narrow = Range(GIB, GIB), Range(24 * MIB, 24 * MIB)
+    assert finder.reserved_range(1, GIB, wide) == Range(12 * MIB, 32 * MIB)
+    assert finder.reserved_range(1, 24 * MIB, narrow) == Range(12 * MIB, 24 * MIB)
 
 
 def test_the_largest_batch_is_zero_where_one_sample_does_not_fit() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpumem_tui.memory import Range
+from gpumem_tui.simulator.allocator.caching import SMALL_REQUEST_BYTES, CachingAllocator
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
@@ -93,9 +94,16 @@ class BatchFinder:
         most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, level="most")
         if self.trace.is_open:
             largest = max(size.most_bytes for _, size in self.trace.at(batch_size).computed if size.is_open)
-            alone = reserved + max(0, min(largest, room - reserved))
+            alone = reserved + max(0, min(self._own_segment_bytes(largest), room - reserved))
             most = max(most, most_allocated + reserved - allocated, alone)
         return Range.of((roomy, reserved, most))
+
+    def _own_segment_bytes(self, largest_bytes: int) -> int:
+        """Return the most that the driver is asked for, to serve a request of at most so many bytes."""
+        allocator = CachingAllocator(0, self.settings)
+        size = allocator.round_size(largest_bytes)
+        least = 0 if size <= SMALL_REQUEST_BYTES else self.settings.large_segment_bytes
+        return max(allocator.segment_size(size), least)
 
     def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, level: Level) -> Replay:
         timeline = self._timeline(batch_size, level=level)
