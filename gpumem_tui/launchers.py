@@ -125,7 +125,7 @@ def _started(ways: tuple[tuple[tuple[str, ...], ...], ...], words: Sequence[str]
 
 
 def _count(words: Sequence[str], spellings: Sequence[str]) -> int | None:
-    """Return the number that an option is given; 1 where it is none, as ``gpu`` and ``auto``; None without the option.
+    """Return the number that an option is given; 1 for a word, as ``gpu`` and ``auto``; None without the option.
 
     Of a range of nodes, the fewest.
     """
@@ -139,7 +139,7 @@ def _count(words: Sequence[str], spellings: Sequence[str]) -> int | None:
         if name.replace("_", "-") in spellings:
             given = value if equals else words[index + 1] if index + 1 < len(words) else ""
             least = re.split(r"[:-]", given)[0]
-            return max(1, int(least)) if least.isdecimal() else 1
+            return int(least) if least.isdecimal() else 1
     return None
 
 

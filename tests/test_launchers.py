@@ -54,6 +54,8 @@ def test_no_name_is_two_launchers() -> None:
         ("torchrun --nnodes=2 --nproc-per-node 8 train.py", 16),
         ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", 8),
         ("torchrun --nproc-per-node gpu train.py", 1),
+        ("torchrun --nproc-per-node 0 train.py", 1),
+        ("deepspeed --num_gpus 0 --num_nodes 2 train.py", 2),
         ("python -m torch.distributed.run --nproc-per-node=2 train.py", 2),
         ("accelerate launch --num_machines 2 --num_processes 16 train.py", 16),
         ("accelerate launch train.py", 1),

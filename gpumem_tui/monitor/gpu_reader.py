@@ -263,13 +263,13 @@ class Roster:
         for each in readers:
             reading = self._reading(each, hosts, host, now, runs=runs)
             by_uuid.setdefault(reading.uuid, reading)
-        found = list(by_uuid.values())
+        found = list(by_uuid.values())  # before those that are gone, and `sorted` keeps the order of equal indices
         found += [
             self._lost_reading(seen.index, seen.identity, "the driver no longer lists it", now - seen.at)
             for uuid, seen in self._seen.items()
             if uuid not in by_uuid
         ]
-        return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.state is DeviceState.LOST)))
+        return tuple(sorted(found, key=lambda gpu: gpu.index))
 
     def _reading(self, reader: GpuReader, hosts: Hosts, host: HostReading, now: float, *, runs: bool) -> GpuReading:
         raw = reader.raw

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -62,7 +61,7 @@ class _Known:
 
 
 class HostProcesses:
-    """Looks pids up; remembers what never changes of a process. Any thread may look.
+    """Looks pids up; remembers what never changes of a process. For one thread at a time.
 
     Args:
         proc: where control groups, namespaces and open files are read.
@@ -72,15 +71,13 @@ class HostProcesses:
     def __init__(self, proc: Path = Path("/proc"), *, known_here: bool = False) -> None:
         self._proc = proc
         self._known: dict[int, _Known] = {}
-        self._lock = threading.Lock()
         self._is_contained = not known_here and _link(proc / "self/ns/pid") not in ("", _HOST_NAMESPACE)
 
     def look(self, pids: Iterable[int]) -> dict[int, Reading[HostProcess]]:
         """Return the process of each pid, or why it is not known."""
         now_s = time.monotonic()
-        with self._lock:
-            found = {pid: self._look(pid, now_s) for pid in dict.fromkeys(pids)}
-            self._known = {pid: known for pid, known in self._known.items() if now_s - known.looked_s < _FORGET_S}
+        found = {pid: self._look(pid, now_s) for pid in dict.fromkeys(pids)}
+        self._known = {pid: known for pid, known in self._known.items() if now_s - known.looked_s < _FORGET_S}
         return found
 
     def _look(self, pid: int, now_s: float) -> Reading[HostProcess]:

@@ -136,6 +136,8 @@ def test_a_clock_that_is_set_back_takes_its_future_with_it() -> None:
     assert peaks.count(70) == 50
     assert peaks.count(10) == 3
     assert peaks[-60:] == [None] * 60
+    whole_tier = _gib(history.series(_UUID, 900, 900, now_s))
+    assert whole_tier.count(70) == 50, "nothing of the future is taken for what was one turn of the ring before it"
 
 
 def test_a_clock_that_is_set_forward_leaves_a_gap() -> None:
