@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpumem_tui.run import interpreters
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.events import Failed, Ready, Sample
 from gpumem_tui.search.verdict import concluded
@@ -34,6 +36,22 @@ def test_a_trial_reports_readiness_phases_and_its_outcome(tmp_path: Path) -> Non
     assert trial.result.steps == 2
     assert trial.result.buckets is not None
     assert sum(trial.result.buckets.values()) == trial.result.peak_allocated_bytes
+
+
+def test_of_interpreters_that_are_alike_one_waits_for_more() -> None:
+    interpreters.close_idle()
+    before = set(psutil.Process().children())
+    with open(os.devnull, "r+b") as nothing:
+        descriptors = (nothing.fileno(),) * 3
+        servers = [interpreters.fork(sys.executable, descriptors, os.environ, simulated=True) for _ in range(2)]
+    started = set(psutil.Process().children()) - before
+    assert len(started) == 2
+    for server in servers:
+        assert server.code(60.0) is not None, "nothing is asked of its child, which ends"
+        interpreters.give_back(server)
+    (kept,) = started & set(psutil.Process().children())
+    interpreters.close_idle()
+    assert kept not in psutil.Process().children()
 
 
 @pytest.mark.parametrize(
