@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from gpumem_tui.attach import running, target
 from gpumem_tui.attach.target import AttachRefused, Mapping, inspect, symbols, why_not_allowed
 from gpumem_tui.watch import hosts
 from tests.attach import loops
 from tests.waiting import wait_until
 
+on_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
@@ -114,23 +116,65 @@ def test_a_process_that_has_ended() -> None:
     program.wait()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="attaching works on x86-64 only")
-def test_a_process_that_is_being_debugged(tmp_path: Path) -> None:
-    seize = """
+SEIZE = """
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0
 print('ready', flush=True)
 sys.stdin.read()
 """
+
+
+@contextmanager
+def debugged(pid: int, script: Path) -> Iterator[int]:
+    """Another program, called like `script`, that debugs a process until the block ends."""
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(SEIZE)
+    command = [sys.executable, str(script), str(pid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as debugger:
+        assert debugger.stdout is not None
+        assert debugger.stdout.readline() == "ready\n"
+        yield debugger.pid
+        assert debugger.stdin is not None
+        debugger.stdin.close()
+
+
+class Clock:
+    """The clock of a module that passes only as that sleeps, and not for ever."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        assert self.now_s < 60, "it waits for ever"
+
+
+@on_x86_64
+def test_a_process_that_is_being_debugged(tmp_path: Path) -> None:
+    with loops.running(loops.BUSY, tmp_path) as program, debugged(program.pid, tmp_path / "gdb.py") as debugger:
+        assert f"is being debugged by PID {debugger}" in refusal(program.pid)
+
+
+@on_x86_64
+def test_another_attach_that_never_ends_is_waited_for_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    for module in (target, running):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "_POLL_S", 3.0)
     with loops.running(loops.BUSY, tmp_path) as program:
-        command = [sys.executable, "-c", seize, str(program.pid)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as debugger:
-            assert debugger.stdout is not None
-            assert debugger.stdout.readline() == "ready\n"
-            assert f"is being debugged by PID {debugger.pid}" in refusal(program.pid)
-            assert debugger.stdin is not None
-            debugger.stdin.close()
+        found = inspect(program.pid)
+        with debugged(program.pid, tmp_path / "attach" / "ptrace.py") as debugger:
+            assert f"is being debugged by PID {debugger}" in refusal(program.pid)
+            assert clock.now_s == 12.0
+            with pytest.raises(AttachRefused, match="the kernel does not let us attach"):
+                running._inject(found, "pass")
+            assert clock.now_s == 12.0 + 21.0, "three attempts after the deadline"
 
 
 @as_root
