@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gpumem_tui.probe.ring import Ring
+from gpumem_tui.probe.wire import HEADER_BYTES, RING_BYTES
+from gpumem_tui.watch.documents import decode_header
 from tests.probe.watched import SCRIPTS, Run, run
 from tests.sharing import made_once
+from tests.watch.rings import RECORD
 
 HARMED = SCRIPTS / "harmed.py"
 
@@ -25,6 +31,38 @@ def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def _same(done: Run, unwatched: Run, runs: int = 1) -> None:
     assert done.output.split() == unwatched.output.split() * runs
     assert done.code == unwatched.code == 7
+
+
+def _cut(ring: Path) -> None:
+    os.truncate(ring, HEADER_BYTES)
+
+
+def _replaced(ring: Path) -> None:
+    copy = ring.with_suffix(".copy")
+    copy.write_bytes(ring.read_bytes())
+    copy.rename(ring)
+
+
+@pytest.mark.parametrize("harm", [_cut, _replaced])
+def test_a_ring_that_is_not_as_it_was_made_is_made_again(
+    harm: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not written on: a file that was cut would have holes, and another's file is not ours."""
+    monkeypatch.setenv("GPUMEM_TUI_DIR", str(tmp_path / "published"))
+    import torch  # noqa: F401  the header names its version
+
+    ring = Ring("run")
+    path = ring.files.ring
+    made = path.stat().st_ino
+    ring.append([RECORD])
+    assert path.stat().st_ino == made
+    harm(path)
+    harmed = path.read_bytes()
+    with path.open("rb") as before:
+        ring.append([RECORD])
+        assert before.read() == harmed
+    assert path.stat().st_size == RING_BYTES
+    assert decode_header(path.read_bytes()).written == 2
 
 
 @pytest.mark.slow
