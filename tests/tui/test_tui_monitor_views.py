@@ -64,6 +64,19 @@ def test_every_size_is_divided_without_rest(
         assert plan.table >= 3, "the process list is never lost"
 
 
+@pytest.mark.parametrize("columns", [58, 78, 118, 198])
+@pytest.mark.parametrize("order", SortBy)
+def test_a_heading_is_clicked_where_it_stands(order: SortBy, columns: int) -> None:
+    view = table_view(state(2, sort=order), columns, 10)
+    places, end = {}, 0
+    for part, _ in view.rows[0]:
+        begin, end = end, end + cell_len(part)
+        places[part.strip(" ▾▴")] = begin, end
+    assert {sort: (first, last) for first, last, sort in view.headings} == {
+        sort: places[sort.value] for sort in SortBy if sort.value in places
+    }
+
+
 @pytest.mark.parametrize("gpus", COUNTS)
 @pytest.mark.parametrize("size", SIZES)
 def test_nothing_is_wider_or_longer_than_its_place(size: tuple[int, int], gpus: int) -> None:
@@ -349,8 +362,9 @@ def test_a_column_of_the_chart_and_its_time_are_the_same_both_ways() -> None:
     for column in (0, 17, 59):
         time_s = axis_of(series).time_at(column + 6)
         assert axis_of(series).column_at(time_s) == column
-    assert axis_of(series).time_at(3) is None
-    assert axis_of(series).column_at(series.start_s - 1) is None
+    assert [axis_of(series).time_at(x) is None for x in (3, 5, 6, 6 + 59, 6 + 60)] == [True, True, False, False, True]
+    end_s = series.start_s + 60 * series.step_s
+    assert [axis_of(series).column_at(at_s) for at_s in (series.start_s - 1, end_s - 1, end_s)] == [None, 59, None]
 
 
 def test_the_chart_is_as_high_as_the_memory_in_use() -> None:
