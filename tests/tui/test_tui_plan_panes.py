@@ -57,9 +57,11 @@ async def test_every_pane_is_reachable_at_80x24(tmp_path: Path) -> None:
 async def test_a_pane_can_be_clicked(tmp_path: Path) -> None:
     async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
-        await pilot.click("PaneNames.inner", offset=(1 + len("techniques") + 2, 0))
-        await plan_scene.settled(pilot)
-        assert "Largest batch by model size" in text_of(pilot, "#pane")
+        gap = 1 + len("techniques")
+        for x, is_next in ((gap, False), (gap + 1, True), (gap - 1, False)):
+            await pilot.click("PaneNames.inner", offset=(x, 0))
+            await plan_scene.settled(pilot)
+            assert ("Largest batch by model size" in text_of(pilot, "#pane")) == is_next
 
 
 async def test_enter_applies_the_cheapest_combination(tmp_path: Path) -> None:

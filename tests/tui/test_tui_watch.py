@@ -373,9 +373,12 @@ async def test_a_look_is_pending_and_then_shown_page_by_page(tmp_path: Path) -> 
                 await pilot.press(key)
             assert "parameters" in page(app), "round and round"
             await pilot.press("right")
-            names = text_of(app.screen.query_one("#names", Lines))
-            await pilot.click("#names", offset=(names.index("by source line") + 2, 0))
-            assert "source" in text_of(app.screen.query_one("#names", Lines))
+            names = app.screen.query_one("#names", Lines)
+            first = names.content_region.x - names.region.x + text_of(names).index("by source line")
+            shown = page(app)
+            for x, is_another in ((first - 1, False), (first + len("by source line"), False), (first, True)):
+                await pilot.click("#names", offset=(x, 0))
+                assert (page(app) != shown) == is_another
             await pilot.press("escape")
             assert app.screen is scene.screen_of(app)
 
