@@ -278,7 +278,11 @@ class Look:
         def begins() -> None:
             self._enter(Phase.BACKWARD)
 
+        def starts(arguments: Any) -> None:
+            self._tell(lambda recorder: recorder.backward_begins(arguments))
+
         def ended() -> None:
+            self._tell(HistoryRecorder.backward_ended)
             if self._first_phase is Phase.FORWARD:
                 self._enter(Phase.FORWARD)
             elif self._in_step:  # in the closure of an optimizer that steps by calling it
@@ -286,7 +290,7 @@ class Look:
             if self._backward_ended is not None and self._has_stepped:
                 self._backward_ended()
 
-        self._hooks.callback(mark_backward(uncompiled(begins), uncompiled(ended), invisible))
+        self._hooks.callback(mark_backward(uncompiled(begins), uncompiled(ended), invisible, uncompiled(starts)))
 
     def _enter(self, phase: Phase, batch: Any = (), gradients: Iterable[torch.Tensor] = ()) -> None:
         """Begin a phase, with this batch, and with these gradients, which may be gone before the step ends.
@@ -301,8 +305,19 @@ class Look:
             self._recorder.tag(Bucket.GRADIENTS, gradients)
             self._recorder.tag(Bucket.BATCH_DATA, (tensor for tensor in tensors_in(batch) if tensor.grad_fn is None))
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
-            self._failure = f"{type(error).__name__}: {error}"
-            self.disarm()
+            self._fail(error)
+
+    def _tell(self, what: Callable[[HistoryRecorder], None]) -> None:
+        """Tell a recorder that reads the allocator's history of backward."""
+        if self._active and isinstance(self._recorder, HistoryRecorder):
+            try:
+                what(self._recorder)
+            except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        self.disarm()
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
