@@ -41,7 +41,7 @@ class ForwardLines(TorchFunctionMode):
     """
 
     def __init__(self, module: Callable[[], str], undoes: Callable[[Site], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.active = False
         self._module = module
         self._undoes = undoes
@@ -83,7 +83,7 @@ class ForwardLines(TorchFunctionMode):
             last = torch._C._len_torch_function_stack() - 1
             if last < 0 or torch._C._get_function_stack_at(last) is not self:
                 return False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
         self._thread = 0
         return True
 

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from gpumem_tui.step import sites
 from gpumem_tui.step.sites import SiteFinder, callers
 from gpumem_tui.step.walking import host_memory_of, tensors_in
 
+DEVICE_BYTES, LIMIT_BYTES = 140 << 30, 8 << 30
 _BLOCK_BYTES = 512
 
 
@@ -35,7 +36,7 @@ class Allocating(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._sites = SiteFinder()
         self.lines: list[str] = []
         self._live: dict[int, int] = {}
@@ -119,6 +120,12 @@ def allocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocating]:
     monkeypatch.setattr(sites, "_NOT_THE_PROGRAM", (*sites._NOT_THE_PROGRAM, __file__))
     monkeypatch.setattr("gpumem_tui.probe.recorders.memory_of", _memory_of)
     monkeypatch.setattr("gpumem_tui.probe.look.memory_of", _memory_of)
+    monkeypatch.setattr("gpumem_tui.probe.finding.memory_of", _memory_of)
+    device = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=DEVICE_BYTES, uuid=None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    monkeypatch.setattr(
+        torch.cuda, "get_per_process_memory_fraction", lambda _: LIMIT_BYTES / DEVICE_BYTES, raising=False
+    )
     for name, answer in {
         "is_running": lambda: True,
         "devices_in_use": lambda _: [0],

@@ -147,7 +147,7 @@ def test_what_is_trained_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_graph_that_is_kept_is_followed_once() -> None:
-    parameter, told = nn.Parameter(torch.ones(3)), []
+    parameter, told = nn.Parameter(torch.ones(3)), list[Site]()
     lines = ForwardLines(lambda: "module", told.append)
     assert lines.start() == ""
     loss = (parameter * 2).sum()
@@ -171,7 +171,7 @@ def test_a_mode_of_the_programs_own_is_left_alone(placed: list[Site], monkeypatc
     """What backward makes has no line then, and who asked is told."""
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        with Passing():  # type: ignore[no-untyped-call]
+        with Passing():
             trained(model, optimizer)
 
     with allocating(monkeypatch) as cuda:
@@ -188,7 +188,7 @@ def test_a_mode_of_the_programs_own_is_left_alone(placed: list[Site], monkeypatc
 def test_below_a_mode_that_was_entered_since_it_waits() -> None:
     lines = ForwardLines(str, lambda _: None)
     assert lines.start() == lines.start() == ""
-    with Passing():  # type: ignore[no-untyped-call]
+    with Passing():
         assert not lines.stop()
         assert torch._C._len_torch_function_stack() == 2
     assert lines.stop()
