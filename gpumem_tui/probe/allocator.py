@@ -51,6 +51,25 @@ def figures(device: int) -> dict[str, int]:
     return {name: of(*where) for name, where in _FIGURES.items()}
 
 
+def limit_bytes(device: int) -> int | None:
+    """Return the most that the allocator may reserve of a device, by `torch.cuda.set_per_process_memory_fraction`.
+
+    None without such a limit, or where this torch does not tell (before 2.8), or its allocator.
+    """
+    ask: Any = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    try:
+        fraction = 1.0 if ask is None else ask(device)
+    except (AttributeError, RuntimeError):  # a build without it, an allocator of the program's own
+        return None
+    return round(fraction * torch.cuda.get_device_properties(device).total_memory) if fraction < 1 else None
+
+
+def capacity_bytes(device: int) -> int:
+    """Return the most that the allocator can reserve of a device."""
+    limit = limit_bytes(device)
+    return int(torch.cuda.get_device_properties(device).total_memory) if limit is None else limit
+
+
 def device_uuid(device: int) -> str:
     """Return ``GPU-…`` as NVML writes it; empty where this torch (before 2.4) or this maker's device has none."""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)

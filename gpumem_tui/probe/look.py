@@ -18,7 +18,7 @@ from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import invisible, uncompiled
 from gpumem_tui.probe.finding import FoundTraining
 from gpumem_tui.probe.recorders import BetweenSteps, HistoryRecorder, OperatorRecorder
-from gpumem_tui.probe.wire import LookAnswer, LookedDevice
+from gpumem_tui.probe.wire import KeptPlace, LookAnswer, LookedDevice
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
 from gpumem_tui.step.sites import SiteFinder
@@ -29,6 +29,8 @@ _STEPS = 3
 """The first is the one that is looked at. What it and the second leave behind is told by the end of the third."""
 _MOST_FOLLOWED = 200_000
 """Allocations and releases of a step, up to which the steps after it are followed too: reading them takes seconds."""
+_MOST_IN_PASSING = 100_000
+"""As many of three steps are read in passing, in about half a second."""
 _COMPILED = "code compiled by torch.compile would be recompiled to be followed"
 
 
@@ -190,6 +192,10 @@ class Look:
             self._enter(self._first_phase)
         return self._answer if self.is_over or self._steps == 1 else None
 
+    def kept_so_far(self) -> tuple[KeptPlace, ...]:
+        """Return what each whole step so far has left behind, where nothing else is looked at."""
+        return ()
+
     def abandon(self, reason: str) -> LookAnswer:
         """Stop, and say that nothing more was seen: nothing at all, or not what steps leave behind."""
         self.is_over = True
@@ -278,7 +284,11 @@ class Look:
         def begins() -> None:
             self._enter(Phase.BACKWARD)
 
+        def starts(arguments: Any) -> None:
+            self._tell(lambda recorder: recorder.backward_begins(arguments))
+
         def ended() -> None:
+            self._tell(HistoryRecorder.backward_ended)
             if self._first_phase is Phase.FORWARD:
                 self._enter(Phase.FORWARD)
             elif self._in_step:  # in the closure of an optimizer that steps by calling it
@@ -286,7 +296,7 @@ class Look:
             if self._backward_ended is not None and self._has_stepped:
                 self._backward_ended()
 
-        self._hooks.callback(mark_backward(uncompiled(begins), uncompiled(ended), invisible))
+        self._hooks.callback(mark_backward(uncompiled(begins), uncompiled(ended), invisible, uncompiled(starts)))
 
     def _enter(self, phase: Phase, batch: Any = (), gradients: Iterable[torch.Tensor] = ()) -> None:
         """Begin a phase, with this batch, and with these gradients, which may be gone before the step ends.
@@ -301,8 +311,58 @@ class Look:
             self._recorder.tag(Bucket.GRADIENTS, gradients)
             self._recorder.tag(Bucket.BATCH_DATA, (tensor for tensor in tensors_in(batch) if tensor.grad_fn is None))
         except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
-            self._failure = f"{type(error).__name__}: {error}"
-            self.disarm()
+            self._fail(error)
+
+    def _tell(self, what: Callable[[HistoryRecorder], None]) -> None:
+        """Tell a recorder that reads the allocator's history of backward."""
+        if self._active and isinstance(self._recorder, HistoryRecorder):
+            try:
+                what(self._recorder)
+            except Exception as error:  # noqa: BLE001  whatever it is, who asked is told
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        self.disarm()
+
+
+class KeptLook(Look):
+    """Only what each step leaves behind, of a process whose memory rises: nobody has asked for it, and no step waits.
+
+    The allocator writes its history of three steps, and nothing is put into the program.
+    """
+
+    def _begin(self, roots: list[nn.Module]) -> str:  # noqa: ARG002
+        devices = allocator.devices_in_use(self._find().holdings())
+        self._recorder = HistoryRecorder({}, devices, phases_known=False, follows_modules=False)
+        return self._record(set())
+
+    def _after_step(self) -> LookAnswer | None:
+        problem, recorder = self._problem(), self._recorder
+        if problem or recorder is None:
+            return self.abandon(problem)
+        self._tag()
+        recorder.end_step()
+        if recorder.events > _MOST_IN_PASSING:
+            return self.abandon(f"{recorder.events:,} allocations and releases are too much")
+        self.is_over = self._steps == _STEPS
+        if not self.is_over:
+            return None
+        kept = tuple(recorder.kept() or ())
+        self.disarm()
+        return replace(self._document([], {}), kept=kept)
+
+    def kept_so_far(self) -> tuple[KeptPlace, ...]:
+        """Return it in the middle of a step, which ends there.
+
+        Raises:
+            Exception: it is not known.
+        """
+        if not self._active or self._recorder is None:
+            return ()
+        self._tag()
+        self._recorder.end_step()
+        return tuple(self._recorder.kept() or ())
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

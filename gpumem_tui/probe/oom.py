@@ -21,7 +21,7 @@ from gpumem_tui import host_memory
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.compiler import uncompiled
 from gpumem_tui.probe.finding import Holdings
-from gpumem_tui.probe.wire import CPU, PostMortem, Record
+from gpumem_tui.probe.wire import CPU, KeptPlace, PostMortem, Record
 from gpumem_tui.step.sites import callers, is_own
 
 _OutOfMemory: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -33,6 +33,7 @@ _CAUGHT_EVERY_S = 1.0
 _SAME_ERROR_S = 60.0
 _MESSAGE_LENGTH = 2000
 _LONGEST_CHAIN = 100
+_MOST_KEPT = 10
 _GROUPS: tuple[type[BaseException], ...] = tuple(
     group for group in [getattr(builtins, "BaseExceptionGroup", None)] if group is not None
 )
@@ -40,11 +41,15 @@ _GROUPS: tuple[type[BaseException], ...] = tuple(
 
 @dataclass(frozen=True)
 class LastState:
-    """The figures that the probe has at the moment. `samples` are the last records, oldest first."""
+    """The figures that the probe has at the moment. `samples` are the last records, oldest first.
+
+    `kept`: what each step leaves behind, as far as steps were recorded.
+    """
 
     step: int
     holdings: dict[int, Holdings]
     samples: list[Record]
+    kept: tuple[KeptPlace, ...] = ()
 
 
 class BlackBox:
@@ -128,7 +133,12 @@ class BlackBox:
         call_later(observe)  # raises into the program's first use of CUDA what `observe` raises
 
     def allocation_failed(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
-        """Write down a request that the allocator gives up on; the program may yet catch the error."""
+        """Write down a request that the allocator gives up on; the program may yet catch the error.
+
+        Args:
+            total_bytes: of the device, or where the process has set itself a limit, this limit: so the allocator says
+                it (`malloc` in c10/cuda/CUDACachingAllocator.cpp).
+        """
         if time.monotonic() - self._last_at < _CAUGHT_EVERY_S:
             return
         frame = sys._getframe(1)
@@ -170,6 +180,7 @@ class BlackBox:
                 requested_bytes=_size(rf"Tried to allocate {_SIZE}", text),
                 requested_is_rounded=True,
                 device_total_bytes=_size(rf"total capacity of {_SIZE}", text),
+                device_limit_bytes=_size(rf"{_SIZE} allowed;", text),
                 device_free_bytes=_size(rf"of which {_SIZE} is free", text),
             )
         source = _failing_line(trace) or document.source
@@ -225,18 +236,23 @@ def _document(state: LastState, device: int | None, **more: Any) -> PostMortem:
             "optimizer": held.optimizer_bytes,
         },
         samples=tuple(record.as_json() for record in state.samples),
+        kept=tuple(one for one in state.kept if one.device == device)[:_MOST_KEPT],
         **more,
     )
     if device is None or device < 0 or not allocator.is_running():
         return document
     figures = {name: None if value < 0 else value for name, value in allocator.figures(device).items()}
     kind, total_bytes = torch.cuda.get_device_properties(device), document.device_total_bytes
+    limit_bytes = document.device_limit_bytes or allocator.limit_bytes(device)
+    if total_bytes is not None and not document.requested_is_rounded and total_bytes < kind.total_memory:
+        limit_bytes = total_bytes
     return replace(
         document,
         device_uuid=allocator.device_uuid(device),
         device_name=kind.name,
         compute_capability=(kind.major, kind.minor),
-        device_total_bytes=kind.total_memory if total_bytes is None else total_bytes,
+        device_total_bytes=kind.total_memory if total_bytes is None or limit_bytes is not None else total_bytes,
+        device_limit_bytes=limit_bytes,
         requested_live_bytes=figures.pop("requested_bytes"),
         **figures,  # type: ignore[arg-type]  # each is a figure or None
     )

@@ -26,6 +26,7 @@ from gpumem_tui.probe.files import WireError, read_private, write_document
 from gpumem_tui.probe.finding import Finder, Holdings, describe_models, describe_optimizers, describe_untrained
 from gpumem_tui.probe.oom import BlackBox, LastState
 from gpumem_tui.probe.ring import Ring
+from gpumem_tui.probe.rising import Rising
 from gpumem_tui.probe.stall import Watchdog
 from gpumem_tui.probe.steps import StepCount
 from gpumem_tui.probe.wire import (
@@ -86,6 +87,8 @@ class Probe:
         self._black_box = BlackBox(self._look_around, self._publish_out_of_memory, self._publish_error, self._guarded)
         self._watchdog = Watchdog(self._steps, lambda stall: self._guarded(lambda: self._publish_stall(stall)))
         self._samples: deque[wire.Record] = deque(maxlen=KEPT_SAMPLES)
+        self._rising = Rising()
+        self._kept: tuple[wire.KeptPlace, ...] = ()
         self._lock = threading.Lock()
         self._due = self._sample_due = self._count_due = 0.0
         self._is_busy = False
@@ -143,6 +146,7 @@ class Probe:
         self._pid, self._is_child = os.getpid(), True
         self._ring, self._last, self._control, self._answered = None, None, (0, 0), 0
         self._samples.clear()
+        self._rising, self._kept = Rising(), ()
         self._failures = self._errors = self._dropped = 0
         self._queued_in = -1
         if self._look is not None:
@@ -217,6 +221,7 @@ class Probe:
         elif backward == -1:
             self._sample()
             self._follow_commands(optimizer)
+            self._follow_rise(optimizer)
         elif backward != self._queued_in:
             self._queued_in = backward
             self._queue_after_backward(optimizer)
@@ -341,6 +346,7 @@ class Probe:
                 dropped=self._dropped,
                 errors=self._errors,
                 host_bytes=-1 if host_bytes is None else host_bytes,
+                limit_bytes=(allocator.limit_bytes(device) if device in cuda else None) or -1,
             )
             for device in sorted({*holdings, *cuda} or {wire.CPU})  # where nothing is left, that is said
         ]
@@ -364,7 +370,10 @@ class Probe:
     def _look_around(self) -> LastState:
         if self._finder.stale:
             self._finder.update()
-        return LastState(self._steps.steps, self._finder.trained().holdings(), list(self._samples))
+        if self._look is not None and not self._look.is_over:
+            with suppress(Exception):  # what is known without it is told all the same
+                self._kept = self._look.kept_so_far() or self._kept
+        return LastState(self._steps.steps, self._finder.trained().holdings(), list(self._samples), self._kept)
 
     def _open_ring(self) -> Ring:
         if self._ring is None:
@@ -426,7 +435,20 @@ class Probe:
         self._look = None if look.stop() else look
         self._due = self._sample_due = time.monotonic() + INTERVAL_S
 
+    def _follow_rise(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record what the next steps leave behind, where memory rises from step to step and nobody looks already."""
+        if self._look is not None or not allocator.is_running():
+            return
+        newest = self._samples[-1].monotonic_ns
+        records = [one for one in self._samples if one.monotonic_ns == newest and one.has_allocator]
+        self._look = self._rising.look(records, optimizer, self._finder.trained)
+        if self._look is not None:
+            self._due = 0.0
+
     def _answer(self, document: LookAnswer) -> None:
+        self._kept = document.kept or self._kept
+        if document.request == wire.UNASKED:
+            return
         ring = self._open_ring()
         write_document(ring.files.look, encode_document(document))
         ring.looking(0)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from gpumem_tui.memory import Bucket
 from gpumem_tui.probe import allocator
 from gpumem_tui.probe.history import StepHistory, listed_as_kept
+from gpumem_tui.probe.lines import ForwardLines
 from gpumem_tui.probe.wire import CPU, KeptPlace, LookedDevice
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.cuda_history import HistoryNote, HistoryNotes, in_order, made_at
@@ -337,6 +338,8 @@ class HistoryRecorder:
     ) -> None:
         self.unavailable: dict[str, str] = {}
         self._modules = RunningModules(names, self._module_changed)
+        self._lines = ForwardLines(lambda: self._modules.innermost, self._undoes)
+        self._undone: dict[int, Site] = {}
         self._devices = list(devices)
         self._phases_known = phases_known
         self._follows_modules = follows_modules
@@ -345,7 +348,17 @@ class HistoryRecorder:
         self._settings: dict[str, Any] = {}
         self._started_us = 0
         self._hooks = ExitStack()
-        self.active = self._recording = False
+        self._active = self._recording = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it records."""
+        return self._active
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self._active = active
+        self._lines.active = self._lines.active and active
 
     def start(self) -> str:
         """Begin; or the reason why that would get into the program's way."""
@@ -363,12 +376,12 @@ class HistoryRecorder:
         return ""
 
     def stop(self) -> bool:
-        """Have nothing written down any more. A second call does nothing."""
+        """Have nothing written down any more. Return whether nothing is left behind; a second call tries that again."""
         self._hooks.close()
         if self._recording:
             self.active = self._recording = False
             torch.cuda.memory._record_memory_history(None)
-        return True
+        return self._lines.stop()
 
     @property
     def events(self) -> int:
@@ -444,6 +457,26 @@ class HistoryRecorder:
     def _module_changed(self) -> None:
         for notes in self._active_notes():
             notes.add(module=self._modules.innermost)
+        if self.active and "line" not in self.unavailable and not in_backward() and (reason := self._lines.start()):
+            self.unavailable["line"] = f"{reason}; backward's are not known"
+
+    def backward_begins(self, arguments: Any) -> None:
+        """Follow a backward that is called with these arguments, operator by operator."""
+        self._undone.clear()
+        self._lines.backward_begins(arguments)
+
+    def backward_ended(self) -> None:
+        """Follow it no more."""
+        self._lines.backward_ended()
+        for notes in self._active_notes():
+            notes.add(undoes=Site())
+
+    def _undoes(self, site: Site) -> None:
+        """Note in autograd's thread, which is the device's, whose backward begins."""
+        device = torch.cuda.current_device()
+        if self.active and device in self._notes and self._undone.get(device) is not site:
+            self._undone[device] = site
+            self._notes[device].add(undoes=site)
 
     def _active_notes(self) -> Iterable[HistoryNotes]:
         return self._notes.values() if self.active else ()
@@ -465,13 +498,14 @@ def step_history(
     """
     history = StepHistory(phases_known)
     numbers = {address: history.existing(size_bytes) for address, size_bytes in segments.live.items()}
-    module = ""
+    module, undoes = "", Site()
     time_s = 0.0
     for entry in in_order(trace, notes):
         if isinstance(entry, HistoryNote):
             if entry.phase is not None:
                 history.enter(entry.phase, time_s)
             module = module if entry.module is None else entry.module
+            undoes = undoes if entry.undoes is None else entry.undoes
             for number, bucket in entry.tagged(numbers):
                 history.tag(number, bucket)
             if entry.step_ends:
@@ -487,7 +521,7 @@ def step_history(
         elif action in ("segment_free", "segment_unmap"):
             segments.segment_gone(address, entry["size"])
         elif action == "alloc":
-            site, repeated = made_at(entry, history.phase, module)
+            site, repeated = made_at(entry, history.phase, module, undoes)
             numbers[address] = history.allocate(segments.take(address, entry["size"]), time_s, site, repeated)
         elif action == "free_requested" and address in numbers:
             segments.release(address)

@@ -210,7 +210,8 @@ class PostMortem:
     Attributes:
         device, device_uuid: as in `Record`; device is None if the error did not say.
         requested_bytes: of the allocation that failed; None if unknown. `requested_is_rounded`: read from a message.
-        device_total_bytes, device_free_bytes: as CUDA said then; None if unknown.
+        device_total_bytes, device_free_bytes: as CUDA said then; None if unknown. device_limit_bytes: what the process
+            may reserve of it, where it has set itself a limit (`torch.cuda.set_per_process_memory_fraction`).
         source: ``file.py:line`` of the program, empty if unknown.
         message: the error's text, at most 2,000 characters; empty if only the allocator spoke. Viewers keep its first
             line.
@@ -223,6 +224,8 @@ class PostMortem:
             by how much it is bound, and whose limit that is, as `host_memory.MemoryLimit`; None and empty where that
             is not known.
         samples: the last records, oldest first, as `Record.as_json`.
+        kept: what each step left behind on that device, the largest first, where steps were recorded: for a look, or
+            because memory rose.
     """
 
     step: Count
@@ -235,6 +238,7 @@ class PostMortem:
     compute_capability: tuple[Count, Count] | None = None
     device_total_bytes: Count | None = None
     device_free_bytes: Count | None = None
+    device_limit_bytes: Count | None = None
     requested_bytes: Count | None = None
     requested_is_rounded: bool = False
     source: str = ""
@@ -251,6 +255,7 @@ class PostMortem:
     limit_bytes: Count | None = None
     limit_owner: str = ""
     samples: tuple[dict[str, Any], ...] = ()
+    kept: tuple[KeptPlace, ...] = ()
 
     @property
     def breakdown(self) -> Breakdown:
@@ -334,6 +339,10 @@ class ViewerRequest:
     kind: str
 
 
+UNASKED = 0
+"""The number of no request: of what the probe looks at by itself, which it does not publish as an answer."""
+
+
 def decode_request(data: bytes) -> ViewerRequest:
     """Read the request in a control file.
 
@@ -378,7 +387,7 @@ LOOKING_AT = SWITCHED_OFF_AT - 8
 COUNTER = struct.Struct("<Q")
 HEARTBEAT = struct.Struct("<QQQII")
 HEARTBEAT_AT = LOOKING_AT - HEARTBEAT.size
-RECORD = struct.Struct("<QQQQdBBhI16s13qIIQ")
+RECORD = struct.Struct("<QQQQdBBhI16s13qIIQQ")
 CHECKSUM = struct.Struct("<I")
 HAS_ALLOCATOR = 1
 
@@ -436,6 +445,7 @@ class Record:
         dropped: samples that could not be written so far.
         errors: exceptions inside the probe that were swallowed so far.
         host_bytes: resident host memory of the process, without pages of files; the same in all records of a sample.
+        limit_bytes: what the process may reserve of the device, where it has set itself a limit.
     """
 
     sequence: int
@@ -463,6 +473,7 @@ class Record:
     dropped: int
     errors: int
     host_bytes: int = -1
+    limit_bytes: int = -1
 
     def as_json(self) -> dict[str, Any]:
         """Return the record by field name; an unknown step time is None."""
@@ -526,6 +537,7 @@ def encode_record(record: Record) -> bytes:
         record.dropped,
         record.errors,
         record.host_bytes + 1,  # a slot of a probe that does not know this field has 0 here
+        record.limit_bytes + 1,
     )
     body = body.ljust(SLOT_BYTES - CHECKSUM.size, b"\0")
     return body + CHECKSUM.pack(crc32(body))

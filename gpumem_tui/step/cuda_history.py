@@ -18,6 +18,8 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.sites import is_own
 
+_UNKNOWN = Site()
+
 
 @dataclass(frozen=True)
 class HistoryNote:
@@ -28,6 +30,7 @@ class HistoryNote:
         module: qualified name of the innermost running module, or ''.
         addresses: of blocks that are the bucket's. owners: addresses, each with the module that owns it.
         step_ends: a step ends here.
+        undoes: the place of the forward whose backward begins here; an empty one where that is not known.
     """
 
     position: int
@@ -38,6 +41,7 @@ class HistoryNote:
     owners: tuple[tuple[int, str], ...] = ()
     step_ends: bool = False
     step: int = 0
+    undoes: Site | None = None
 
     def tagged(self, numbers: Mapping[int, int]) -> Iterator[tuple[int, Bucket]]:
         """Yield (allocation number, bucket) for each of this note's addresses that is live.
@@ -72,10 +76,12 @@ class HistoryNotes:
         owners: Iterable[tuple[int, str]] = (),
         step_ends: bool = False,
         step: int = 0,
+        undoes: Site | None = None,
     ) -> None:
         """Note something now; see `HistoryNote`."""
-        note = HistoryNote(self.position, phase, module, bucket, tuple(addresses), tuple(owners), step_ends, step)
-        self.notes.append(note)
+        self.notes.append(
+            HistoryNote(self.position, phase, module, bucket, tuple(addresses), tuple(owners), step_ends, step, undoes)
+        )
 
 
 def _events(device: int | torch.device) -> int:
@@ -101,13 +107,19 @@ def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> I
         note = next(pending, None)
 
 
-def made_at(entry: dict[str, Any], phase: Phase, module: str = "") -> tuple[Site, bool]:
+def made_at(entry: dict[str, Any], phase: Phase, module: str = "", undoes: Site = _UNKNOWN) -> tuple[Site, bool]:
     """Return where an allocation was made, and whether by a forward that is repeated in backward.
 
-    `phase` and `module` say where the step was then.
+    `phase`, `module` and `undoes` say where the step was then. Where no line of the program's ran, as in autograd's own
+    threads, it is that of the forward which backward undoes; not in a backward within that one, of which nothing is
+    known.
     """
     frames = entry.get("frames", ())
-    return Site(module=module, source=_calling_line(frames)), phase is Phase.BACKWARD and _in_checkpoint(frames)
+    site = Site(module=module, source=_calling_line(frames))
+    is_backward = phase is Phase.BACKWARD
+    if is_backward and not site.source and not _in_file(frames, "torch/autograd/graph.py"):
+        site = Site(module=module or undoes.module, source=undoes.source)
+    return site, is_backward and _in_checkpoint(frames)
 
 
 def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
@@ -117,6 +129,10 @@ def _calling_line(frames: Iterable[dict[str, Any]]) -> str:
         if is_own(path) and "/torch/" not in path and "/torchinductor_" not in path:  # which writes code of its own
             return f"{os.path.basename(path)}:{frame['line']}"
     return ""
+
+
+def _in_file(frames: Iterable[dict[str, Any]], path: str) -> bool:
+    return any(frame["filename"].endswith(path) for frame in frames)
 
 
 def _in_checkpoint(frames: Iterable[dict[str, Any]]) -> bool:

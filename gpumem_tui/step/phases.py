@@ -31,10 +31,12 @@ def mark_backward(
     begins: Callable[[], None],
     ended: Callable[[], None] = lambda: None,
     hidden: Callable[[Any], Any] = lambda function: function,
+    starts: Callable[[Any], None] = lambda arguments: None,  # noqa: ARG005
 ) -> Callable[[], None]:
     """Have these called when backward begins and has ended, but for one within another; returns what undoes that.
 
     Args:
+        starts: called with the arguments of backward, once it has begun.
         hidden: marks the function that is put in the place of `torch.autograd.backward`.
     """
     autograd: Any = torch.autograd
@@ -45,6 +47,7 @@ def mark_backward(
             if in_backward():
                 return function(*args, **kwargs)
             begins()
+            starts((args, kwargs))
             result = function(*args, **kwargs)
             ended()
             return result

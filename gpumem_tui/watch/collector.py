@@ -150,7 +150,9 @@ def _with_room(growth: Growth, process: ProbedProcess, placed: Sequence[Placed],
         left_bytes = None
         if sample is not None and gpu is not None and not isinstance(gpu.memory, Unknown):
             record = sample.record
-            left_bytes = gpu.memory.free_bytes + max(0, record.reserved_bytes - record.allocated_bytes)
+            limited, free_bytes = sample.left_bytes, gpu.memory.free_bytes
+            free_bytes = min(free_bytes, limited) if isinstance(limited, int) else free_bytes
+            left_bytes = free_bytes + max(0, record.reserved_bytes - record.allocated_bytes)
     return growth if left_bytes is None else replace(growth, left_s=fill_s(growth, left_bytes))
 
 

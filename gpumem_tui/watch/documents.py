@@ -233,10 +233,11 @@ def decode_record(slot: bytes) -> Record:
     values = RECORD.unpack_from(body)
     sequence, step, wall_ns, monotonic_ns, step_s, phase, flags, device, _, raw_uuid = values[:10]
     counts = values[10:23]
-    host_bytes = values[25] - 1
-    sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1 and host_bytes <= LARGEST
+    host_bytes, limit_bytes = values[25] - 1, values[26] - 1
+    sane = sequence > 0 and phase < len(PHASES) and device >= CPU and min(counts) >= -1
+    sane = sane and max(host_bytes, limit_bytes) <= LARGEST
     if not sane or math.isinf(step_s) or step_s < 0 or max(values[:4]) > LARGEST:
         raise WireError("the slot's record makes no sense")
     device_uuid = f"GPU-{uuid.UUID(bytes=raw_uuid)}" if any(raw_uuid) else ""
     where = (PHASES[phase], device, device_uuid, bool(flags & HAS_ALLOCATOR))
-    return Record(*(sequence, step, wall_ns, monotonic_ns, step_s, *where, *values[10:25], host_bytes))
+    return Record(*(sequence, step, wall_ns, monotonic_ns, step_s, *where, *values[10:25], host_bytes, limit_bytes))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from gpumem_tui.memory import GIB, MIB, format_bytes
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name
@@ -121,6 +122,44 @@ def _rise(device: int, points: Sequence[tuple[float, int]], least_bytes: int) ->
     if not all(least * mean <= rise <= most * mean for rise in rises):
         return None
     return Growth(device, whole / length_s, length_s)
+
+
+_LEAST_STEP_BYTES = MIB
+"""Less is a list of losses, of which a thousand steps make no difference (as the simulated GPU has it)."""
+_LEAST_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class StepGrowth:
+    """By how much a device's memory grew in each step since one of them; `since_step` is 0 where none was seen."""
+
+    bytes: int = 0
+    since_step: int = 0
+
+
+def step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> StepGrowth:
+    """Find by how much a device's memory grew from step to step, up to the last sample.
+
+    Args:
+        samples: as in `PostMortem.samples`, oldest first. Where all of them do not rise steadily the later half may:
+            the first steps of a program make what stays.
+    """
+    points: list[tuple[int, int]] = []
+    for one in samples:
+        names = ("step", "allocated_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes")
+        step, allocated_bytes, *fixed = (one.get(name) for name in names)
+        if one.get("device") == device and isinstance(step, int) and isinstance(allocated_bytes, int):
+            held_bytes = allocated_bytes - sum(value for value in fixed if isinstance(value, int))
+            if allocated_bytes >= 0 and (not points or step > points[-1][0]):
+                points.append((step, held_bytes))
+    for found in (points, points[len(points) // 2 :]):
+        if len(found) >= _LEAST_SAMPLES:
+            mean = (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0])
+            rises = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(found)]
+            least, most = _STEADY
+            if mean >= _LEAST_STEP_BYTES and all(least * mean <= rise <= most * mean for rise in rises):
+                return StepGrowth(round(mean), found[0][0])
+    return StepGrowth()
 
 
 def is_worth_an_alert(growth: Growth) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.remedies import Remedy
-from gpumem_tui.memory import Bucket, Unknown, Value, format_bytes
+from gpumem_tui.memory import MIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import WireError
@@ -23,9 +23,13 @@ from gpumem_tui.text import printable
 from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected, expect
-from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, ProcessState, device_name
+from gpumem_tui.watch.growth import StepGrowth, step_growth
+from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, ProcessState, device_name, kept_place
 
 _BEST_REMEDIES = 4
+_MOST_PLACES = 3
+_SMALL_SHARE = 10
+"""Places that keep less than this part of the growth are not named."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,26 @@ class Case:
         return "ran out of memory"
 
     @property
+    def grew(self) -> StepGrowth:
+        """By how much memory grew from step to step; by nothing where it did not, or nobody saw it."""
+        found = self.post_mortem
+        seen = StepGrowth() if found.device is None else step_growth(found.samples, found.device)
+        kept_bytes = sum(one.bytes for one in found.kept)
+        return seen if seen.bytes or kept_bytes < MIB else StepGrowth(kept_bytes)
+
+    @property
+    def grown_bytes(self) -> int:
+        """What these steps kept."""
+        rest_bytes = self.rest_bytes
+        return min(rest_bytes if isinstance(rest_bytes, int) else 0, self.grown_steps * self.grew.bytes)
+
+    @property
+    def grown_steps(self) -> int:
+        """The steps since memory was first seen to grow."""
+        since = self.grew.since_step
+        return max(0, self.post_mortem.step - since) if since else 0
+
+    @property
     def rest_bytes(self) -> Value:
         """The bytes allocated beyond parameters, gradients and optimizer state: activations, batch data, others."""
         if self.post_mortem.allocated_bytes is None:
@@ -65,9 +89,33 @@ class Case:
         return left_bytes if left_bytes >= 0 else Unknown("the figures are of different moments")
 
     @property
+    def total_bytes(self) -> int | None:
+        """What the ledger sums to: the device, or the limit that the process had set itself where that was nearer."""
+        return self.post_mortem.device_limit_bytes if self.is_limited else self.post_mortem.device_total_bytes
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What the process could still reserve; None if unknown."""
+        free_bytes, left_bytes = self.post_mortem.device_free_bytes, self._left_bytes
+        return left_bytes if self.is_limited else free_bytes
+
+    @property
+    def is_limited(self) -> bool:
+        """Return whether less was left by the limit that the process had set itself than was free on the device."""
+        free_bytes, left_bytes = self.post_mortem.device_free_bytes, self._left_bytes
+        return left_bytes is not None and (free_bytes is None or left_bytes < free_bytes)
+
+    @property
+    def _left_bytes(self) -> int | None:
+        found = self.post_mortem
+        if found.device_limit_bytes is None or found.reserved_bytes is None:
+            return None
+        return max(0, found.device_limit_bytes - found.reserved_bytes)
+
+    @property
     def remedies(self) -> list[Remedy]:
         """The changes that would have made a larger batch fit on this device, the most useful first."""
-        total_bytes = self.post_mortem.device_total_bytes
+        total_bytes = self.total_bytes
         if isinstance(self.expected, Unknown) or total_bytes is None:
             return []
         return self.expected.remedies(total_bytes, self._gpu(total_bytes))[:_BEST_REMEDIES]
@@ -135,6 +183,8 @@ def case_json(case: Case) -> dict[str, Any]:
         "pid": case.process.files.pid,
         "rank": case.process.process.rank,
         **msgspec.to_builtins(case.post_mortem),
+        "free_bytes": case.free_bytes,
+        "grew_bytes_a_step": case.grew.bytes or None,
         "expected": None,
         "remedies": [
             {**picked(one.technique, "name", "option"), **picked(one, "saved_bytes", "max_batch_size")}
@@ -158,7 +208,8 @@ def case_lines(case: Case, now_s: float | None = None) -> list[str]:
     found = case.post_mortem
     when = ago((time.time() if now_s is None else now_s) - found.wall_ns / 1e9)
     lines = [f"{case.process.title} {case.what_happened} in step {found.step + 1:,}, {when}{_ending(case)}"]
-    lines += request_lines(found)
+    lines += growth_lines(case)
+    lines += request_lines(case)
     lines += ["", *_ledger_lines(case)]
     lines += fragmentation_lines(found)
     lines += ["", *_formula_lines(case)]
@@ -173,15 +224,34 @@ def _ending(case: Case) -> str:
     return ", and went on, as it seems: the error was not seen to end it"
 
 
-def request_lines(found: PostMortem) -> Iterator[str]:
+def growth_lines(case: Case) -> Iterator[str]:
+    """Yield how much each step kept, with the line that made it, and what to do, where memory grew until it ran out."""
+    if not case.grew.bytes:
+        return
+    least_bytes = case.grew.bytes / _SMALL_SHARE
+    places = [kept_place(one) for one in case.post_mortem.kept if one.source and one.bytes >= least_bytes]
+    grew = f"memory grew {format_bytes(case.grew.bytes)} a step"
+    if places:
+        yield f"{grew}, made at {'; '.join(places[:_MOST_PLACES])} and never released: fix that first"
+    else:
+        yield f"{grew} and was never released: fix that first; `gpumem-tui look PID` on the next run names the line"
+
+
+def request_lines(case: Case) -> Iterator[str]:
     """Yield what was asked for, where, and what was free; of host memory what the process held, of which limit."""
+    found = case.post_mortem
     if found.requested_bytes is not None:
         about = "about " if found.requested_is_rounded else ""
         where = f" at {found.source}" if found.source else ""
-        free = "" if found.device_free_bytes is None else f", {format_bytes(found.device_free_bytes)} was free"
+        free = "" if case.free_bytes is None else f", {format_bytes(case.free_bytes)} was free"
         kind = f" ({found.device_name})" if found.device_name else ""
         device = "" if found.device is None else f" on {device_name(found.device)}{kind}"
         yield f"the failed request: {about}{format_bytes(found.requested_bytes)}{device}{where}{free}"
+        if case.is_limited and found.device_limit_bytes is not None:
+            limit = f"{format_bytes(found.device_limit_bytes)} (torch.cuda.set_per_process_memory_fraction)"
+            device_free = found.device_free_bytes
+            more = "" if device_free is None else f"; the device had {format_bytes(device_free)} free"
+            yield f"the process limits itself to {limit}{more}"
     elif found.message:
         where = f" at {found.source}" if found.source else ""
         yield f"the error: {found.message}{where}"
@@ -190,28 +260,38 @@ def request_lines(found: PostMortem) -> Iterator[str]:
 
 
 def ledger_rows(case: Case) -> Iterator[tuple[Bucket, str, Value]]:
-    """Yield what filled the device, row by row, each with the bucket that it is drawn as; they sum to its total.
+    """Yield what filled the device, row by row, each with the bucket that it is drawn as; they sum to `total_bytes`.
 
-    Of host memory, how much others hold is not known, nor a total.
+    The process's own limit is of what its allocator reserves, so what others hold of the device is no part of that. Of
+    host memory, how much others hold is not known, nor a total.
     """
     found = case.post_mortem
     for bucket in FIXED:
         yield bucket, bucket.title, found.breakdown[bucket]
-    yield Bucket.ACTIVATIONS, "activations, batch data and the rest", case.rest_bytes
+    rest_bytes, grown_bytes = case.rest_bytes, case.grown_bytes
+    if grown_bytes:
+        yield Bucket.OTHER, f"kept by the last {case.grown_steps:,} steps", grown_bytes
+    rest_bytes = rest_bytes - grown_bytes if isinstance(rest_bytes, int) else rest_bytes
+    yield Bucket.ACTIVATIONS, "activations, batch data and the rest", rest_bytes
     if found.allocated_bytes is not None and found.reserved_bytes is not None:
         yield Bucket.CACHE, Bucket.CACHE.title, max(0, found.reserved_bytes - found.allocated_bytes)
-    if found.device != CPU:
+    if found.device != CPU and not case.is_limited:
         yield Bucket.OTHER_PROCESSES, "other processes, CUDA contexts, driver", case.outside_bytes
-    if found.device_free_bytes is not None:
-        yield Bucket.FREE, Bucket.FREE.title, found.device_free_bytes
+    if case.free_bytes is not None:
+        yield Bucket.FREE, Bucket.FREE.title, case.free_bytes
 
 
 def _ledger_lines(case: Case) -> Iterator[str]:
     rows = [(title, value) for _, title, value in ledger_rows(case)]
-    if case.post_mortem.device_total_bytes is not None:
-        rows.append(("= device", case.post_mortem.device_total_bytes))
+    if case.total_bytes is not None:
+        rows.append((f"= {total_title(case)}", case.total_bytes))
     for title, value in rows:
         yield f"  {'–' if isinstance(value, Unknown) else format_bytes(value):>12}  {title}"
+
+
+def total_title(case: Case) -> str:
+    """Return the name of what the ledger sums to."""
+    return "the process's own limit" if case.is_limited else "device"
 
 
 def fragmentation_lines(found: PostMortem) -> Iterator[str]:
@@ -236,13 +316,14 @@ def _formula_lines(case: Case) -> Iterator[str]:
     for bucket in FIXED:
         error = f" ({(predicted[bucket] - found[bucket]) / found[bucket]:+.1%})" if found[bucket] else ""
         yield f"  {f'{bucket.title}:':<17}{format_bytes(predicted[bucket])}, found {format_bytes(found[bucket])}{error}"
-    total_bytes = case.post_mortem.device_total_bytes
-    if isinstance(case.rest_bytes, int):
+    total_bytes = case.total_bytes
+    if isinstance(case.rest_bytes, int) and not case.grew.bytes:
         yield f"  the rest is what about {expected.samples_held(case.rest_bytes)} samples of a batch hold"
     if total_bytes is not None:
         fits = expected.max_batch_size(total_bytes)
-        yield f"  largest batch on this device, {DEFAULT_HEADROOM:.0%} left free: {fits:,}"
+        yield f"  largest batch in {format_bytes(total_bytes)}, {DEFAULT_HEADROOM:.0%} left free: {fits:,}"
     if case.remedies:
-        yield "what would have helped, with the largest batch that then fits:"
+        helped = "would only have put it off" if case.grew.bytes else "would have helped"
+        yield f"what {helped}, with the largest batch that then fits:"
     for remedy in case.remedies:
         yield f"  {remedy.max_batch_size:>6,}  {remedy}"

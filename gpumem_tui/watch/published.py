@@ -173,7 +173,9 @@ def _out_of_memory(watched: WatchedProcess) -> RanOutOfMemory:
     asked = "" if found.requested_bytes is None else f" asking for {format_bytes(found.requested_bytes)}"
     where = f" at {found.source}" if found.source else ""
     who, bracket, command = watched.process.title.partition(" (")
-    message = f"{who} {watched.case.what_happened}{asked}{where}{bracket}{command}"
+    grew_bytes = watched.case.grew.bytes
+    grew = f", as memory grew {format_bytes(grew_bytes)} a step" if grew_bytes else ""
+    message = f"{who} {watched.case.what_happened}{asked}{where}{grew}{bracket}{command}"
     return RanOutOfMemory(found.device_uuid, found.wall_ns / 1e9, message)
 
 

@@ -12,12 +12,13 @@ from types import MappingProxyType
 from gpumem_tui.memory import Bucket, Unknown, Value
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.probe.files import Files
-from gpumem_tui.probe.wire import CPU, Process, Record, Stall
+from gpumem_tui.probe.wire import CPU, KeptPlace, Process, Record, Stall
 from gpumem_tui.system import user_name
 from gpumem_tui.text import shortened
 
 NO_ALLOCATOR = Unknown("host memory has no caching allocator")
 NOT_REPORTED = Unknown("not reported by the probe")
+NO_LIMIT = Unknown("the process has set itself no limit")
 NOT_SEEN = Unknown("not seen from outside the step")
 PEAK_CAME_EARLIER = Unknown("the peak came before all of this was there")
 
@@ -29,6 +30,12 @@ _HELD = (Bucket.PARAMETERS, Bucket.GRADIENTS, Bucket.OPTIMIZER, Bucket.BATCH_DAT
 def device_name(device: int) -> str:
     """Name a device as its process knows it: ``cpu``, ``cuda:0``."""
     return "cpu" if device == CPU else f"cuda:{device}"
+
+
+def kept_place(kept: KeptPlace) -> str:
+    """Return where in the program an allocation was made: line, module and operator, as far as they are known."""
+    places = (kept.source or "(no line known)", kept.module and f"in {kept.module}", kept.operator)
+    return ", ".join(place for place in places if place)
 
 
 class ProcessState(Enum):
@@ -123,6 +130,13 @@ class ProbeSample:
     def step_s(self) -> Reading[float]:
         """Mean seconds of a step since the sample before."""
         return Unknown("no step timed yet") if math.isnan(self.record.step_s) else self.record.step_s
+
+    @property
+    def left_bytes(self) -> Value:
+        """What the process may still reserve by the limit that it has set itself."""
+        if self.record.limit_bytes < 0 or self.record.reserved_bytes < 0:
+            return NO_LIMIT
+        return max(0, self.record.limit_bytes - self.record.reserved_bytes)
 
     allocated_bytes = _Figure()
     """What the caching allocator has given out now."""

@@ -20,7 +20,7 @@ from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, growth_line, growth_of
 from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, last_first
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, kept_place, last_first
 from gpumem_tui.watch.stops import stopped_at_json, stopped_jobs
 
 By = Literal["bucket", "module", "source"]
@@ -229,6 +229,7 @@ def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
     body.put_each("buckets", _by_key(sample.buckets))
     body.put_each("peak_buckets", _by_key(sample.peak_buckets))
     body.put_all(_FIGURES, sample)
+    body.put("limit_left_bytes", sample.left_bytes)
     body.put("age_s", process.age_s)
     body.put("newest_step", process.step)
     body.put("newest_step_age_s", process.heard_s)
@@ -399,7 +400,8 @@ def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> l
     """Return a deep look: each device's peak by bucket, then by module or source line, then memory over the step."""
     lines = [f"{process.title}: step {look.step:,}, {look.step_s:.3f} s with the recording ({look.method or 'none'})"]
     for device in look.devices:
-        lines += ["", f"{device_name(device.device)}: peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"]
+        peak = f"peak {format_bytes(device.peak_bytes)} at {device.peak_s:.3f} s"
+        lines += ["", f"{device_name(device.device)}: {peak}{_limit(process, device)}"]
         for bucket in ALLOCATED_BUCKETS:
             lines.append(_size_line(bucket_words(device, bucket), device.breakdown[bucket], device.peak_bytes))
         if by != "bucket":
@@ -408,6 +410,13 @@ def look_lines(process: ProbedProcess, look: LookAnswer, by: By = "source") -> l
     lines += ["", *_kept_lines(look)] if look.kept is not None else []
     lines += [f"no {_LACKING.get(what, what)}: {why}" for what, why in look.unavailable.items()]
     return [printable(line) for line in lines]
+
+
+def _limit(process: ProbedProcess, device: LookedDevice) -> str:
+    """Return the limit that the process has set itself on the device of a look."""
+    limits = [one.record.limit_bytes for one in process.samples if one.record.device == device.device]
+    known = [limit_bytes for limit_bytes in limits if limit_bytes >= 0]
+    return f"; the process limits itself to {format_bytes(known[0])}" if known else ""
 
 
 def bucket_words(device: LookedDevice, bucket: Bucket) -> str:
@@ -430,12 +439,6 @@ def _kept_lines(look: LookAnswer) -> list[str]:
             lambda rest: f"  {format_bytes(sum(kept.bytes for kept in rest)):>12}  {len(rest)} smaller places",
         ),
     ]
-
-
-def kept_place(kept: KeptPlace) -> str:
-    """Return where in the program an allocation was made: line, module and operator, as far as they are known."""
-    places = (kept.source or "(no line known)", kept.module and f"in {kept.module}", kept.operator)
-    return ", ".join(place for place in places if place)
 
 
 def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> Iterable[str]:

@@ -226,6 +226,27 @@ def test_the_kind_of_device_is_written_down(box: BlackBox, written: list[dict[st
     assert document["allocated_bytes"] is None
 
 
+@pytest.mark.parametrize("fraction", [None, 0.5, 1.0], ids=["older torch", "limit", "no limit"])
+def test_the_limit_that_the_process_has_set_itself(
+    fraction: float | None, box: BlackBox, cuda: pytest.MonkeyPatch, written: list[dict[str, Any]]
+) -> None:
+    """The allocator's observer is told the limit in the place of the device's size, the message has both."""
+    if fraction is None:
+        cuda.delattr(torch.cuda, "get_per_process_memory_fraction", raising=False)
+    else:
+        cuda.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fraction, raising=False)
+    is_limited = fraction != 1
+    box.allocation_failed(1, 12345, 15 * GIB // 2 if is_limited else 15 * GIB, 9 * GIB)
+    box.process_failed(torch.OutOfMemoryError("CUDA out of memory."), None)
+    told = "7.50 GiB allowed; " if is_limited else ""
+    text = f"GPU 0 has a total capacity of 15.00 GiB of which 9.00 GiB is free. {told}Of the allocated memory 7.00 GiB"
+    fresh = BlackBox(lambda: STATE, lambda one: written.append(as_written(one)), lambda *_: None, lambda work: work())
+    fresh.process_failed(torch.OutOfMemoryError(text), None)
+    assert {document["device_total_bytes"] for document in written} == {15 * GIB}
+    assert {document["device_limit_bytes"] for document in written} == {15 * GIB // 2 if is_limited else None}
+    assert {document["device_free_bytes"] for document in written} == {9 * GIB}
+
+
 def test_an_allocator_that_tells_nobody_does_not_spoil_the_start_of_cuda(
     box: BlackBox, cuda: pytest.MonkeyPatch
 ) -> None:

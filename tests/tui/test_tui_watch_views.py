@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.memory import GIB, MIB, Bucket, Unknown, format_bytes
 from gpumem_tui.probe.wire import KeptPlace
 from gpumem_tui.tui.kit.chart import Band, area_rows, stacked
 from gpumem_tui.tui.kit.figures import age_text, seconds
@@ -26,6 +26,7 @@ from gpumem_tui.watch.published import Job, Published, WatchedProcess, job_of
 from gpumem_tui.watch.records import ProbeSample, ProcessState, RefusedFile
 from tests.scenes import monitor as scene
 from tests.scenes import watch as watch_scene
+from tests.watch.rings import RECORD
 
 Row = list[tuple[str, str]]
 WIDTHS = [40, 74, 114, 180]
@@ -486,6 +487,28 @@ def test_a_look_says_what_every_step_leaves_behind() -> None:
     assert "3.0 MiB  train.py:31, in loss, aten.add" in said
     assert "Every step releases what it makes." in text(step_page(replace(look, kept=()), 100))
     assert "two more steps" not in text(step_page(replace(look, unavailable={"kept": "too many events"}), 100))
+
+
+def test_the_details_of_one_with_a_limit_of_its_own_say_what_is_left() -> None:
+    _, said = watch_scene.training()
+    watched = said.processes[0]
+    record = watched.placed[0].sample.record
+    limited = ProbeSample(replace(record, limit_bytes=record.reserved_bytes + 3 * GIB))
+    limit = format_bytes(limited.record.limit_bytes)
+    assert f"limits itself to {limit}, 3.00 GiB left" in text(probed_rows(watched, limited))
+    assert "limits itself" not in text(probed_rows(watched, watched.placed[0].sample))
+
+
+def test_the_post_mortem_of_one_that_kept_something_begins_with_that() -> None:
+    fixed = RECORD.parameters_bytes + RECORD.gradients_bytes + RECORD.optimizer_bytes
+    samples = [replace(RECORD, step=1 + n, allocated_bytes=fixed + n * GIB).as_json() for n in range(6)]
+    kept = KeptPlace(0, "", "", "train.py:11", GIB, 1)
+    ended = watch_scene.out_of_memory(samples=tuple(samples), kept=(kept,))
+    assert ended.case is not None
+    said = text(post_mortem_rows(ended.case, 114, scene.NOON_S))
+    assert said.splitlines()[2] == "memory grew 1.00 GiB a step, made at train.py:11 and never released: fix that first"
+    assert "What would only have put it off" in said
+    assert "kept by the last 10 steps" in said
 
 
 def test_the_details_of_one_that_grows_say_so() -> None:

@@ -115,21 +115,27 @@ def test_what_it_says() -> None:
     assert Growth(-1, MIB, 150).phrase == "host memory after each step grows by 3.52 GiB an hour"
 
 
-def leaking(folder: Path, gpu_uuid: str = RECORD.device_uuid) -> RingFile:
+def leaking(folder: Path, gpu_uuid: str = RECORD.device_uuid, limit_bytes: int = -1) -> RingFile:
     """This very process keeps 10 MiB a second of its GPU, for five minutes until now."""
     ring = RingFile(folder, this_process())
     now_ns = time.monotonic_ns()
     for number in range(600):
         size = 17 * GIB + number * 5 * MIB
         at_ns = now_ns - (600 - number) * S // 2
-        ring.sample(replace(RECORD, allocated_bytes=size, device_uuid=gpu_uuid, monotonic_ns=at_ns, step=number))
+        record = replace(RECORD, allocated_bytes=size, device_uuid=gpu_uuid, limit_bytes=limit_bytes)
+        ring.sample(replace(record, monotonic_ns=at_ns, step=number))
     return ring
 
 
-def test_an_alert_says_how_fast_and_how_long(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit_bytes", "left"),
+    [(-1, "2.2 h"), (200 * GIB, "2.2 h"), (41 * GIB, "36 min")],
+    ids=["no limit", "a far limit", "1 GiB below the process's own limit"],
+)
+def test_an_alert_says_how_fast_and_how_long(limit_bytes: int, left: str, tmp_path: Path) -> None:
     """Of a GPU with 57 GiB free, and 20 GiB more in the allocator's cache."""
     gpu = scene.gpu(0, [scene.process(4100, 22 * GIB)])
-    leaking(tmp_path / "probes", gpu.uuid)
+    leaking(tmp_path / "probes", gpu.uuid, limit_bytes)
     published = Collector(Watcher([tmp_path / "probes"])).collect([gpu])
     [growth] = published.processes[0].growth
     assert growth.bytes_per_s == pytest.approx(10 * MIB, rel=0.05)
@@ -139,7 +145,7 @@ def test_an_alert_says_how_fast_and_how_long(tmp_path: Path) -> None:
     assert alert.gpu_uuid == gpu.uuid
     assert alert.message.startswith("GPU 0: PID ")
     assert ": cuda:0 after each step grows by 35." in alert.message
-    assert " GiB an hour, full in 2.2 h (python train.py)" in alert.message
+    assert f" GiB an hour, full in {left} (python train.py)" in alert.message
 
 
 def test_watching_without_a_screen_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,76 @@ def test_the_prediction_stands_beside_what_was_found(tmp_path: Path) -> None:
     assert body["remedies"][0]["option"] == best.technique.option
 
 
+def rising(*sizes: int) -> list[dict[str, Any]]:
+    """Samples five steps apart, each of which holds so much beside what is trained."""
+    fixed = RECORD.parameters_bytes + RECORD.gradients_bytes + RECORD.optimizer_bytes
+    records = [replace(RECORD, step=1 + 5 * place, allocated_bytes=fixed + size) for place, size in enumerate(sizes)]
+    return [record.as_json() for record in records]
+
+
+KEPT = {"device": 0, "operator": "", "module": "", "source": "train.py:11", "bytes": GIB // 4, "allocations": 1}
+
+
+def test_what_grew_in_each_step_comes_first(tmp_path: Path) -> None:
+    samples = rising(*(GIB + place * 5 * GIB // 4 for place in range(4)))
+    other = {**KEPT, "source": "train.py:90", "bytes": 4096}
+    case = case_of(tmp_path / "probes", model_document(), samples=samples, kept=[KEPT, other])
+    lines = case_lines(case)
+    assert lines[1] == "memory grew 0.25 GiB a step, made at train.py:11 and never released: fix that first"
+    assert lines[2].startswith("the failed request")
+    assert "      2.50 GiB  kept by the last 10 steps" in lines
+    assert "     51.50 GiB  activations, batch data and the rest" in lines
+    assert "what would only have put it off, with the largest batch that then fits:" in lines
+    assert not any("samples of a batch hold" in line for line in lines)
+    body = json.loads(json.dumps(case_json(case)))
+    assert (body["grew_bytes_a_step"], body["kept"][0]) == (GIB // 4, KEPT)
+
+
+def test_growth_without_a_line_says_how_to_get_one(tmp_path: Path) -> None:
+    samples = rising(0, 3 * GIB, 3 * GIB, *(3 * GIB + place * GIB for place in range(1, 5)))  # what stays comes first
+    lines = case_lines(case_of(tmp_path / "probes", None, samples=samples))
+    assert lines[1].startswith("memory grew 0.20 GiB a step and was never released: fix that first; `gpumem-tui look")
+    few = case_of(tmp_path / "few", None, kept=[KEPT])
+    assert few.grew.bytes == GIB // 4, "too few samples, and its steps were recorded"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(GIB, GIB, GIB, GIB), (GIB, 2 * GIB), (GIB, 2 * GIB, 2 * GIB, 2 * GIB), (GIB, 3 * GIB, 2 * GIB, 4 * GIB),
+     (GIB, GIB + 9, GIB + 18)],
+    ids=["constant", "too few", "one jump", "up and down", "little"],
+)  # fmt: skip
+def test_a_process_that_keeps_nothing_is_not_said_to(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    case = case_of(tmp_path / "probes", model_document(), samples=rising(*sizes))
+    assert case.grew.bytes == 0
+    assert case_lines(case)[1].startswith("the failed request")
+    assert any("what would have helped" in line for line in case_lines(case))
+
+
+@pytest.mark.parametrize(("broken", "value"), [("step", "1"), ("allocated_bytes", None), ("device", [])])
+def test_samples_that_make_no_sense_are_passed_over(broken: str, value: object, tmp_path: Path) -> None:
+    samples = rising(*(place * GIB for place in range(4)))
+    samples[1][broken] = value
+    assert case_of(tmp_path / "probes", None, samples=samples).grew.bytes == round(GIB / 5)
+
+
+def test_free_is_what_the_processs_own_limit_leaves(tmp_path: Path) -> None:
+    changes = {"device_total_bytes": 140 * GIB, "device_free_bytes": 60 * GIB, "device_limit_bytes": 78 * GIB}
+    case = case_of(tmp_path / "probes", model_document(), **changes)
+    lines = case_lines(case)
+    assert lines[1] == "the failed request: 4.00 GiB on cuda:0 at train.py:34, 1.00 GiB was free"
+    assert lines[2].startswith("the process limits itself to 78.00 GiB (torch.")
+    assert lines[2].endswith("; the device had 60.00 GiB free")
+    sizes = [float(line.split()[0]) for line in lines if "GiB  " in line and line.startswith("  ")]
+    assert sum(sizes[:7]) == 2 * 78, "the rows and their sum"
+    assert "     78.00 GiB  = the process's own limit" in lines
+    assert not any("other processes" in line for line in lines)
+    body = case_json(case)
+    assert (body["free_bytes"], body["device_free_bytes"], body["device_limit_bytes"]) == (GIB, 60 * GIB, 78 * GIB)
+    device = case_of(tmp_path / "device", None, device_limit_bytes=79 * GIB)
+    assert (device.free_bytes, device.total_bytes) == (GIB, 80 * GIB), "on the device there was less than by the limit"
+
+
 def test_how_many_samples_filled_the_device() -> None:
     """The formula's own activations for 7 samples are found to be those of 7 samples."""
     expected = expect(trained(), {}, None, {0})

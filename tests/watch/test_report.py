@@ -14,7 +14,7 @@ from gpumem_tui.probe.wire import KeptPlace, LookAnswer
 from gpumem_tui.report.tables import ago
 from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.reader import Watcher
-from gpumem_tui.watch.records import ProbedProcess
+from gpumem_tui.watch.records import ProbedProcess, ProbeSample
 from gpumem_tui.watch.report import (
     fitting_columns,
     header_line,
@@ -161,6 +161,14 @@ def test_a_look_by_source_line(process: ProbedProcess, look: LookAnswer) -> None
     assert "     0.000 s  forward    1.00 GiB to 4.00 GiB  <- peak" in lines
     assert "     0.300 s  optimizer  2.00 GiB to 2.00 GiB" in lines
     assert lines[-1] == "no phases: compiled"
+
+
+def test_what_the_processs_own_limit_leaves_is_said(process: ProbedProcess, look: LookAnswer) -> None:
+    *_, on_gpu = process.samples
+    limited = ProbeSample(replace(on_gpu.record, limit_bytes=42 * GIB))
+    assert sample_json(process, limited)["limit_left_bytes"] == 2 * GIB
+    within = replace(process, samples=(limited,))
+    assert "cuda:0: peak 4.00 GiB at 0.200 s; the process limits itself to 42.00 GiB" in look_lines(within, look)
 
 
 def test_a_look_by_module_and_by_bucket(process: ProbedProcess, look: LookAnswer) -> None:

@@ -13,8 +13,8 @@ from gpumem_tui.text import printable
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, ends_row, stacked
 from gpumem_tui.tui.kit.figures import MUTED, Row, compact_bytes, fit, joined, ruled, seconds, span_width
 from gpumem_tui.tui.kit.shares import bucket_cells
-from gpumem_tui.watch.records import device_name
-from gpumem_tui.watch.report import bucket_words, kept_place
+from gpumem_tui.watch.records import device_name, kept_place
+from gpumem_tui.watch.report import bucket_words
 
 Place = Literal["module", "source"]
 

@@ -15,7 +15,7 @@ from gpumem_tui.tui.kit.glyphs import BUCKET_LOOKS
 from gpumem_tui.tui.kit.shares import Share, bar
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected
-from gpumem_tui.watch.postmortem import Case, fragmentation_lines, ledger_rows, request_lines
+from gpumem_tui.watch.postmortem import Case, fragmentation_lines, growth_lines, ledger_rows, request_lines, total_title
 from gpumem_tui.watch.published import WatchedProcess, total_bytes
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ def _allocator(sample: ProbeSample) -> Iterator[str]:
         yield f"out of memory {sample.ooms:,} times"
     if isinstance(sample.inactive_split_bytes, int):
         yield f"{format_bytes(sample.inactive_split_bytes)} free in pieces"
+    if isinstance(sample.left_bytes, int):
+        limit = format_bytes(sample.record.limit_bytes)
+        yield f"limits itself to {limit}, {format_bytes(sample.left_bytes)} left"
 
 
 def _table(watched: WatchedProcess, sample: ProbeSample) -> Iterator[Row]:
@@ -163,7 +166,9 @@ def post_mortem_rows(case: Case, width: int, now_s: float) -> list[Row]:
     rows = list(_wrapped(printable(case.process.title), width, "bold"))
     when = f"{case.what_happened} in step {found.step + 1:,}, {ago(now_s - found.wall_ns / 1e9)}"
     rows.append([("✗ ", "bold $error"), (when, "bold $error")])
-    for line in request_lines(found):
+    for line in growth_lines(case):
+        rows += _wrapped(printable(line), width, "bold $warning")
+    for line in request_lines(case):
         rows += _wrapped(printable(line), width, "")
     rows += [[], *_ledger(case, width)]
     for line in fragmentation_lines(found):
@@ -192,7 +197,7 @@ def ended_rows(watched: WatchedProcess, width: int, now_s: float) -> list[Row]:
 
 def _ledger(case: Case, width: int) -> Iterator[Row]:
     """Yield the device as a bar, then row by row."""
-    total_bytes = case.post_mortem.device_total_bytes
+    total_bytes = case.total_bytes
     stretches = [Share(title, title, value, BUCKET_LOOKS[bucket]) for bucket, title, value in ledger_rows(case)]
     if total_bytes is not None:
         known_bytes = sum(share.size_bytes for share in stretches if isinstance(share.size_bytes, int))
@@ -208,7 +213,7 @@ def _ledger(case: Case, width: int) -> Iterator[Row]:
         reason = f": {share.size_bytes.reason}" if isinstance(share.size_bytes, Unknown) else ""
         yield [*row, (f"  {share.label}{reason}", "")]
     if total_bytes is not None:
-        yield [(f"   {format_bytes(total_bytes):>{_CASE_WIDTH}}{'':8}  = device", MUTED)]
+        yield [(f"   {format_bytes(total_bytes):>{_CASE_WIDTH}}{'':8}  = {total_title(case)}", MUTED)]
 
 
 def _compared_case(case: Case, expected: Expected, width: int) -> Iterator[Row]:
@@ -224,19 +229,20 @@ def _compared_case(case: Case, expected: Expected, width: int) -> Iterator[Row]:
         yield [(f"{bucket.title:<{_NAME_WIDTH}}", ""), (sizes, "bold"), (f"{percent(error):>9}", MUTED)]
     if expected.assumed:
         yield from _wrapped(f"Assumed: {'; '.join(expected.assumed)}.", width, MUTED)
-    if isinstance(case.rest_bytes, int):
+    if isinstance(case.rest_bytes, int) and not case.grew.bytes:
         held = expected.samples_held(case.rest_bytes)
         yield from _wrapped(f"The rest is what about {held:,} samples of a batch hold.", width, MUTED)
 
 
 def _remedies(case: Case, expected: Expected, width: int) -> Iterator[Row]:
     """Yield what would have made it fit."""
-    total_bytes = case.post_mortem.device_total_bytes
+    total_bytes = case.total_bytes
     if total_bytes is None:
         return
     fits = expected.max_batch_size(total_bytes)
-    yield [("What would have made it fit", "bold $primary")]
-    said = f"a batch of at most {fits:,}, with {DEFAULT_HEADROOM:.0%} of the device left free"
+    put_off = "What would only have put it off" if case.grew.bytes else "What would have made it fit"
+    yield [(put_off, "bold $primary")]
+    said = f"a batch of at most {fits:,}, with {DEFAULT_HEADROOM:.0%} of {format_bytes(total_bytes)} left free"
     yield [(f"{fits:>8,}  ", "bold"), (fit(said, max(0, width - 10)), "")]
     for remedy in case.remedies:
         yield [(f"{remedy.max_batch_size:>8,}  ", "bold"), (fit(str(remedy), max(0, width - 10)), "")]
