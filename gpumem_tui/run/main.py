@@ -88,7 +88,8 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {remedy}"))
         return
     version = request.workload.as_torch or torch.__version__
-    profile = profile_for(version, request.gpu).among((request.workload.recipe.ranks,), request.gpu)
+    ranks = request.workload.recipe.ranks
+    profile = profile_for(version, request.gpu).using(request.gpu, (ranks,) if ranks > 1 else ())
     report(Ready.of(version, profile))
     if request.simulated and (reason := too_old(torch.__version__)):
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
