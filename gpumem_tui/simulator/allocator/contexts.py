@@ -46,7 +46,7 @@ _HIPBLAS_LARGE_ON = ("gfx94", "gfx95")
 
 
 def cuda_of(torch_version: str) -> int:
-    """Return the major version of CUDA that a torch such as ``2.11.0+cu130`` was built for, else PyPI's wheels of it."""
+    """Return the major version of CUDA that a torch such as ``2.11.0+cu130`` was built for, else that of its wheels."""
     if built_for := re.search(r"\+cu(\d+)\d$", torch_version):
         return int(built_for[1])
     version = _numbers(torch_version)

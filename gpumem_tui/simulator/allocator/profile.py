@@ -176,13 +176,15 @@ def per_multiprocessor(capability: tuple[int, int]) -> dict[str, int]:
 
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """Return the profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
-    version, cuda = minor_of(torch_version), cuda_of(torch_version)
+    version = minor_of(torch_version)
+    cublas_bytes, cublaslt_bytes = _cublas_workspace_bytes(version, gpu), _cublaslt_workspace_bytes(version, gpu)
+    cuda = cuda_of(torch_version)
     context = context_of(gpu, cuda)
     return Profile(
         name=f"torch {'.'.join(map(str, version))} {gpu.sm}",
         version=version,
-        cublas_workspace_bytes=_cublas_workspace_bytes(version, gpu),
-        cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version, gpu),
+        cublas_workspace_bytes=cublas_bytes,
+        cublaslt_workspace_bytes=cublaslt_bytes,
         keeps_cublaslt_workspace=version >= _CUBLASLT_KEPT_SINCE,
         context_bytes=context.expected_bytes,
         context_source=context.source,

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
-from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
+from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
