@@ -30,6 +30,7 @@ from gpumem_tui.run.events import (
     decode_request,
     encode,
 )
+from gpumem_tui.simulator.allocator.contexts import CUBLAS
 from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
@@ -89,7 +90,9 @@ def _serve(events_fd: int) -> None:
         return
     version = request.workload.as_torch or torch.__version__
     ranks = request.workload.recipe.ranks
-    profile = profile_for(version, request.gpu).using(request.gpu, (ranks,) if ranks > 1 else ())
+    groups = (ranks,) if ranks > 1 else ()
+    libraries = None if request.workload.shape is None else (CUBLAS,)  # the catalog's networks all multiply matrices
+    profile = profile_for(version, request.gpu).using(request.gpu, groups, libraries)
     report(Ready.of(version, profile))
     if request.simulated and (reason := too_old(torch.__version__)):
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
