@@ -326,7 +326,7 @@ def on_gpu(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> Tra
     """
     ready = traced.ready
     if not ready.profile.endswith(f" {plan.gpu.sm}"):
-        profile = profile_for(ready.profile.split()[1], plan.gpu).among(ready.groups, plan.gpu)
+        profile = profile_for(ready.torch_version, plan.gpu).using(plan.gpu, ready.groups, ready.libraries)
         ready = replace(Ready.of(ready.torch_version, profile), profile=ready.profile)
     return replace(traced.on(plan.gpu, ready), finder=finder or traced.finder)
 

@@ -173,7 +173,8 @@ class CommandPlan:
         version = self.predicted.ready.torch_version
         then, now = profile_for(version, made_on), profile_for(version, self.gpu)
         trace = _with_workspace(traced.trace, then.cublas_workspace_bytes, now.cublas_workspace_bytes)
-        return traced.with_trace(trace).on(self.gpu, Ready.of(version, now.among(traced.ready.groups, self.gpu)))
+        used = now.using(self.gpu, traced.ready.groups, traced.ready.libraries)
+        return traced.with_trace(trace).on(self.gpu, Ready.of(version, used))
 
     @property
     def fitting(self) -> Together | None:

@@ -394,7 +394,7 @@ class CommandChild(Child):
         match event:
             case Ready():  # torchrun itself is ready before its ranks are
                 was_ready, self._is_ready = self._is_ready, True
-                return not was_ready or event.nccl is not None
+                return not was_ready or event.nccl is not None or event.libraries is not None
             case TrialDone() | TraceDone():
                 self._outcomes.append(event)
             case Failed():

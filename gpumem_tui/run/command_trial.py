@@ -63,7 +63,8 @@ def take_part(reporter: Reporter) -> None:
         reporter.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
         os._exit(1)
     version = request.workload.as_torch or torch.__version__
-    profile = profile_for(version, request.gpu).among((ranks_here(os.environ).world_size or 1,), request.gpu)
+    ranks = ranks_here(os.environ).world_size or 1
+    profile = profile_for(version, request.gpu).using(request.gpu, (ranks,) if ranks > 1 else ())
     reporter.report(Ready.of(version, profile))
     if request.simulated:
         _Simulated(reporter, request, profile).start()
@@ -245,7 +246,7 @@ class _Simulated(_Trial):
         rank = self.request.workload.rank
         if rank >= max(backend.ranks, ranks_here(os.environ).world_size or 1):
             return Failed("workload", f"--rank {rank}: the command is one process; start it by its launcher")
-        self._follow_groups()
+        self._follow_context()
         if isinstance(self.request, TrialRequest):
             return self.trial_done("fit", (timeline, ""))
         assumed: Counter[str] = self.gpu.mode.assumed
@@ -263,15 +264,15 @@ class _Simulated(_Trial):
         made = self.changes
         return replace(done, changes=made.found(), written=made.written, is_sharded=made.is_sharded)
 
-    def _follow_groups(self) -> None:
-        """Take and report what the device has beside the allocator once groups of ranks have had collectives."""
+    def _follow_context(self) -> None:
+        """Take and report what the device has beside the allocator, by the libraries and groups that were used."""
         if self.gpu.profile != self.profile:
             self.profile = self.gpu.profile
             self.reporter.report(Ready.of(self.request.workload.as_torch or torch.__version__, self.profile))
 
     def _out_of_memory(self, message: str) -> None:
         """Report that this batch does not fit: nothing the program does about it changes that."""
-        self._follow_groups()
+        self._follow_context()
         self.program.name_what_lives()
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
 

@@ -81,6 +81,7 @@ class Ready:
     Attributes:
         context_range: None where `context_bytes` is exact.
         nccl: what both have of NCCL's buffers, for `groups` of so many ranks; None for none.
+        libraries: of CUDA, which the program used; None where that is not known.
     """
 
     torch_version: str
@@ -90,13 +91,14 @@ class Ready:
     context_range: Range | None = None
     nccl: Context | None = None
     groups: tuple[int, ...] = ()
+    libraries: tuple[str, ...] | None = None
     event: Literal["ready"] = "ready"
 
     @classmethod
     def of(cls, torch_version: str, profile: Profile) -> Ready:
         """Return the event of a torch of this version, with what the simulator assumes of it."""
-        known = profile.context_bytes, profile.context_source, profile.context_range, profile.nccl, profile.groups
-        return cls(torch_version, profile.name, *known)
+        context = profile.context_bytes, profile.context_source, profile.context_range
+        return cls(torch_version, profile.name, *context, profile.nccl, profile.groups, profile.libraries)
 
 
 @dataclass(frozen=True)

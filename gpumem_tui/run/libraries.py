@@ -24,6 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
+from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.device.kinds import is_without_data
@@ -189,8 +190,9 @@ class CapturedGraph:
         self._watch = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.append(optimizer))
 
     def capture_end(self) -> None:
-        """End the capture."""
+        """End the capture; the graph that it makes takes memory of the device beside the allocator."""
         CapturedGraph._capturing = None
+        backend._gpu.load(CUDA_GRAPH)
         self._watch.remove()
 
     def replay(self) -> None:
@@ -215,7 +217,7 @@ def follow_graphs(note: Callable[[str], None]) -> None:
     class NotedGraph(CapturedGraph):
         def __init__(self, keep_graph: bool = False) -> None:
             super().__init__(keep_graph)
-            note("CUDA graphs: traced once, as they are captured, without the memory that a graph keeps for itself")
+            note("CUDA graphs: traced once, as they are captured")
 
     cuda: Any = torch.cuda
     for module in (cuda, cuda.graphs):

@@ -30,6 +30,7 @@ from gpumem_tui.run.events import (
     decode_request,
     encode,
 )
+from gpumem_tui.simulator.allocator.contexts import CUBLAS
 from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.simulator.fast.uncompiled import exclude_nothing, leave_compiler_unloaded
@@ -88,7 +89,10 @@ def _serve(events_fd: int) -> None:
         report(Failed("torch", f"{sys.executable} cannot import torch ({error}): {remedy}"))
         return
     version = request.workload.as_torch or torch.__version__
-    profile = profile_for(version, request.gpu).among((request.workload.recipe.ranks,), request.gpu)
+    ranks = request.workload.recipe.ranks
+    groups = (ranks,) if ranks > 1 else ()
+    libraries = None if request.workload.shape is None else (CUBLAS,)  # the catalog's networks all multiply matrices
+    profile = profile_for(version, request.gpu).using(request.gpu, groups, libraries)
     report(Ready.of(version, profile))
     if request.simulated and (reason := too_old(torch.__version__)):
         report(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))

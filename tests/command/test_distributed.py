@@ -127,7 +127,39 @@ def test_every_group_of_ranks_that_communicates_has_nccls_buffers_on_the_device(
     one, two = nccl
     assert "buffers of one group," in one["source"]
     assert "buffers of 2 groups," in two["source"]
-    assert two["high_bytes"] * 3 == one["high_bytes"] * 4, "two of two ranks, each without one of a tree's connections"
+    kernels, pool = 170 * MIB, 512 * MIB
+    connected = one["high_bytes"] - kernels - pool, two["high_bytes"] - kernels - 2 * pool
+    assert connected[1] * 3 == connected[0] * 4, "two of two ranks, each without one of a tree's connections"
+
+
+def test_a_single_rank_has_nccls_kernels_and_its_pool_on_the_device(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29518", RANK="0", WORLD_SIZE="1")
+        model = torch.nn.Linear(8, 8).cuda()
+        dist.init_process_group("nccl")
+        if "alone" not in os.sys.argv:
+            model = DistributedDataParallel(model, device_ids=[0])
+        for step in range(10):
+            model(torch.randn(8, 8).cuda()).mean().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        """,
+    )
+    options = ("--steps", "2", "--torch-version", "2.11")
+    traced, alone = (
+        project.predict("python", "train.py", *words, gpu="h200-141gb", options=options).json["traced"]
+        for words in ((), ("alone",))
+    )
+    (nccl,) = (one for one in traced["unknowns"] if one["name"] == "NCCL")
+    assert (nccl["low_bytes"], nccl["high_bytes"]) == (170 * MIB, 556 * MIB)
+    assert "a single rank" in nccl["source"]
+    assert not [one for one in alone["unknowns"] if one["name"] == "NCCL"], "none communicates"
 
 
 def test_tensor_parallel_layers_hold_their_share(project: Project) -> None:

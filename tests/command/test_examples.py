@@ -148,9 +148,37 @@ def test_a_captured_graph_is_traced_once_and_its_replays_count(project: Project,
         graph.replay()
 """,
     )
-    done = project.predict("python", "train.py")
-    assert done.json["traced"]["buckets"]["parameters"] == 4 * (1024 * 1024 + 1024)
-    assert "CUDA graphs" in " ".join(done.json["traced"]["notes"])
+    traced = project.predict("python", "train.py").json["traced"]
+    assert traced["buckets"]["parameters"] == 4 * (1024 * 1024 + 1024)
+    assert "CUDA graphs" in " ".join(traced["notes"])
+    graphs = {"step": "a CUDA graph", "model": "2 CUDA graphs"}[captured]  # a forward and a backward
+    assert f"; {graphs} of 24 to 60 MiB" in traced["context_source"]
+
+
+@pytest.mark.parametrize(
+    ("network", "least_mib"), [("nn.Linear(64, 64)", 130), ("nn.Conv2d(64, 64, 1)", 16), ("nn.LSTM(64, 64)", 16)]
+)
+def test_what_a_program_loads_of_cuda_tells_the_least_of_its_context(
+    project: Project, network: str, least_mib: int
+) -> None:
+    """By an H200's driver: 610 MiB before a kernel, cuBLAS 130 more, cuDNN 16."""
+    project.write(
+        "train.py",
+        f"""
+    import torch
+    from torch import nn
+
+    model = {network}.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(9):
+        found = model(torch.randn(64, 64, 64).cuda())
+        (found[0] if isinstance(found, tuple) else found).sum().backward()
+        optimizer.step()
+""",
+    )
+    traced = project.predict("python", "train.py", gpu="h200-141gb").json["traced"]
+    (context,) = (one for one in traced["unknowns"] if one["name"] == "CUDA context")
+    assert context["low_bytes"] == (610 + least_mib - 15) * (1 << 20)
 
 
 def test_what_programs_ask_of_tensors_and_of_cuda(project: Project) -> None:

@@ -46,36 +46,49 @@ def test_a_context_that_was_measured_has_no_range() -> None:
 def test_ranks_add_what_nccl_was_measured_to_take() -> None:
     a100, h100 = find_gpu("a100-80gb"), find_gpu("h100-80gb")
     alone = profile_for("2.13", a100)
-    assert alone.among((1,), a100) is alone
+    assert alone.using(a100) is alone
     for gpu, ranks, measured_mib in ((a100, 2, 544), (a100, 4, 688), (h100, 8, 540)):
-        nccl = profile_for("2.13", gpu).among((ranks,), gpu).nccl
+        nccl = profile_for("2.13", gpu).using(gpu, (ranks,)).nccl
         assert nccl is not None
         assert nccl.low_bytes < measured_mib * MIB < nccl.high_bytes
-    several = alone.among((4,), a100)
+    several = alone.using(a100, (4,))
     assert several.nccl is not None
     assert several.context_bytes - alone.context_bytes == several.nccl.expected_bytes
     assert several.context_range == alone.context_range + Range(several.nccl.low_bytes, several.nccl.high_bytes)
 
 
+@pytest.mark.parametrize(("gpu", "pool_mib"), [("h200-141gb", 386), ("b200-180gb", 512), ("rtx-3090-24gb", 512)])
+def test_a_group_of_one_rank_has_its_pool_and_nccls_kernels(gpu: str, pool_mib: int) -> None:
+    """Sizes: the H200's calibration, NVIDIA/nccl#2363 (536,870,912 bytes on a B300) and #2366 (RTX 3090)."""
+    there = find_gpu(gpu)
+    one, two = (profile_for("2.11.0+cu130", there).using(there, groups).nccl for groups in ((1,), (1, 1)))
+    assert one is not None
+    assert two is not None
+    assert pool_mib * MIB < one.high_bytes == (170 + pool_mib) * MIB
+    assert two.high_bytes - one.high_bytes == pool_mib * MIB, "each group has a pool; kernels are loaded once"
+
+
 def test_each_group_of_ranks_has_buffers_of_its_own() -> None:
     gpu = find_gpu("a100-80gb")
     alone = profile_for("2.13", gpu)
-    pairs, four, both = (alone.among(groups, gpu).nccl for groups in ((2,), (4,), (2, 4)))
-    assert pairs is not None
-    assert four is not None
-    assert both is not None
-    assert both.between == pairs.between + four.between
-    assert "2 groups" in both.source
-    assert alone.among((8,), gpu).among((2, 1), gpu) == alone.among((2,), gpu), "what was taken before counts twice"
-    assert alone.among((8,), gpu).with_context(MIB, "measured") == alone.with_context(MIB, "measured")
+    pairs, four, both = (alone.using(gpu, groups) for groups in ((2,), (4,), (2, 4)))
+    assert pairs.nccl is not None
+    assert four.nccl is not None
+    assert both.nccl is not None
+    kernels_bytes = 170 * MIB
+    assert both.nccl.expected_bytes == pairs.nccl.expected_bytes + four.nccl.expected_bytes - kernels_bytes
+    assert both.nccl.high_bytes == pairs.nccl.high_bytes + four.nccl.high_bytes - kernels_bytes
+    assert "2 groups" in both.nccl.source
+    assert alone.using(gpu, (8,)).using(gpu, (2,)) == pairs, "what was taken before counts twice"
+    assert alone.using(gpu, (8,)).with_context(MIB, "measured") == alone.with_context(MIB, "measured")
 
 
 def test_nccl_follows_its_variables_and_a_typed_context_has_it_already(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = find_gpu("a100-80gb")
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     monkeypatch.setenv("NCCL_BUFFSIZE", str(1 * MIB))
-    nccl = profile_for("2.13", gpu).among((8,), gpu).nccl
+    nccl = profile_for("2.13", gpu).using(gpu, (8,)).nccl
     assert nccl is not None
-    assert nccl.high_bytes == nccl.expected_bytes == 2 * 3 * (8 + 2) * MIB
+    assert nccl.expected_bytes == (2 * 3 * (8 + 2) + 170) * MIB
     typed = profile_for("2.13", replace(gpu, context=Context(MIB, MIB, MIB, "typed")))
-    assert typed.among((8,), gpu) is typed
+    assert typed.using(gpu, (8,), ("cuBLAS",)) is typed

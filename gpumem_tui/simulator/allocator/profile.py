@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from pathlib import Path
-from typing import Any
 
 from gpumem_tui.catalog.shapes import MULTIPROCESSORS_OF_OTHERS, Context, Gpu
 from gpumem_tui.memory import KIB, MIB, Range
+from gpumem_tui.simulator.allocator.contexts import (
+    FACTS,
+    capability_text,
+    context_of,
+    cuda_of,
+    hipblas_workspace_bytes,
+    nccl_buffers,
+    together,
+)
 
 OLDEST_TORCH = (2, 6)
 """The oldest version that the simulated GPU was tried with."""
@@ -71,8 +75,10 @@ class Profile:
         context_bytes: what a process holds on the device beside its allocator: CUDA context, kernels, libraries.
         context_source: where `context_bytes` was measured.
         context_range: between what figures it was found to be, once a program's kernels and libraries are loaded.
+        cuda: the major version of CUDA.
         nccl: what the context has of NCCL's buffers for groups of ranks, and `groups` how many ranks each of them has.
-        alone: the profile without them; None where there are none.
+        libraries: what of CUDA a program is known to use; None where it is not known.
+        alone: the profile of any program; None where this is it.
         compute_capability: of the architecture.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
@@ -88,8 +94,10 @@ class Profile:
     threads_per_multiprocessor: int
     context_range: Range
     compute_capability: tuple[int, int]
+    cuda: int
     nccl: Context | None = None
     groups: tuple[int, ...] = ()
+    libraries: tuple[str, ...] | None = None
     alone: Profile | None = None
 
     def with_context(self, context_bytes: int, source: str) -> Profile:
@@ -98,20 +106,25 @@ class Profile:
         alone = self.alone or self
         return replace(alone, context_bytes=context_bytes, context_source=source, context_range=exactly)
 
-    def among(self, groups: Iterable[int], gpu: Gpu) -> Profile:
-        """Return the same profile with NCCL's buffers for groups of so many ranks, each of which has its own.
+    def using(self, gpu: Gpu, groups: Iterable[int] = (), libraries: Iterable[str] | None = None) -> Profile:
+        """Return the profile of a program: with the libraries it uses, and NCCL's buffers for its groups of ranks.
 
         An exact context, as typed, has them.
+
+        Args:
+            groups: how many ranks each group has that communicates; each has its own buffers, one of a single rank too.
+            libraries: see `contexts.context_of`; None where they are not known.
         """
-        alone, several = self.alone or self, tuple(ranks for ranks in groups if ranks > 1)
-        if not several or gpu.arch or alone.context_range.is_exact:
+        alone, several = self.alone or self, tuple(groups)
+        used = None if libraries is None else tuple(libraries)
+        if gpu.arch or alone.context_range.is_exact or (not several and used is None):
             return alone
-        nccl = _nccl_buffers(several, gpu)
-        expected_bytes, both = alone.context_bytes + nccl.expected_bytes, f"{alone.context_source}; {nccl.source}"
-        most = alone.context_range + nccl.between
+        context = context_of(gpu, self.cuda, used)
+        nccl = nccl_buffers(several, gpu, self.cuda) if several else None
+        whole = context if nccl is None else together(context, nccl)
         return replace(
-            alone, context_bytes=expected_bytes, context_source=both, context_range=most, nccl=nccl, groups=several,
-            alone=alone,
+            alone, context_bytes=whole.expected_bytes, context_source=whole.source, context_range=whole.between,
+            nccl=nccl, groups=several, libraries=used, alone=alone,
         )  # fmt: skip
 
 
@@ -133,10 +146,6 @@ _CUBLAS_LARGE_SINCE: dict[int, _Version] = {9: (2, 0), 10: (2, 12), 12: (2, 12)}
 capability since a torch version: Hopper (pytorch/pytorch#91564), Blackwell (#175344, merged in February 2026; published
 runs of torch 2.11 on a B200 and an RTX PRO 6000 still hold 8,519,680 bytes a thread, tests/published)."""
 
-_HIPBLAS_BYTES, _HIPBLAS_LARGE_BYTES = 32 * MIB, 128 * MIB
-_HIPBLAS_LARGE_ON = ("gfx94", "gfx95")
-"""PyTorch's notes on HIP, "hipBLAS workspaces" (pytorch/pytorch#138791): 32 MiB, from the MI300 on 128 MiB."""
-
 _CUBLASLT_BYTES = 1 * MIB
 _CUBLASLT_SINCE: _Version = (1, 12)
 _CUBLASLT_KEPT_SINCE: _Version = (2, 9)
@@ -144,14 +153,6 @@ _CUBLASLT_SHARED_SINCE: _Version = (2, 11)
 """Products with a bias go through cuBLASLt since pytorch/pytorch#72148, its workspace (`parseCUDABlasLtWorkspaceSize`
 there) since #73439, of March 2022: 1 MiB, taken for each product until pytorch/pytorch#156495 (June 2025) gave it
 to the thread, and cuBLAS' own since #168175 (January 2026)."""
-
-_CONTEXTS: dict[str, Any] = json.loads((Path(__file__).parent / "contexts.json").read_text(encoding="utf-8"))
-"""What contexts take, by compute capability; the file says what its figures are."""
-
-_FEW = 3
-"""With fewer figures of an architecture than this, its context is taken to be as large as any other's at most."""
-_CONTEXT_ROUNDING_BYTES = 15 * MIB
-"""Three figures of two decimals of GiB make each of them."""
 
 WARP_SIZE = 32
 THREADS_PER_BLOCK = 1024
@@ -163,7 +164,7 @@ _SHARED_BYTES_PER_BLOCK = 48 << 10
 
 def per_multiprocessor(capability: tuple[int, int]) -> dict[str, int]:
     """Return registers and shared memory (bytes), as `torch.cuda.get_device_properties` names them."""
-    shared = _CONTEXTS["shared_kib"].get(_text(capability), 100) << 10
+    shared = FACTS["shared_kib"].get(capability_text(capability), 100) << 10
     kept = 1 << 10 if capability >= (8, 0) else 0
     return {
         "regs_per_multiprocessor": _REGISTERS_PER_MULTIPROCESSOR,
@@ -175,20 +176,23 @@ def per_multiprocessor(capability: tuple[int, int]) -> dict[str, int]:
 
 def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """Return the profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
-    context_bytes, context_source = _context(gpu)
     version = minor_of(torch_version)
+    cublas_bytes, cublaslt_bytes = _cublas_workspace_bytes(version, gpu), _cublaslt_workspace_bytes(version, gpu)
+    cuda = cuda_of(torch_version)
+    context = context_of(gpu, cuda)
     return Profile(
         name=f"torch {'.'.join(map(str, version))} {gpu.sm}",
         version=version,
-        cublas_workspace_bytes=_cublas_workspace_bytes(version, gpu),
-        cublaslt_workspace_bytes=_cublaslt_workspace_bytes(version, gpu),
+        cublas_workspace_bytes=cublas_bytes,
+        cublaslt_workspace_bytes=cublaslt_bytes,
         keeps_cublaslt_workspace=version >= _CUBLASLT_KEPT_SINCE,
-        context_bytes=context_bytes,
-        context_source=context_source,
+        context_bytes=context.expected_bytes,
+        context_source=context.source,
         multiprocessors=gpu.multiprocessors or MULTIPROCESSORS_OF_OTHERS,
-        threads_per_multiprocessor=_CONTEXTS["threads"].get(_text(gpu.compute_capability), 2048),
-        context_range=_context_range(gpu, context_bytes),
+        threads_per_multiprocessor=FACTS["threads"].get(capability_text(gpu.compute_capability), 2048),
+        context_range=context.between,
         compute_capability=gpu.compute_capability,
+        cuda=cuda,
     )
 
 
@@ -219,62 +223,6 @@ def beside_allocator_bytes(gpu: Gpu) -> int:
     return reserve_bytes + profile.context_range.high_bytes + 2 * profile.cublas_workspace_bytes
 
 
-def _context(gpu: Gpu) -> tuple[int, str]:
-    """Return what the context is expected to take, and where that is from."""
-    if gpu.context is not None:
-        return gpu.context.expected_bytes, gpu.context.source
-    if gpu.arch:
-        found = _CONTEXTS["rocm"]["expected"]
-        return found["mib"] * MIB, f"assumed for {gpu.sm}: {found['source']}; nothing was measured on it"
-    capability = _text(gpu.compute_capability)
-    if capability in _CONTEXTS["expected"]:
-        found = _CONTEXTS["expected"][capability]
-        return found["mib"] * MIB, found["source"]
-    if capability in _CONTEXTS["loaded"]:
-        every = sorted(_CONTEXTS["loaded"][capability], key=itemgetter("mib"))
-        found = every[(len(every) - 1) // 2]
-        return found["mib"] * MIB, f"measured on {found['source']}, as it ran out of memory"
-    assumed = _CONTEXTS["expected"][_CONTEXTS["assumed"]]
-    return assumed["mib"] * MIB, f"assumed for {gpu.sm}: {assumed['source']}; 254 to 656 MiB elsewhere"
-
-
-def _context_range(gpu: Gpu, expected_bytes: int) -> Range:
-    """Return what the context was found between on this architecture, or on any other where it was not looked at."""
-    if gpu.context is not None:
-        return gpu.context.between
-    if gpu.arch:
-        found_mib = [found["mib"] for found in _CONTEXTS["rocm"]["loaded"]]
-        more_bytes = 2 * _hipblas_workspace_bytes(gpu)  # as much again for hipBLASLt, of both threads
-        return Range(min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + more_bytes)
-    elsewhere = _CONTEXTS["elsewhere"]
-    found_mib = [found["mib"] for found in _CONTEXTS["loaded"].get(_text(gpu.compute_capability), elsewhere)]
-    if len(found_mib) < _FEW:
-        found_mib.append(elsewhere[-1]["mib"])
-    if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
-        found_mib.append(_CONTEXTS["all_kernels_mib"])
-    around = min(found_mib) * MIB - _CONTEXT_ROUNDING_BYTES, max(found_mib) * MIB + _CONTEXT_ROUNDING_BYTES
-    return Range.of((*around, expected_bytes))
-
-
-def _nccl_buffers(groups: Sequence[int], gpu: Gpu) -> Context:
-    """Return what groups of so many ranks take on each device, from rings alone to rings and trees."""
-    known, has_nvlink = _CONTEXTS["nccl"], gpu.speed is not None and bool(gpu.speed.nvlink)
-    said = {name: int(set_) for name in known["set"] if (set_ := os.environ.get(f"NCCL_{name}", "")).isdecimal()}
-    channels = known["channels"]["nvlink" if has_nvlink else "pcie"]
-    limits = said.get("MIN_NCHANNELS", 0), said.get("MAX_NCHANNELS", channels[1])
-    fewest, most = (max(limits[0], min(limits[1], number)) for number in channels)
-    received_bytes = said.get("BUFFSIZE", known["simple_mib"] * MIB) + known["others_mib"] * MIB
-    one_bytes = math.ceil(received_bytes / (2 * MIB)) * 2 * MIB + known["sent_mib"] * MIB
-    all_bytes = sum(one_bytes * (2 if ranks == 2 else 3) for ranks in groups)
-    source = known["source"].format("one group" if len(groups) == 1 else f"{len(groups)} groups")
-    least_bytes = fewest * one_bytes * len(groups) if has_nvlink else 0
-    return Context(least_bytes, fewest * all_bytes, most * all_bytes, source)
-
-
-def _text(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
-
-
 def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     """Return what the user set in `CUBLAS_WORKSPACE_CONFIG` (pairs of ``:KIB:COUNT``), else torch's default."""
     chosen = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
@@ -286,13 +234,9 @@ def _cublas_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:
     if pairs:
         return sum(int(size) * KIB * int(count) for size, count in pairs)
     if gpu.arch:
-        return _hipblas_workspace_bytes(gpu)
+        return hipblas_workspace_bytes(gpu)
     since = _CUBLAS_LARGE_SINCE.get(gpu.compute_capability[0])
     return _CUBLAS_LARGE_BYTES if since is not None and torch_version >= since else _CUBLAS_BYTES
-
-
-def _hipblas_workspace_bytes(gpu: Gpu) -> int:
-    return _HIPBLAS_LARGE_BYTES if gpu.arch.startswith(_HIPBLAS_LARGE_ON) else _HIPBLAS_BYTES
 
 
 def _cublaslt_workspace_bytes(torch_version: _Version, gpu: Gpu) -> int:

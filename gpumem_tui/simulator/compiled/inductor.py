@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.compiled import beside
 from gpumem_tui.simulator.compiled.ahead import Ahead
 from gpumem_tui.simulator.compiled.hidden import while_compiled
@@ -252,10 +253,14 @@ def _graphed(call: Callable[[list[Any]], Any], static_input_idxs: Sequence[int] 
     `cudagraph_trees` in torch/_inductor runs it once to warm up and captures it in the same pool; what parameters and
     saved activations hold (static inputs) is not copied. What follows is a replay, whose buffers lie where they were.
     """
-    static = frozenset(static_input_idxs)
+    static, captured = frozenset(static_input_idxs), False
 
     def run(inputs: list[Any]) -> Any:
+        nonlocal captured
         assert Streams.active is not None, "compiled code is called while a GPU is simulated"
+        if not captured:
+            captured = True
+            backend._gpu.load(CUDA_GRAPH)
         with Streams.active.in_graph_pool():
             for place, given in enumerate(inputs):
                 if isinstance(given, torch.Tensor) and given.device.type == DEVICE_TYPE and place not in static:

@@ -42,6 +42,9 @@ class DeviceParts(Protocol):
     def communicate(self, args: Iterable[Any]) -> None:
         """Take NCCL's buffers for the group of ranks in a collective's arguments."""
 
+    def load(self, library: str) -> None:
+        """Take what a library of CUDA holds beside the allocator."""
+
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""
 

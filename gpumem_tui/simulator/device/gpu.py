@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
+from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
@@ -91,6 +92,7 @@ class SimulatedGpu:
         self.phases_begun = 0
         self._rounds: list[Round] = []
         self._groups: dict[str, int] = {}
+        self._libraries: list[str] = []
         self.streams = Streams(self.recorder, self.allocator)
         self.sites = SiteFinder()
         self.memory = DeviceMemory(self)
@@ -110,9 +112,18 @@ class SimulatedGpu:
         name = next((one for one in groups if one in sizes), None)
         if name is not None and name not in self._groups:
             self._groups[name] = sizes[name]
-            self.profile = self.profile.among(self._groups.values(), self.gpu)
-            if not self.unlimited:
-                self.allocator.capacity_bytes = self.gpu.cuda_total_bytes - self.profile.context_bytes
+            self._hold_context()
+
+    def load(self, library: str) -> None:
+        """Take what a library of CUDA holds beside the allocator, once; a CUDA graph each time."""
+        if library == CUDA_GRAPH or library not in self._libraries:
+            self._libraries.append(library)
+            self._hold_context()
+
+    def _hold_context(self) -> None:
+        self.profile = self.profile.using(self.gpu, self._groups.values(), self._libraries)
+        if not self.unlimited:
+            self.allocator.capacity_bytes = self.gpu.cuda_total_bytes - self.profile.context_bytes
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it; tensors elsewhere are ignored."""

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import OutOfMemory
+from gpumem_tui.simulator.allocator.contexts import CUBLAS, LIBRARY_OF
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, HIPBLAS_WORKSPACE
 from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
@@ -184,7 +185,10 @@ class DeviceMemory:
                 taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
             elif size := size_bytes_of(buffer):
                 taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
+        if library := LIBRARY_OF.get(func._opname):
+            gpu.load(library)
         if func._opname in MATRIX_PRODUCTS:
+            gpu.load(CUBLAS)
             profile = gpu.profile
             name = HIPBLAS_WORKSPACE if gpu.gpu.arch else CUBLAS_WORKSPACE
             self._take_workspace(name, profile.cublas_workspace_bytes)
