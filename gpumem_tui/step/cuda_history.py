@@ -79,9 +79,13 @@ class HistoryNotes:
 
 
 def _events(device: int | torch.device) -> int:
-    """Return how many allocations and releases a device has had so far."""
-    count: Any = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
-    return int(count["allocated"]) + int(count["freed"])
+    """Return how many allocations and releases a device has had so far.
+
+    PyTorch has no figures (``{}``) until CUDA is initialized, and calls that it queued for that moment run just before:
+    `memory_stats_as_nested_dict` and `_lazy_init` of torch/cuda. No device has had an allocation by then.
+    """
+    count: Any = torch.cuda.memory_stats_as_nested_dict(device).get("allocation", {}).get("all", {})
+    return int(count.get("allocated", 0)) + int(count.get("freed", 0))
 
 
 def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> Iterator[dict[str, Any] | HistoryNote]:
