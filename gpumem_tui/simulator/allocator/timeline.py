@@ -6,7 +6,7 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -101,6 +101,31 @@ class Timeline:
             return self
         most = {number: size.most_bytes if with_tried else size.needed_bytes for number, size in open_sizes}
         return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
+
+    def with_workspaces(self, sizes: Collection[int]) -> Timeline:
+        """Return a recorded run with cuBLAS's workspaces as traces have them: temporary, whoever made them.
+
+        Nothing in a history says what they are. A thread takes one of each size at its first product and keeps it
+        (`getCurrentCUDABlasHandle`, aten/src/ATen/cuda/CublasHandlePool.cpp), and autograd's thread is another than
+        the forward's. So they are the first that stay, of those that are not known by name: one of each size that is
+        made in backward, and one that is made elsewhere.
+
+        Args:
+            sizes: of the workspaces, in bytes.
+        """
+        kinds = {_INDEX[bucket] for bucket in (Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER)}
+        released = {-number for number in self.events if number < 0}
+        buckets, seen = list(self.buckets), set()
+        marks = [*self.marks, Mark(len(self.events), 0, Phase.BUILD)]
+        for mark, following in pairwise(marks):
+            for number in self.events[mark.event : following.event]:
+                index = number - 1
+                kept = number > 0 and number not in released and self.sizes[index] in sizes
+                key = mark.phase is Phase.BACKWARD, self.sizes[index]
+                if kept and buckets[index] in kinds and key not in seen:
+                    seen.add(key)
+                    buckets[index] = _INDEX[Bucket.TEMPORARY]
+        return replace(self, buckets=tuple(buckets))
 
     def held_after(self, event: int) -> list[Held]:
         """Return what is live after event number `event`, by bucket and site, the largest first."""
