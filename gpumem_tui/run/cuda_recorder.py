@@ -37,7 +37,7 @@ def history_of(recorder: MemoryRecorder, *, failed: bool) -> tuple[Timeline | No
     """Return what a run allocated and released, or None and the reason why that is not known."""
     try:
         return recorder.finish(failed), ""
-    except (HistoryIncomplete, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the other figures are known
         return None, in_one_line(error) or named(error)
 
 

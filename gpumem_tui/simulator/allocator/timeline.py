@@ -116,13 +116,11 @@ class Timeline:
         kinds = {_INDEX[bucket] for bucket in (Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER)}
         released = {-number for number in self.events if number < 0}
         buckets, seen = list(self.buckets), set()
-        marks = [*self.marks, Mark(len(self.events), 0, Phase.BUILD)]
-        for mark, following in pairwise(marks):
-            for number in self.events[mark.event : following.event]:
-                index = number - 1
-                kept = number > 0 and number not in released and self.sizes[index] in sizes
+        for mark, following in pairwise([*self.marks, Mark(len(self.events), 0, Phase.BUILD)]):
+            for index in (number - 1 for number in self.events[mark.event : following.event] if number > 0):
                 key = mark.phase is Phase.BACKWARD, self.sizes[index]
-                if kept and buckets[index] in kinds and key not in seen:
+                is_kept = key[1] in sizes and index + 1 not in released
+                if is_kept and buckets[index] in kinds and key not in seen:
                     seen.add(key)
                     buckets[index] = _INDEX[Bucket.TEMPORARY]
         return replace(self, buckets=tuple(buckets))
