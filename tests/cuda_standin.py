@@ -6,13 +6,14 @@ initialized, errors where CUDA raises, with the keys that they have, a history a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,11 @@ class Machine:
     def text(self) -> str:
         """As the environment has it for a command."""
         return json.dumps(asdict(self))
+
+    def visible(self, uuids: Sequence[str]) -> Machine:
+        """What a process sees of it whose ``CUDA_VISIBLE_DEVICES`` has these, in their order."""
+        by_uuid = {card.uuid: card for card in self.cards}
+        return replace(self, cards=[by_uuid[uuid] for uuid in uuids])
 
     def driver(self, held: Sequence[int] = ()) -> Scenario:
         """What NVML says: before this process uses any GPU, or while it holds so much of each."""
@@ -418,7 +424,8 @@ def install_from_environment() -> None:
     from gpumem_tui.simulator.cuda.presented import presented_as_cuda
     from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 
-    machine = Machine.read(os.environ[ENVIRONMENT])
+    machine = Machine.read(os.environ[ENVIRONMENT]).visible(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    gc.freeze()  # as where a GPU is simulated
     played, stack = CudaStandIn(machine), ExitStack()
     gpu = find_gpu("h200-141gb")
     allocator: Any = _Current(played)

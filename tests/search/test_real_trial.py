@@ -20,6 +20,8 @@ import torch
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, MIB
+from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.options.workload import choose_device
 from gpumem_tui.run import command_trial
 from gpumem_tui.run.command_trial import _Real
 from gpumem_tui.run.control import Control, Terms, converse
@@ -27,6 +29,7 @@ from gpumem_tui.run.cuda_recorder import history_of
 from gpumem_tui.run.events import ChildEvent, Failed, Output, TrialDone, TrialRequest
 from gpumem_tui.run.neighbours import own_bytes
 from gpumem_tui.run.session import Reporter
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -35,6 +38,7 @@ from tests.nvml_stub.machine import FakeMachine
 
 ROOT = Path(__file__).parents[2]
 GPU = find_gpu("h200-141gb")
+ANY = WorkloadSpec(Recipe(), command=Command(("x",), "."))
 SECOND = "GPU-00000000-0000-0000-0000-0000000000b1"
 SCRIPT = """
     import sys
@@ -143,11 +147,25 @@ def test_a_batch_that_does_not_fit_though_the_program_goes_on(lab: Lab) -> None:
     assert sum(result.buckets.values()) == result.peak_allocated_bytes
 
 
-def test_what_is_refused_within_a_library_ends_nothing(lab: Lab) -> None:
+def test_what_is_refused_within_a_library_ends_nothing_on_the_gpu_that_was_asked_for(
+    lab: Lab, fake_nvml: FakeMachine
+) -> None:
     """cuDNN asks for room for each algorithm that it tries, and takes another one where there is none."""
     within = "from tests.cuda_standin import installed; installed.try_workspace(1 << 50)"
-    result = done(lab.run(within=within))
+    machine = Machine([Card(), Card(SECOND, context_bytes=800 * MIB)])
+    fake_nvml.show(machine.driver())
+    device = choose_device("1", list_gpus(), share=False)
+    result = done(
+        lab.run(
+            machine,
+            within=within,
+            uuids=SearchConfig(
+                workload=WorkloadSpec(Recipe(), command=Command(("x",), ".")), device=device
+            ).terms.gpu_uuids,
+        )
+    )
     assert (result.outcome, result.steps, result.detail) == ("fit", 2, "")
+    assert result.device_used_bytes == result.peak_reserved_bytes + 800 * MIB
 
 
 def test_the_second_rank_beside_neighbours_that_grow(lab: Lab) -> None:
@@ -191,7 +209,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.setattr("gpumem_tui.run.command_trial.signal.signal", lambda *_: None)
 
     def begin(**more: Any) -> tuple[_Real, Heard]:
-        request = TrialRequest(WorkloadSpec(Recipe(), command=Command(("x",), ".")), GPU, False, 1, 2, **more)
+        request = TrialRequest(ANY, GPU, False, 1, 2, **more)
         heard = Heard(tmp_path)
         trial = _Real(heard, request, profile_for(torch.__version__, GPU))
         trial.start()
@@ -301,9 +319,9 @@ import os, torch
 from gpumem_tui.run import command_trial
 from gpumem_tui.run.events import TrialRequest, encode
 from tests.cuda_standin import Machine, cuda_played
-from tests.search.test_real_trial import GPU, Heard, Path, Recipe, Command, WorkloadSpec
+from tests.search.test_real_trial import ANY, GPU, Heard, Path
 folder = Path({folder!r})
-request = TrialRequest(WorkloadSpec(Recipe(), command=Command(("x",), ".")), GPU, False, 1, 2)
+request = TrialRequest(ANY, GPU, False, 1, 2)
 (folder / "request.json").write_bytes(encode(request))
 with cuda_played() as cuda:
     command_trial.take_part(Heard(folder))
