@@ -234,7 +234,7 @@ class CudaStandIn:
             "_cuda_memorySnapshot": self._snapshot,
             "_cuda_isHistoryEnabled": lambda: bool(self.most_entries),
             "_cuda_attach_out_of_memory_observer": self._observe,
-            "_cuda_emptyCache": lambda: [one.empty_cache() for one in self.allocators] and None,
+            "_cuda_emptyCache": self._empty_cache,
             "_cuda_synchronize": self._check,
             "_cuda_getArchFlags": lambda: "sm_90",
             "_cuda_getAllocatorBackend": lambda: self.machine.backend,
@@ -322,6 +322,10 @@ class CudaStandIn:
         if self.machine.backend != "native":
             raise RuntimeError(f"{self.machine.backend} does not yet support {function}.")
 
+    def _empty_cache(self) -> None:
+        for allocator in self.allocators:
+            allocator.empty_cache()
+
     def _check(self) -> None:
         if self.is_broken:
             raise RuntimeError(_NO_KERNEL)
@@ -408,7 +412,7 @@ class _Current:
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block:
         _cuda()._lazy_init()
-        allocator = self._played.allocators[self._played.current]
+        allocator: StandInAllocator = self._played.allocators[self._played.current]
         block = allocator.malloc(size_bytes, stream)
         self._owners[id(block)] = allocator
         return block
@@ -444,11 +448,12 @@ def install_from_environment() -> None:
         setattr(owner, name, function)
     for name, answer in played.answers().items():
         setattr(torch._C, name, answer)
-    address = torch.UntypedStorage.data_ptr
+    storages: Any = torch.UntypedStorage
+    address = storages.data_ptr
 
     def address_of(storage: torch.UntypedStorage) -> int:
         known = simulated.memory.live.get(storage._cdata)
-        return address(storage) if known is None else known.block.address
+        return int(address(storage)) if known is None else known.block.address
 
-    torch.UntypedStorage.data_ptr = address_of  # type: ignore[method-assign]
+    storages.data_ptr = address_of
     globals().update(installed=played, _kept=stack)

@@ -340,7 +340,8 @@ with cuda_played() as cuda:
 def test_the_error_that_leaves_pytorchs_code_is_seen_before_a_program_can_catch_it() -> None:
     """Raised as HANDLE_TH_ERRORS does (torch/csrc/Exceptions.h): by its class and a text."""
     kind: Any = torch.OutOfMemoryError
-    plain, seen = kind.__init__, []
+    plain = kind.__init__
+    seen: list[BaseException] = []
     try:
         command_trial._when_made(kind, seen.append)
         with suppress(torch.OutOfMemoryError):
