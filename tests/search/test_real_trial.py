@@ -95,7 +95,7 @@ class Lab:
         self.nvml.show(machine.driver())
         for name, value in {
             ENVIRONMENT: machine.text(),
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "standin_site"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "standin_site")] * is_real + [str(ROOT)]),
             **{name: value for name, value in self.nvml.environment.items() if name != "PATH"},
             **(environment or {}),
         }.items():
