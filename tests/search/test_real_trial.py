@@ -55,7 +55,8 @@ SCRIPT = """
     optimizer = torch.optim.AdamW(model.parameters())
     for step, (inputs, wanted) in enumerate(loader):
         {within}
-        loss = nn.functional.mse_loss(model(inputs.to(device)), wanted.to(device))
+        inputs, wanted = inputs.to(device), wanted.to(device)
+        loss = nn.functional.mse_loss(model(inputs), wanted)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

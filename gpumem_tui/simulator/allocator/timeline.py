@@ -364,12 +364,14 @@ class TimelineRecorder:
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
 
-        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says; what came from the host is batch
-        data. If the run ended while the model was built, all that it held are parameters.
+        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says. Batch data is what came from the
+        host, and what was made before a step, held in it and released since. If the run ended while the model was
+        built, all that it held are parameters.
         """
         events = tuple(self._events[: self._end] if failed else self._events)
         released_in = self._marks_at_release(events)
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
+        last_batch = max((index for index, mark in enumerate(self._marks) if mark.phase is Phase.BATCH), default=-1)
         buckets = []
         by_rule: dict[tuple[int, int, bool, bool], Bucket] = {}
         for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
@@ -382,12 +384,15 @@ class TimelineRecorder:
             elif case in by_rule:
                 bucket = by_rule[case]
             else:
+                phase = self._marks[born_in].phase if born_in >= 0 else None
+                is_held = released not in (born_in, _NEVER) or (released == _NEVER and born_in == last_batch)
+                is_before_step = phase in (Phase.BUILD, Phase.BATCH) and is_held and not only_built
                 bucket = by_rule[case] = untagged_bucket(
-                    self._marks[born_in].phase if born_in >= 0 else None,
+                    phase,
                     outlives_phase=released != born_in,
                     stays=released == _NEVER,
                     recomputed=recomputed,
-                    is_data=number in self._from_host and not only_built,
+                    is_data=(number in self._from_host and not only_built) or is_before_step,
                 )
             buckets.append(_INDEX[bucket])
         return Timeline(
