@@ -102,6 +102,7 @@ class StandInAllocator(CachingAllocator):
         self.card, self._cuda, self._index = card, cuda, index
         self.made = self.freed = self.retired = 0
         self.trace: list[dict[str, Any]] = []
+        self._live: dict[int, Block] = {}
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block:
         """As `malloc`; where there is no room, observers are told before the error is raised."""
@@ -114,12 +115,14 @@ class StandInAllocator(CachingAllocator):
                 observer(self._index, size_bytes, self.allowed_bytes or self.card.total_bytes, free_bytes)
             raise
         self.made += 1
+        self._live[block.address] = block
         self.write("alloc", size_bytes, stream, addr=block.address)
         return block
 
     def free(self, block: Block) -> None:
         """As `free`."""
         self.freed += 1
+        del self._live[block.address]
         for action in ("free_requested", "free_completed"):
             self.write(action, block.requested_bytes, block.pool.stream, addr=block.address)
         super().free(block)
@@ -145,6 +148,33 @@ class StandInAllocator(CachingAllocator):
     def _release(self, block: Block) -> None:
         self.write("segment_free", block.size_bytes, block.pool.stream, addr=block.address)
         super()._release(block)
+
+    def segments(self) -> Iterator[dict[str, Any]]:
+        """As a snapshot has them."""
+        blocks = [*self._live.values(), *self.cached_blocks()]
+        for first in sorted((block for block in blocks if block.prev is None), key=lambda block: block.address):
+            segment = [first]
+            while (following := segment[-1].next) is not None:
+                segment.append(following)
+            yield {
+                "device": self._index,
+                "address": first.address,
+                "total_size": sum(block.size_bytes for block in segment),
+                "stream": first.pool.stream,
+                "segment_type": "small" if first.pool.is_small else "large",
+                "is_expandable": False,
+                "frames": [],
+                "blocks": [
+                    {
+                        "address": block.address,
+                        "size": block.size_bytes,
+                        "requested_size": block.requested_bytes if block.allocated else 0,
+                        "state": "active_allocated" if block.allocated else "inactive",
+                        "frames": [],
+                    }
+                    for block in segment
+                ],
+            }
 
     def statistics(self) -> dict[str, Any]:
         """As `_cuda_memoryStats` answers."""
@@ -308,7 +338,7 @@ class CudaStandIn:
     def _snapshot(self, _pool: object = None) -> dict[str, Any]:
         self._native("snapshot")
         return {
-            "segments": [],
+            "segments": [segment for allocator in self.allocators for segment in allocator.segments()],
             "device_traces": [list(map(dict, one.trace)) for one in self.allocators],
             "allocator_settings": dict(SETTINGS),
             "external_annotations": [],

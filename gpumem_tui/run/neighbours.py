@@ -25,7 +25,7 @@ _MOST_PROCESSES = 1024
 
 
 class _ProcessInfo(ctypes.Structure):
-    """`nvmlProcessInfo_v2_t`."""
+    """`nvmlProcessInfo_v2_t`; the structs of the third version are longer under drivers 535.43 to 535.86."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -58,9 +58,9 @@ def _listed(nvml: Any, uuid: str) -> dict[int, int] | None:
     try:
         codes = (
             nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)),
-            nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), infos),
+            nvml.nvmlDeviceGetComputeRunningProcesses_v2(device, ctypes.byref(count), infos),
         )
-    except AttributeError:  # a driver before 510
+    except AttributeError:
         return None
     listed = {infos[index].pid: infos[index].used_bytes for index in range(count.value)}
     if any(code != _SUCCESS for code in codes) or _NO_FIGURE in listed.values():
