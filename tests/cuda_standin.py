@@ -148,6 +148,7 @@ class StandInAllocator(CachingAllocator):
     def _release(self, block: Block) -> None:
         self.write("segment_free", block.size_bytes, block.pool.stream, addr=block.address)
         super()._release(block)
+        self._cuda.tell_driver()
 
     def segments(self) -> Iterator[dict[str, Any]]:
         """As a snapshot has them."""
@@ -290,8 +291,10 @@ class CudaStandIn:
     def tell_driver(self) -> None:
         """Have NVML, where it is played, list what this process holds now."""
         path = os.environ.get("NVML_STUB_SCENARIO")
-        used = [one.stats.reserved_bytes for one in self.allocators]
-        held = [size and size + one.card.context_bytes for size, one in zip(used, self.allocators, strict=True)]
+        held = [
+            one.card.context_bytes + one.stats.reserved_bytes if one.stats.num_device_alloc else 0
+            for one in self.allocators
+        ]
         if path and any(held):
             self.machine.driver(held).write(Path(path))
 

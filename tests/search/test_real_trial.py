@@ -26,7 +26,7 @@ from gpumem_tui.run import command_trial
 from gpumem_tui.run.command_trial import _Real
 from gpumem_tui.run.control import Control, Terms, converse
 from gpumem_tui.run.cuda_recorder import history_of
-from gpumem_tui.run.events import ChildEvent, Failed, Output, TrialDone, TrialRequest
+from gpumem_tui.run.events import ChildEvent, Failed, Output, TrialDone, TrialRequest, decode_event
 from gpumem_tui.run.neighbours import own_bytes
 from gpumem_tui.run.session import Reporter
 from gpumem_tui.search.config import SearchConfig
@@ -371,3 +371,58 @@ def test_a_process_is_told_from_its_neighbours(
     before: dict[int, int] | None, now: dict[int, int], held: int | None
 ) -> None:
     assert own_bytes(before, now, 7) == held
+
+
+# A trial of a model or of a workload file
+
+MODEL = """
+import os
+from threading import Event
+from types import SimpleNamespace
+from tests.cuda_standin import install_from_environment
+install_from_environment()
+import torch
+from gpumem_tui.run.events import TrialRequest, encode
+from gpumem_tui.run.main import _Trial
+from gpumem_tui.simulator.allocator.profile import profile_for
+from tests.search.test_real_trial import ANY, GPU
+
+def build(device):
+    model = torch.nn.Linear(1024, 4096, device=device)
+    return model, torch.optim.AdamW(model.parameters())
+
+def train_step(model, optimizer, batch):
+    for _ in range(2):
+        model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+steps = Event()
+steps.set()
+uuid = os.environ["CUDA_VISIBLE_DEVICES"]
+for size in (64, 1 << 30):
+    request = TrialRequest(ANY, GPU, False, size, 2, others_bytes=0, gpu_uuids=(uuid,))
+    trial = _Trial(request, profile_for(torch.__version__, GPU), lambda _: None, steps)
+    made = lambda size, device: torch.randn(size, 1024, device=device)
+    workload = SimpleNamespace(name="test", build=build, make_batch=made, train_step=train_step)
+    print(encode(trial.on_real_gpu(workload)).decode())
+"""
+
+
+def test_a_model_that_fits_and_one_that_does_not(fake_machine: FakeMachine) -> None:
+    machine = Machine([Card(others_bytes=GIB, others_later_bytes=3 * GIB)])
+    fake_machine.show(machine.driver())
+    played = {ENVIRONMENT: machine.text(), "CUDA_VISIBLE_DEVICES": Card().uuid, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", MODEL], env={**fake_machine.environment, **played}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    events = [decode_event(line.encode()) for line in ran.stdout.splitlines() if line]
+    assert len(events) == 2, ran.stderr
+    fits, full = (done([event]) for event in events)
+    assert (fits.outcome, fits.steps, fits.buckets_unknown) == ("fit", 2, "")
+    assert fits.buckets is not None
+    assert fits.buckets["batch_data"] == 64 * 1024 * 4
+    assert fits.device_used_bytes == fits.peak_reserved_bytes + 700 * MIB
+    assert full.outcome == "oom"
+    assert full.detail.startswith("CUDA out of memory.") or "out of memory" in full.detail
