@@ -46,17 +46,25 @@ SCRIPT = """
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
+
+        def forward(self, inputs, wanted):
+            return nn.functional.mse_loss(self.layers(inputs), wanted)
+
     {before}
     device = torch.device("cuda")
-    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
-    data = TensorDataset(torch.zeros(8 * {batch}, 1024), torch.zeros(8 * {batch}, 1024))
-    loader = DataLoader(data, batch_size={batch}, num_workers={workers})
-    model = model.to(device)
+    data = TensorDataset(torch.zeros(9 * {batch}, 1024), torch.zeros(9 * {batch}, 1024))
+    batches = iter(DataLoader(data, batch_size={batch}, num_workers={workers}))
+    model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    for step, (inputs, wanted) in enumerate(loader):
+    inputs, wanted = (one.to(device) for one in next(batches))
+    for step in range(8):
         {within}
-        inputs, wanted = inputs.to(device), wanted.to(device)
-        loss = nn.functional.mse_loss(model(inputs), wanted)
+        loss = model(inputs, wanted)
+        inputs, wanted = (one.to(device) for one in next(batches))  # while the GPU works, as nanoGPT does
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
