@@ -271,6 +271,17 @@ def test_cuda_that_is_first_used_in_a_thread(begun: Callable[..., tuple[_Real, H
     assert (result.peak_allocated_bytes, result.buckets_unknown) == (512, "")
 
 
+def test_peaks_are_kept_that_the_program_counts_anew(begun: Callable[..., tuple[_Real, Heard]]) -> None:
+    """By whichever of torch's functions: they meet below."""
+    with cuda_played() as cuda:
+        trial, _ = begun()
+        cuda.allocators[0].free(cuda.allocate(4 * MIB))
+        torch.cuda.memory.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 0
+        assert trial.program.peaks()[0] == 4 * MIB
+        trial.program.stop()
+
+
 def test_an_allocator_without_a_history(begun: Callable[..., tuple[_Real, Heard]]) -> None:
     with cuda_played(Machine(backend="cudaMallocAsync")) as cuda:
         trial, heard = begun()
