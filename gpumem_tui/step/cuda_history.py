@@ -18,9 +18,6 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.sites import is_own
 
-COUNTED = ("alloc", "free_requested")
-"""Actions in the history that the allocator counts as well: `stats.allocation` of CUDACachingAllocator.cpp."""
-
 
 @dataclass(frozen=True)
 class HistoryNote:
@@ -95,6 +92,10 @@ def _events(device: int | torch.device) -> int:
     """
     count: Any = torch.cuda.memory_stats_as_nested_dict(device).get("allocation", {}).get("all", {})
     return int(count.get("allocated", 0)) + int(count.get("freed", 0))
+
+
+COUNTED = ("alloc", "free_requested")
+"""Actions in the history that the allocator counts as well: `stats.allocation` of CUDACachingAllocator.cpp."""
 
 
 def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> Iterator[dict[str, Any] | HistoryNote]:
