@@ -156,4 +156,6 @@ def _used_bytes(gpu: RealGpu) -> int:
     now = next((one for one in found if one.uuid == gpu.uuid), None)
     if now is None:
         raise NotCalibrated(f"GPU {gpu.index} does not answer any more")
+    if len(now.pids) > 1:
+        raise NotCalibrated(f"GPU {gpu.index} is in use by another process since; try when it is free")
     return now.used_bytes

@@ -13,16 +13,19 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import torch
 
 from gpumem_tui.importing import after_import
 from gpumem_tui.launchers import ranks_here
 from gpumem_tui.run.cuda_recorder import (
+    CudaMemory,
     CudaRecorder,
     cap_reserved,
-    context_bytes_on,
+    free_bytes_on,
     history_of,
+    is_out_of_memory,
     measured,
     sampled,
 )
@@ -40,12 +43,13 @@ from gpumem_tui.run.events import (
     decode_request,
 )
 from gpumem_tui.run.lengths import InputLengths
+from gpumem_tui.run.neighbours import Neighbours
 from gpumem_tui.run.program import Evaluations, Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
 from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
 from gpumem_tui.simulator.allocator.timeline import growth_line
 from gpumem_tui.text import flush_output
-from gpumem_tui.workload.errors import is_users
+from gpumem_tui.workload.errors import is_users, one_line, typed
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -68,7 +72,7 @@ def take_part(reporter: Reporter) -> None:
     reporter.report(Ready.of(version, profile))
     if request.simulated:
         _Simulated(reporter, request, profile).start()
-    elif torch.cuda.is_available():
+    elif torch.cuda.device_count():  # `is_available` would keep forked children from using CUDA (its docstring)
         assert isinstance(request, TrialRequest)
         _Real(reporter, request, profile).start()
     else:
@@ -88,19 +92,22 @@ class _Trial:
         self.notes: list[str] = []
         self._latest: Sample | None = None
 
-    def follow(self, recorder: Any, memory: Any) -> None:
-        """Follow the program from now on."""
+    def follow(self, recorder: Any, memory: Any) -> Program:
+        """Have the program followed from its `start` on."""
         self.program = Program(
             recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
         )
         self.program.lengths = InputLengths(self.request.workload.longest, can_lengthen=self.request.simulated)
         self.program.evaluations = Evaluations(are_wanted=self.request.workload.through == "eval")
-        self.program.start()
-        with suppress(ValueError):  # torch was imported in another thread
-            signal.signal(CONCLUDE_SIGNAL, self._asked_to_conclude)
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
-        self.reporter.on_error = self._failed_after_its_steps
+        self.reporter.on_error = self.failed
+        return self.program
+
+    def conclude_when_asked(self) -> None:
+        """Have a signal end the run with the steps that were made. To be called in the main thread."""
+        with suppress(ValueError):  # torch was imported in another thread
+            signal.signal(CONCLUDE_SIGNAL, self._asked_to_conclude)
 
     def sampled(self, sample: MemorySample) -> None:
         """Report the memory as a phase begins."""
@@ -127,7 +134,7 @@ class _Trial:
                 self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
             self.reporter.conclude(self.outcome())
 
-    def _failed_after_its_steps(self, detail: str) -> None:
+    def failed(self, detail: str, error: BaseException) -> None:  # noqa: ARG002  the words are enough here
         """Report the program's own steps where it cannot take longer inputs after them, or fails as it evaluates."""
         awaits = self.program.evaluations.after is not None
         if not self.reporter.is_concluded and (awaits or self.program.lengths.tries_longer(self.program.steps)):
@@ -139,7 +146,7 @@ class _Trial:
         """Report the steps that were made, and end: what runs now has not come to another one in time."""
         if self.reporter.is_concluded:
             return
-        if not self.program.steps:
+        if not self.reporter.steps():
             os._exit(1)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
@@ -203,7 +210,8 @@ class _Simulated(_Trial):
         atexit.register(_quietly(stack.close))
         ranks = _ranks(gpus)
         _follow_launchers(ranks, rank)
-        self.follow(self.gpu, torch.cuda)
+        self.follow(self.gpu, torch.cuda).start()
+        self.conclude_when_asked()
         self.gpu.mode.arriving = self.program.lengths.arriving
         if ranks > gpus:
             self.program.note(f"rank {rank} of {ranks}: a launcher within the command starts the others")
@@ -279,7 +287,7 @@ class _Simulated(_Trial):
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.workload.errors import described
 
-        self.reporter.failed(described(error))
+        self.reporter.failed(described(error), error)
         flush_output()
         os._exit(1)
 
@@ -287,39 +295,138 @@ class _Simulated(_Trial):
 class _Real(_Trial):
     """On the GPU itself, under a cap, with the allocator's own history."""
 
+    request: TrialRequest
+    recorder: CudaRecorder
+    _refused = ""
+
     def start(self) -> None:
-        self.recorder: CudaRecorder | None = None
+        self._pid = os.getpid()
+        self._is_capped = False
+        uuids, rank = self.request.gpu_uuids, ranks_here(os.environ).local_rank or 0
+        uuid = uuids[rank % len(uuids)] if uuids else ""
+        self.neighbours = Neighbours(uuid, self.request.others_bytes, self.profile)
+        self.conclude_when_asked()
         cuda: Any = torch.cuda
         cuda._lazy_call(self._initialized)
 
     def _initialized(self) -> None:
-        """Begin once CUDA has been initialized, by the program: launchers and data loaders never do."""
-        assert isinstance(self.request, TrialRequest)
-        device = torch.device("cuda", (ranks_here(os.environ).local_rank or 0) % torch.cuda.device_count())
-        cap_reserved(device, self.request.limit_bytes)
-        self.recorder = CudaRecorder(device)
-        self.follow(self.recorder, torch.cuda)
+        """Begin once CUDA has been initialized, by the program: launchers and data loaders never do.
+
+        PyTorch calls this within that initialization, and would raise what is raised here into the program.
+        """
+        if os.getpid() != self._pid:
+            return
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001  whatever it is, it is no error of the program's
+            self._end(Failed("device", f"{self.request.gpu.title} cannot be used: {typed(error)}"))
+
+    def _begin(self) -> None:
+        device = self._device()
+        uuid = _uuid_of(device or torch.device("cuda", 0))
+        if uuid and self.request.gpu_uuids and uuid not in self.request.gpu_uuids:
+            self._end(Failed("device", f"the command uses {uuid}: have it leave CUDA_VISIBLE_DEVICES as it finds it"))
+        self.recorder = CudaRecorder(device, self.profile)
+        program = self.follow(self.recorder, CudaMemory(self.recorder))
+        program.inputs = self.recorder.take_inputs
         internals: Any = torch._C
-        internals._cuda_attach_out_of_memory_observer(self._out_of_memory)
+        program.resets = (
+            (internals, "_cuda_resetPeakMemoryStats"),
+            (internals, "_accelerator_resetPeakStats"),  # since torch 2.9
+        )
+        program.start()
+        self._cap()
+        with suppress(RuntimeError):  # cudaMallocAsync, and allocators of the program's own, tell nobody
+            internals._cuda_attach_out_of_memory_observer(self._allocation_failed)
+        _when_made(torch.OutOfMemoryError, self._out_of_memory)
+
+    def _device(self) -> torch.device | None:
+        """Return the device that this process trains on; None where it alone knows which of several."""
+        rank, devices = ranks_here(os.environ).local_rank, torch.cuda.device_count()
+        return None if rank is None and devices > 1 else torch.device("cuda", (rank or 0) % devices)
+
+    def _cap(self) -> None:
+        if not self._is_capped and self.recorder.device is not None:
+            self._is_capped = True
+            cap_reserved(self._used(), self.request.limit_bytes)
+
+    def _used(self) -> torch.device:
+        device = self.recorder.device
+        return torch.device("cuda", device or 0) if not isinstance(device, torch.device) else device
+
+    def sampled(self, sample: MemorySample) -> None:
+        self._cap()
+        super().sampled(sample)
 
     def outcome(self) -> ChildEvent:
         self.program.name_what_lives()
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
-        assert isinstance(self.request, TrialRequest)
-        done = self.trial_done("fit", self._recorded(failed=False))
-        context_bytes = context_bytes_on(None, self.request.others_bytes)
-        return replace(done, device_used_bytes=done.peak_reserved_bytes + context_bytes)
+        return self.trial_done("fit", history_of(self.recorder, failed=False))
 
-    def _recorded(self, *, failed: bool) -> tuple[Timeline | None, str]:
-        assert self.recorder is not None
-        return history_of(self.recorder, failed=failed)
+    def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
+        beside_bytes = self.neighbours.beside_allocator_bytes(self._used())
+        if self.neighbours.note:
+            self.notes.append(self.neighbours.note)
+        done = super().trial_done(outcome, recorded, detail)
+        return replace(done, device_used_bytes=done.peak_reserved_bytes + beside_bytes)
 
-    def _out_of_memory(self, _device: int, requested: int, _device_total: int, device_free: int) -> None:
+    def failed(self, detail: str, error: BaseException) -> None:
+        """Report an error of which the memory is the cause, though CUDA or a library raised it."""
+        free_bytes = free_bytes_on(torch.cuda, self._used(), self.profile.context_bytes)
+        if not self.reporter.is_concluded and is_out_of_memory(error, free_bytes):
+            self._out_of_memory(error)
+        super().failed(detail, error)
+
+    def _allocation_failed(self, _device: int, requested: int, _device_total: int, device_free: int) -> None:
+        """Note a request that the allocator refuses; cuDNN's trials of algorithms go on without."""
         from gpumem_tui.simulator.device.gpu import requested_text
 
-        said = f"CUDA out of memory. Tried to allocate {requested_text(requested)}; {requested_text(device_free)} free"
-        self.reporter.conclude(self.trial_done("oom", self._recorded(failed=True), said))
+        wanted, free = requested_text(requested), requested_text(device_free)
+        self._refused = f"CUDA out of memory. Tried to allocate {wanted}; {free} free"
+
+    def _out_of_memory(self, error: BaseException) -> None:
+        """Report that this batch does not fit, once the program is told: nothing it does about it changes that."""
+        if self.reporter.is_concluded or os.getpid() != self._pid:
+            return
+        try:
+            self.program.name_what_lives()
+            recorded = history_of(self.recorder, failed=True)
+            self.reporter.conclude(self.trial_done("oom", recorded, self._refused or one_line(error)))
+        except Exception as ours:  # noqa: BLE001  it must not take the place of the program's own
+            self.reporter.conclude(Failed("device", f"out of memory, of which nothing is known: {typed(ours)}"))
+
+    def _end(self, failure: Failed) -> None:
+        self.reporter.conclude(failure)
+        flush_output()
+        os._exit(1)
+
+
+def _uuid_of(device: torch.device) -> str:
+    """Return ``GPU-…`` as NVML writes it; empty where PyTorch has none, or NVML another, as of AMD's and of MIG's."""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if torch.version.hip or "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return ""
+    try:
+        return f"GPU-{UUID(str(found))}"
+    except ValueError:
+        return ""
+
+
+def _when_made(kind: type[BaseException], call: Callable[[BaseException], None]) -> None:
+    """Have a function called with each error of a kind as it is made, before any program can catch it.
+
+    PyTorch's C++ makes `torch.OutOfMemoryError` where it leaves for Python, and not where it is caught before: a
+    convolution goes on with an algorithm of cuDNN that takes less (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+    """
+    changed: Any = kind
+    initialize = changed.__init__
+
+    def made(error: BaseException, *args: Any) -> None:
+        initialize(error, *args)
+        call(error)
+
+    changed.__init__ = made
 
 
 # Several ranks on a simulated GPU: this process is the one that is followed, and the others are never started

@@ -11,12 +11,13 @@ import torch
 from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.run.events import Outcome, Sample, TrialDone
+from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.settings import memory_fraction
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder, growth_line
 from gpumem_tui.step import Phase
-from gpumem_tui.step.cuda_history import HistoryNote, HistoryNotes, in_order, made_at
+from gpumem_tui.step.cuda_history import COUNTED, HistoryNote, HistoryNotes, in_order, made_at
 from gpumem_tui.step.run import MemorySample, Recorder
-from gpumem_tui.step.walking import holding_memory
+from gpumem_tui.step.walking import holding_memory, tensors_in
 
 _MAX_ENTRIES = 2_000_000
 
@@ -36,7 +37,7 @@ def history_of(recorder: MemoryRecorder, *, failed: bool) -> tuple[Timeline | No
     """Return what a run allocated and released, or None and the reason why that is not known."""
     try:
         return recorder.finish(failed), ""
-    except (HistoryIncomplete, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the other figures are known
         return None, in_one_line(error) or named(error)
 
 
@@ -79,24 +80,46 @@ def cap_reserved(device: torch.device, limit_bytes: int | None) -> None:
         torch.cuda.set_per_process_memory_fraction(memory_fraction(limit_bytes, total), device)
 
 
-def context_bytes_on(device: torch.device | None, others_bytes: int) -> int:
-    """Return what this process holds beside its allocator's segments, on a device of which others hold so much."""
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, total - free - torch.cuda.memory_reserved(device) - others_bytes)
+def free_bytes_on(memory: Any, device: torch.device, context_bytes: int) -> int:
+    """Return what is left on a device, by the allocator's books once CUDA answers no more after a failure.
+
+    Args:
+        memory: the device module, as `torch.cuda`.
+        context_bytes: what the process holds on the device beside its allocator.
+    """
+    try:
+        free, _ = memory.mem_get_info(device)
+    except RuntimeError:
+        total = memory.get_device_properties(device).total_memory
+        return max(0, int(total) - int(memory.memory_reserved(device)) - context_bytes)
+    return int(free)
 
 
 class CudaRecorder:
     """Records on one CUDA device; the counterpart of `SimulatedGpu`'s `mark`, `tag` and `finish`.
 
     Nothing here synchronizes or allocates on the device.
+
+    Args:
+        device: None for the first one that has an allocation: of several, a program may choose any.
+        profile: of the torch and the GPU; None where cuBLAS's workspaces need not be told from other memory.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device | None, profile: Profile | None = None) -> None:
         self._history = HistoryNotes(device)
-        torch.cuda.memory._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=_MAX_ENTRIES, device=device
-        )
+        self._workspaces = () if profile is None else workspaces_of(profile)
+        self._unavailable = ""
+        try:
+            torch.cuda.memory._record_memory_history(
+                "all", context="alloc", stacks="python", max_entries=_MAX_ENTRIES, device=device
+            )
+        except RuntimeError as error:  # cudaMallocAsync and allocators of the program's own keep none
+            self._unavailable = in_one_line(error)
+
+    @property
+    def device(self) -> int | torch.device | None:
+        """Return the device that is recorded; None until one has had an allocation."""
+        return self._history.device
 
     def mark(self, step: int, phase: Phase) -> None:
         """Note that the run is in `phase` of `step` from here on."""
@@ -107,6 +130,11 @@ class CudaRecorder:
         held = [one for tensor in tensors for one in holding_memory(tensor) if one.is_cuda]
         self._history.add(bucket=bucket, addresses=(one.untyped_storage().data_ptr() for one in held))
 
+    def take_inputs(self, values: Any) -> None:
+        """Take what a program calls its model with for its data, but for what another module has made."""
+        made = (tensor for tensor in tensors_in(values) if tensor.grad_fn is None and not tensor.requires_grad)
+        self.tag(Bucket.BATCH_DATA, made)
+
     def name_modules(self, model: torch.nn.Module) -> None:
         """Do nothing: the allocator's history knows frames, not modules."""
 
@@ -114,20 +142,55 @@ class CudaRecorder:
         """Stop recording and merge history and notes; if the run failed, up to where memory ran out.
 
         Raises:
-            HistoryIncomplete: there were more events than the history holds.
+            HistoryIncomplete: there were more events than the history holds, or the program has meddled with it.
         """
-        snapshot = torch.cuda.memory._snapshot(self._device)
-        torch.cuda.memory._record_memory_history(None, device=self._device)
-        history = snapshot["device_traces"][self._device.index or 0]
+        if self._unavailable:
+            raise HistoryIncomplete(self._unavailable)
+        least = self._history.position
+        snapshot = torch.cuda.memory._snapshot()
+        most = self._history.position
+        torch.cuda.memory._record_memory_history(None)
+        device = self._history.device
+        traces = snapshot["device_traces"]
+        history = [] if device is None else traces[device if isinstance(device, int) else device.index or 0]
         if len(history) >= _MAX_ENTRIES:
             raise HistoryIncomplete(f"more than {_MAX_ENTRIES:,} allocator events")
-        return merge(history, self._history.notes, failed)
+        events = sum(entry["action"] in COUNTED for entry in history)
+        if not least <= events <= most:
+            raise HistoryIncomplete(
+                f"the allocator counts {least:,} allocations and releases, and its history has {events:,}: the program "
+                "calls _record_memory_history or reset_accumulated_memory_stats itself"
+            )
+        return merge(history, self._history.notes, failed).with_workspaces(self._workspaces)
+
+
+def workspaces_of(profile: Profile) -> tuple[int, ...]:
+    """Return the bytes of each workspace that a thread takes for its products and keeps."""
+    return profile.cublas_workspace_bytes, profile.cublaslt_workspace_bytes * profile.keeps_cublaslt_workspace
+
+
+class CudaMemory:
+    """`torch.cuda`'s functions for the device that is recorded; for the current one until it is known which it is."""
+
+    def __init__(self, recorder: CudaRecorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(torch.cuda, name)
+        return lambda: function(self._recorder.device)
+
+
+_MODULE_CALL = "torch/nn/modules/module.py"
 
 
 def merge(history: Iterable[dict[str, Any]], notes: Iterable[HistoryNote], failed: bool = False) -> Timeline:
-    """Replay history entries with the notes at their places."""
+    """Replay history entries with the notes at their places.
+
+    What is said to be data is none if a module has made it, as on the simulated GPU.
+    """
     recorder = TimelineRecorder()
     live: dict[int, int] = {}
+    frames: dict[int, Any] = {}
     phase = Phase.BUILD
     for entry in in_order(history, notes):
         if isinstance(entry, HistoryNote):
@@ -135,15 +198,23 @@ def merge(history: Iterable[dict[str, Any]], notes: Iterable[HistoryNote], faile
                 recorder.mark(entry.step, entry.phase)
                 phase = entry.phase
             for number, bucket in entry.tagged(live):
-                recorder.tag(number, bucket)
+                if bucket is not Bucket.BATCH_DATA or not _within_module(frames[number]):
+                    recorder.tag(number, bucket)
         elif entry["action"] == "oom":
             recorder.cut()
         elif entry["action"] == "alloc":
             site, repeated = made_at(entry, phase)
-            live[entry["addr"]] = recorder.allocate(entry["size"], recomputed=repeated, site=site)
+            number = live[entry["addr"]] = recorder.allocate(entry["size"], recomputed=repeated, site=site)
+            frames[number] = entry.get("frames", ())
         elif entry["action"] == "free_requested" and entry["addr"] in live:
-            recorder.release(live.pop(entry["addr"]))
+            number = live.pop(entry["addr"])
+            recorder.release(number)
+            del frames[number]
     return recorder.finish(failed)
+
+
+def _within_module(frames: Iterable[dict[str, Any]]) -> bool:
+    return any(frame["filename"].endswith(_MODULE_CALL) for frame in frames)
 
 
 # Which errors mean that the memory ran out

@@ -37,6 +37,7 @@ class TrialRequest:
         gpu: the device, as catalogued or as the driver describes it. `simulated`: be it, rather than use it.
         limit_bytes: cap on reserved bytes; None for the whole device. `steps`: full training steps to run.
         others_bytes: what other processes held on the device when it was chosen.
+        gpu_uuids: of a real one, the only GPUs that may be used, in the order in which CUDA lists them.
     """
 
     workload: WorkloadSpec
@@ -46,6 +47,7 @@ class TrialRequest:
     steps: int
     limit_bytes: int | None = None
     others_bytes: int = 0
+    gpu_uuids: tuple[str, ...] = ()
     action: Literal["trial"] = "trial"
 
 
@@ -284,6 +286,8 @@ def decode_request(line: bytes) -> Request:
     gpu["context"] = Context(**gpu["context"]) if gpu["context"] is not None else None
     gpu["speed"] = GpuSpeed(**gpu["speed"]) if gpu["speed"] is not None else None
     gpu["reserves"] = tuple((driver, size_bytes) for driver, size_bytes in gpu["reserves"])
+    if "gpu_uuids" in values:
+        values["gpu_uuids"] = tuple(values["gpu_uuids"])
     return kind(workload=WorkloadSpec.from_wire(values.pop("workload")), gpu=Gpu(**gpu), **values)
 
 

@@ -211,32 +211,36 @@ class _Trial:
         """Run it on the GPU itself."""
         import torch
 
-        from gpumem_tui.run.cuda_recorder import CudaRecorder, cap_reserved, context_bytes_on
+        from gpumem_tui.run.cuda_recorder import CudaRecorder, cap_reserved
+        from gpumem_tui.run.neighbours import Neighbours
         from gpumem_tui.workload.errors import one_line
 
         device = torch.device("cuda", 0)
+        uuid, *_ = *self.request.gpu_uuids, ""
+        neighbours = Neighbours(uuid, self.request.others_bytes, self.profile)
         try:
             torch.cuda.init()
             cap_reserved(device, self.request.limit_bytes)
             torch.zeros(1, device=device)
-            recorder = CudaRecorder(device)
-        except RuntimeError as error:
+            recorder = CudaRecorder(device, self.profile)
+        except Exception as error:  # noqa: BLE001  calls that were queued may raise anything
             return Failed("device", f"{self.request.gpu.title} cannot be used: {one_line(error)}")
         torch.cuda.empty_cache()
-        context_bytes = context_bytes_on(device, self.request.others_bytes)
+        context_bytes = neighbours.beside_allocator_bytes(device)
         profile = self.profile.with_context(context_bytes, "measured before the first step")
         done = replace(self, profile=profile).run(workload, device, recorder)
         if not isinstance(done, TrialDone) or done.outcome == "error":
             return done
         # Kernels and libraries are loaded as they are first used, so the context has grown.
-        grown = max(context_bytes, context_bytes_on(device, self.request.others_bytes))
-        return replace(done, device_used_bytes=done.peak_reserved_bytes + grown)
+        grown = max(context_bytes, neighbours.beside_allocator_bytes(device))
+        notes = (*done.notes, *filter(None, [neighbours.note]))
+        return replace(done, device_used_bytes=done.peak_reserved_bytes + grown, notes=notes)
 
     def run(self, workload: Workload, device: torch.device, recorder: MemoryRecorder) -> ChildEvent:
         """Run it on a device, and say how it went."""
         import torch
 
-        from gpumem_tui.run.cuda_recorder import history_of, is_out_of_memory, measured, sampled
+        from gpumem_tui.run.cuda_recorder import free_bytes_on, history_of, is_out_of_memory, measured, sampled
         from gpumem_tui.simulator.device.shapes import Untraceable
         from gpumem_tui.step.run import StepRun
         from gpumem_tui.step.workload import WorkloadError
@@ -254,7 +258,8 @@ class _Trial:
         except (WorkloadError, Untraceable):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever user code raises is this trial's outcome
-            outcome = "oom" if is_out_of_memory(error, self._free_bytes(memory, device)) else "error"
+            free_bytes = free_bytes_on(memory, device, self.profile.context_bytes)
+            outcome = "oom" if is_out_of_memory(error, free_bytes) else "error"
             detail = one_line(error) if outcome == "oom" else located(error)
             run.tag_gradients()
         seconds = time.perf_counter() - started
@@ -269,15 +274,6 @@ class _Trial:
             alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
             detail=detail,
         )
-
-    def _free_bytes(self, memory: Any, device: torch.device) -> int:
-        """Return what is left on the device, by the allocator's books once CUDA answers no more after a failure."""
-        try:
-            free, _ = memory.mem_get_info(device)
-        except RuntimeError:
-            total = memory.get_device_properties(device).total_memory
-            return max(0, int(total) - int(memory.memory_reserved(device)) - self.profile.context_bytes)
-        return int(free)
 
 
 # Traces

@@ -52,6 +52,8 @@ class Program:
     Attributes:
         lengths: of its inputs; may be set before `start`.
         evaluations: how it evaluates; may be set before `start`.
+        inputs: called with the arguments of each module that no other one calls, as they are; as above.
+        resets: functions, by owner and name, with which a program makes the allocator count its peaks anew; as above.
         micro_batches: how far it has come.
     """
 
@@ -67,8 +69,12 @@ class Program:
         self.memory = memory
         self.lengths = InputLengths()
         self.evaluations = Evaluations()
+        self.inputs: Callable[[Any], None] = lambda _: None
         self.steps = 0
         self.step_seconds: list[float] = []
+        self.resets = tuple(
+            (module, "reset_peak_memory_stats") for module in (memory, getattr(memory, "memory", None)) if module
+        )
         self._recorder = recorder
         self._wanted = steps
         self._report = report
@@ -107,13 +113,19 @@ class Program:
         )
         self._hooks.on_optimizer(self._enter_optimizer, self._leave_optimizer)
         mark_backward(self._enter_backward, self._leave_backward)
-        reset = self.memory.reset_peak_memory_stats
+        for owner, name in self.resets:
+            self._keep_peaks(owner, name)
+
+    def _keep_peaks(self, owner: Any, name: str) -> None:
+        """Read the peaks before each call of a function that resets them."""
+        reset = getattr(owner, name, None)
 
         def kept_reset(*args: Any, **kwargs: Any) -> Any:
             self._peaks = self.peaks()
-            return reset(*args, **kwargs)
+            return reset(*args, **kwargs)  # type: ignore[misc]  # set in its place
 
-        self.memory.reset_peak_memory_stats = kept_reset
+        if reset is not None:
+            setattr(owner, name, kept_reset)
 
     def stop(self) -> None:
         """Follow it no longer."""
@@ -125,10 +137,15 @@ class Program:
     def _is_followed(self) -> bool:
         return self._hooks is not None and os.getpid() == self._pid
 
-    def _enter_module(self, module: nn.Module, *_: Any) -> None:
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
         if self._depth == 1:
             self.called(module)
+            self._take_inputs(args)
+
+    def _take_inputs(self, values: Any) -> None:
+        if self._is_followed and not in_backward():
+            self.inputs(values)
 
     def called(self, module: nn.Module) -> None:
         """Note that a module is called by no other one: forward begins."""
@@ -153,6 +170,8 @@ class Program:
     def _leave_module(self, module: nn.Module, args: Any, *more: Any) -> None:
         """Note the end of a module's call: `more` is its keywords and its result, the latter alone after an error."""
         self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._take_inputs(more[:-1])
         is_trained = torch.is_grad_enabled() and self._phase is not Phase.EVALUATION
         if not self._depth and is_trained and self._is_followed and not in_backward():
             self.lengths.trained_on(module, (args, *more[:-1]), self.steps + 1)

@@ -91,7 +91,7 @@ class _Session:
         if not self._is_child:
             from gpumem_tui.workload.errors import described
 
-            self.reporter().failed(described(error))
+            self.reporter().failed(described(error), error)
         self._before(kind, error, trace)
 
     def ended(self) -> None:
@@ -114,7 +114,7 @@ class Reporter:
     Attributes:
         is_concluded: the outcome was sent. `has_all_steps`: all steps that were asked for were made.
         steps: returns the optimizer steps so far. `on_end`: called as the interpreter exits.
-        on_error: called with the words of an error that ends the process; it may conclude otherwise.
+        on_error: called with the words of an error that ends the process, and with it; it may conclude otherwise.
     """
 
     def __init__(self, directory: str) -> None:
@@ -131,7 +131,7 @@ class Reporter:
         self.has_all_steps = False
         self.steps: Callable[[], int] = lambda: 0
         self.on_end: Callable[[], None] = lambda: None
-        self.on_error: Callable[[str], None] = lambda _detail: None
+        self.on_error: Callable[[str, BaseException], None] = lambda *_: None
         try:
             self._socket.connect(os.path.join(directory, SOCKET_FILE))
         except OSError:  # who asked is gone, and all of this is about to be ended
@@ -162,11 +162,11 @@ class Reporter:
             self.is_concluded = True
             self.report(event)
 
-    def failed(self, detail: str) -> None:
+    def failed(self, detail: str, error: BaseException) -> None:
         """Send the error that ends this process."""
         from gpumem_tui.run.events import Failed
 
-        self.on_error(detail)
+        self.on_error(detail, error)
         self.conclude(Failed("workload", detail))
 
     def ended(self) -> None:
@@ -186,7 +186,7 @@ class Reporter:
         self._socket = None
         self.is_concluded = True
         self.on_end = lambda: None
-        self.on_error = lambda _detail: None
+        self.on_error = lambda *_: None
         self._lock = threading.Lock()
 
     def wait_while_paused(self) -> None:

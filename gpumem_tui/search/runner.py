@@ -123,6 +123,7 @@ def _trial(
         steps=config.steps,
         limit_bytes=config.limit_bytes,
         others_bytes=device.others_bytes,
+        gpu_uuids=config.terms.gpu_uuids,
     )
     then = None if following is None else replace(request, batch_size=following)
     for attempt in (1, 2):

@@ -55,17 +55,23 @@ class HistoryNote:
 
 
 class HistoryNotes:
-    """The notes of one device, from when this is made."""
+    """The notes of one device, from when this is made.
 
-    def __init__(self, device: int | torch.device) -> None:
-        self._device = device
-        self._start = _events(device)
+    Attributes:
+        device: None until one of the devices has had an allocation, where it was not said which one it is.
+    """
+
+    def __init__(self, device: int | torch.device | None) -> None:
+        self.device = device
+        self._start = 0 if device is None else _events(device)
         self.notes: list[HistoryNote] = []
 
     @property
     def position(self) -> int:
         """Allocations and releases since then."""
-        return _events(self._device) - self._start
+        if self.device is None:
+            self.device = next((index for index in range(torch.cuda.device_count()) if _events(index)), None)
+        return 0 if self.device is None else _events(self.device) - self._start
 
     def add(  # noqa: PLR0913 - the fields of a note
         self,
@@ -85,9 +91,17 @@ class HistoryNotes:
 
 
 def _events(device: int | torch.device) -> int:
-    """Return how many allocations and releases a device has had so far."""
-    count: Any = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
-    return int(count["allocated"]) + int(count["freed"])
+    """Return how many allocations and releases a device has had so far.
+
+    PyTorch has no figures (``{}``) until CUDA is initialized, and calls that it queued for that moment run just before:
+    `memory_stats_as_nested_dict` and `_lazy_init` of torch/cuda. No device has had an allocation by then.
+    """
+    count: Any = torch.cuda.memory_stats_as_nested_dict(device).get("allocation", {}).get("all", {})
+    return int(count.get("allocated", 0)) + int(count.get("freed", 0))
+
+
+COUNTED = ("alloc", "free_requested")
+"""Actions in the history that the allocator counts as well: `stats.allocation` of CUDACachingAllocator.cpp."""
 
 
 def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> Iterator[dict[str, Any] | HistoryNote]:
@@ -96,7 +110,7 @@ def in_order(trace: Iterable[dict[str, Any]], notes: Iterable[HistoryNote]) -> I
     note = next(pending, None)
     position = 0
     for entry in trace:
-        counts = entry["action"] in ("alloc", "free_requested")
+        counts = entry["action"] in COUNTED
         while counts and note is not None and note.position <= position:
             yield note
             note = next(pending, None)

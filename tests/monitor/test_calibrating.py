@@ -140,6 +140,16 @@ def test_a_gpu_that_others_use_is_not_measured(fake_nvml: FakeMachine) -> None:
         calibrate(listed[0], "1", sys.executable, print)
 
 
+def test_a_gpu_to_which_another_process_comes_is_not_measured_either(
+    gpu: RealGpu, fake_nvml: FakeMachine, tmp_path: Path
+) -> None:
+    torch_that_takes(tmp_path)
+    both = [FakeProcess(4711, GIB), FakeProcess(4712, GIB)]
+    (tmp_path / "torch" / "cuBLAS.txt").write_text(Scenario(gpus=[FakeGpu(used_bytes=GIB, processes=both)]).text())
+    with pytest.raises(NotCalibrated, match="in use by another process since"):
+        calibrate(gpu, "1", sys.executable, print)
+
+
 def test_a_python_that_cannot_reach_the_gpu_says_why(gpu: RealGpu, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
     with pytest.raises(NotCalibrated, match="did not reach CUDA: ImportError: libcudart"):

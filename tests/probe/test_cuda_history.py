@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.probe.history import listed_as_kept
 from gpumem_tui.probe.recorders import Segments, step_history
 from gpumem_tui.probe.wire import KeptPlace
 from gpumem_tui.step import Phase
-from gpumem_tui.step.cuda_history import HistoryNote
+from gpumem_tui.step.cuda_history import HistoryNote, HistoryNotes
 
 WEIGHT, STATE, SMALL, LARGE = 0, 4096, 1 << 20, 1 << 30
 SEGMENTS = [
@@ -162,3 +164,10 @@ def test_what_every_step_keeps() -> None:
     history = step_history(Segments(SEGMENTS, {}), trace, notes)
     (row,) = listed_as_kept(0, history.kept())
     assert row == KeptPlace(device=0, operator="", module="", source="train.py:30", bytes=2048, allocations=1)
+
+
+def test_before_cuda_is_initialized_there_are_no_events() -> None:
+    """Trials begin right there: PyTorch's own answer is asked here, which has no figures by then."""
+    notes = HistoryNotes(torch.device("cuda", 0))
+    notes.add(phase=Phase.BUILD)
+    assert [note.position for note in notes.notes] == [0]

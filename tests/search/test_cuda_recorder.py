@@ -134,3 +134,32 @@ def test_gradients_of_a_reentrant_checkpoints_own_backward_are_no_activations() 
 def test_an_out_of_memory_that_the_run_survives_cuts_nothing() -> None:
     history = [made(0x1000, 512, 10), entry("oom", 0, 1 << 40, 20), made(0x2000, 512, 22)]
     assert merge(history, [HistoryNote(0, phase=Phase.FORWARD, step=1)]).events == (1, 2)
+
+
+def test_what_a_module_has_made_is_no_data_though_another_one_takes_it() -> None:
+    called = {
+        "filename": "/env/lib/python3.11/site-packages/torch/nn/modules/module.py",
+        "line": 1,
+        "name": "_call_impl",
+    }
+    history = [made(0x1000, 512, 10, MODEL, called), made(0x2000, 512, 11, MODEL), *gone(0x1000, 512, 12)]
+    notes = [
+        HistoryNote(0, phase=Phase.FORWARD, step=1),
+        HistoryNote(2, bucket=Bucket.BATCH_DATA, addresses=(0x1000, 0x2000)),
+        HistoryNote(2, phase=Phase.BACKWARD, step=1),
+    ]
+    assert buckets(merge(history, notes)) == [Bucket.ACTIVATIONS, Bucket.BATCH_DATA]
+
+
+def test_what_is_made_before_a_step_and_held_in_it_is_data() -> None:
+    """Labels, which no module takes; not what is kept for good, nor what is gone before forward."""
+    history = [made(0x1000, 512, 10), made(0x2000, 512, 11), made(0x3000, 512, 12), *gone(0x3000, 512, 13)]
+    history += [*gone(0x1000, 512, 14), made(0x4000, 512, 15)]
+    notes = [
+        HistoryNote(0, phase=Phase.BATCH, step=1),
+        HistoryNote(4, phase=Phase.FORWARD, step=1),
+        HistoryNote(5, phase=Phase.BATCH, step=2),
+        HistoryNote(6, phase=Phase.FORWARD, step=2),
+    ]
+    kinds = [Bucket.BATCH_DATA, Bucket.OTHER, Bucket.TEMPORARY, Bucket.BATCH_DATA]
+    assert buckets(merge(history, notes)) == kinds

@@ -6,7 +6,7 @@ Recorded on the simulated GPU and on a real one alike, replayed by `replay`. Sta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -101,6 +101,29 @@ class Timeline:
             return self
         most = {number: size.most_bytes if with_tried else size.needed_bytes for number, size in open_sizes}
         return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
+
+    def with_workspaces(self, sizes: Collection[int]) -> Timeline:
+        """Return a recorded run with cuBLAS's workspaces as traces have them: temporary, whoever made them.
+
+        Nothing in a history says what they are. A thread takes one of each size at its first product and keeps it
+        (`getCurrentCUDABlasHandle`, aten/src/ATen/cuda/CublasHandlePool.cpp), and autograd's thread is another than
+        the forward's. So they are the first that stay, of those that are not known by name: one of each size that is
+        made in backward, and one that is made elsewhere.
+
+        Args:
+            sizes: of the workspaces, in bytes.
+        """
+        kinds = {_INDEX[bucket] for bucket in (Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER)}
+        released = {-number for number in self.events if number < 0}
+        buckets, seen = list(self.buckets), set()
+        for mark, following in pairwise([*self.marks, Mark(len(self.events), 0, Phase.BUILD)]):
+            for index in (number - 1 for number in self.events[mark.event : following.event] if number > 0):
+                key = mark.phase is Phase.BACKWARD, self.sizes[index]
+                is_kept = key[1] in sizes and index + 1 not in released
+                if is_kept and buckets[index] in kinds and key not in seen:
+                    seen.add(key)
+                    buckets[index] = _INDEX[Bucket.TEMPORARY]
+        return replace(self, buckets=tuple(buckets))
 
     def held_after(self, event: int) -> list[Held]:
         """Return what is live after event number `event`, by bucket and site, the largest first."""
@@ -341,12 +364,14 @@ class TimelineRecorder:
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far, or if it failed up to where memory ran out, with every allocation in its bucket.
 
-        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says; what came from the host is batch
-        data. If the run ended while the model was built, all that it held are parameters.
+        Tagged allocations keep their tag, and the rest is as `untagged_bucket` says. Batch data is what came from the
+        host, and what was made before a step, held in it and released since. If the run ended while the model was
+        built, all that it held are parameters.
         """
         events = tuple(self._events[: self._end] if failed else self._events)
         released_in = self._marks_at_release(events)
         only_built = all(mark.phase is Phase.BUILD for mark in self._marks)
+        last_batch = max((index for index, mark in enumerate(self._marks) if mark.phase is Phase.BATCH), default=-1)
         buckets = []
         by_rule: dict[tuple[int, int, bool, bool], Bucket] = {}
         for number, (born_in, recomputed) in enumerate(zip(self._born_in, self._recomputed, strict=True), 1):
@@ -359,12 +384,15 @@ class TimelineRecorder:
             elif case in by_rule:
                 bucket = by_rule[case]
             else:
+                phase = self._marks[born_in].phase if born_in >= 0 else None
+                is_held = released not in (born_in, _NEVER) or (released == _NEVER and born_in == last_batch)
+                is_before_step = phase in (Phase.BUILD, Phase.BATCH) and is_held and not only_built
                 bucket = by_rule[case] = untagged_bucket(
-                    self._marks[born_in].phase if born_in >= 0 else None,
+                    phase,
                     outlives_phase=released != born_in,
                     stays=released == _NEVER,
                     recomputed=recomputed,
-                    is_data=number in self._from_host and not only_built,
+                    is_data=(number in self._from_host and not only_built) or is_before_step,
                 )
             buckets.append(_INDEX[bucket])
         return Timeline(

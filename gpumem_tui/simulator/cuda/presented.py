@@ -98,6 +98,7 @@ def _answer_for_cuda(replacements: Replacements) -> None:
     for name in ("current", "devices", "rank", "_gpu", "_statistic"):
         del answers[name]
     answers.update(
+        memory_stats=_statistics,
         _lazy_init=lambda: None,
         _lazy_call=lambda *_, **__: None,
         default_generators=tuple(CudaGenerator("cuda") for _ in range(backend.devices)),
@@ -154,7 +155,6 @@ def _answer_for_runtime(replacements: Replacements) -> None:
     """Answer below and beside `torch.cuda`'s memory figures; a build without CUDA lacks these, others initialize it."""
     internals: Any = torch._C
     cuda: Any = torch.cuda
-    statistics = backend.memory_stats
     below: dict[str, Any] = {
         "_cuda_getCurrentRawStream": lambda *_: backend.current_stream().cuda_stream,
         "_cuda_getDevice": lambda: 0,
@@ -177,10 +177,10 @@ def _answer_for_runtime(replacements: Replacements) -> None:
         "_dump_snapshot": lambda *_, **__: None,
         "get_allocator_backend": lambda: "native",
         "get_per_process_memory_fraction": lambda *_, **__: 1.0,
-        "memory_stats_as_nested_dict": lambda *_, **__: _nested(statistics()),
+        "memory_stats_as_nested_dict": lambda *_, **__: _nested(_statistics()),
         "host_memory_stats": lambda: OrderedDict(),
         "host_memory_stats_as_nested_dict": lambda *_, **__: {},
-        "device_memory_used": lambda *_, **__: statistics()["reserved_bytes.all.current"],
+        "device_memory_used": lambda *_, **__: _statistics()["reserved_bytes.all.current"],
         "list_gpu_processes": lambda *_, **__: "GPU:0\nno processes are running",
         "MemPool": _MemoryPool,
     }
@@ -199,6 +199,21 @@ class _MemoryPool:
     def __init__(self, *_: object, **__: object) -> None:
         self.use_count = lambda: 1
         self.snapshot: Callable[[], list[dict[str, Any]]] = list
+
+
+def _statistics(*_: object, **__: object) -> OrderedDict[str, Any]:
+    """Answer `torch.cuda.memory_stats`: of all pools, as those of small and of large requests are not told apart."""
+    stats, recorder = backend._gpu.allocator.stats, backend._gpu.recorder
+    made, freed = recorder.allocations, recorder.position - recorder.allocations
+    counts = {"current": made - freed, "allocated": made, "freed": freed}
+    values: dict[str, Any] = {
+        **backend.memory_stats(),
+        **{f"allocation.all.{name}": count for name, count in counts.items()},
+        **{name: getattr(stats, name) for name in ("num_device_alloc", "num_device_free")},
+        "max_split_size": -1,
+        "num_sync_all_streams": 0,
+    }
+    return OrderedDict(sorted(values.items()))
 
 
 def _nested(statistics: Mapping[str, Any]) -> dict[str, Any]:

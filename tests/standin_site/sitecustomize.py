@@ -1,0 +1,12 @@
+"""On PYTHONPATH of a command that is tried on a real GPU: has `tests.cuda_standin` play it once torch is there."""
+
+from gpumem_tui.importing import after_import
+
+
+def _install(_: object) -> None:
+    from tests.cuda_standin import install_from_environment
+
+    install_from_environment()
+
+
+after_import("gpumem_tui.run.command_trial", _install)
