@@ -1,0 +1,158 @@
+"""Rows that a GPU measured beside what this checkout predicts of them: `python -m tests.gpu.measured [ROW …]`.
+
+Needs no GPU, but an interpreter (`--python`) that has what the programs need. `inside`: allocated within 0.1 %, reserved
+within 1 %, the process's total in its predicted range. What lies outside has its cause in `causes.toml` beside the
+figures: the exit code is 1 where a row lacks one, or is inside though it has one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from gpumem_tui.catalog.loader import find_gpu
+from tests.gpu.outcome import (
+    ALLOCATED_PERCENT,
+    RESERVED_PERCENT,
+    Cause,
+    Comparison,
+    Predicted,
+    header_lines,
+    predict,
+    read_csv,
+    summary,
+    text_line,
+    write_csv,
+    write_markdown,
+)
+from tests.gpu.rows import Interpreter, NotHere, Row, load_rows, selected
+from tests.published.measurements import DEFAULT_RECORDINGS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_FOLDER = DEFAULT_RECORDINGS / "h200"
+
+
+class Laboratory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the figures of a folder were measured (machine.toml).
+
+    Attributes:
+        simulated: the catalog's name of that GPU.
+        packages: the versions there.
+    """
+
+    gpu: str
+    simulated: str
+    driver: str
+    cuda: str
+    cudnn: str
+    measured: str
+    packages: dict[str, str]
+
+
+class Folder:
+    """A folder of measured rows: machine.toml, measured.csv, causes.toml, and the histories in events/."""
+
+    def __init__(self, path: Path) -> None:
+        self.machine = msgspec.convert(_toml(path / "machine.toml"), Laboratory)
+        self.causes = msgspec.convert(_toml(path / "causes.toml"), dict[str, Cause])
+        self.real = read_csv(path / "measured.csv")
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that were measured, in the order of the programs' table."""
+        return [row for row in load_rows() if row.name in self.real]
+
+    def compared(self, row: Row, predicted: Predicted) -> Comparison:
+        """A row with what is predicted of it, and its cause if it has one."""
+        cause = self.causes.get(row.name)
+        real = self.real[row.name]
+        return Comparison(
+            name=row.name, kind=row.kind, real=real, predicted=predicted, cause=cause.why if cause else ""
+        )  # fmt: skip
+
+    def complaint(self, found: Comparison) -> str:
+        """What is wrong with the cause on record of a row; empty if nothing is."""
+        cause = self.causes.get(found.name)
+        if cause is None:
+            return f"outside without a cause: {'; '.join(found.outside)}" if found.outside else ""
+        if not found.outside:
+            return "inside: take its cause out of causes.toml"
+        if not found.is_whole:
+            return "" if cause.error and cause.error in found.predicted.error else found.predicted.error
+        for name, now, limit, noted in (
+            ("allocated", found.allocated_percent, ALLOCATED_PERCENT, cause.allocated_percent),
+            ("reserved", found.reserved_percent, RESERVED_PERCENT, cause.reserved_percent),
+        ):
+            if abs(now - (noted or 0.0)) > limit:
+                return f"{name} {now:+.2f} %, {noted or 0.0:+.2f} % by causes.toml"
+        device = found.device if found.device in ("above", "below") else ""
+        return "" if device == cause.device else f"device {found.device}, {cause.device or 'inside'} by causes.toml"
+
+
+def _toml(path: Path) -> dict[str, object]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Returns its exit code: 0, 1 where a cause is lacking or stale, 2 for what cannot be done."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.measured", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help="default: the H200's")
+    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="runs the programs (default: this)")
+    parser.add_argument("--clones", type=Path, metavar="DIR", help="a folder of clones, such as DIR/nanoGPT")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="rows at once")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="all without any")
+    options = parser.parse_args(arguments)
+    try:
+        folder = Folder(options.folder)
+        gpu = find_gpu(folder.machine.simulated)
+        python = Interpreter(options.python, gpu.compute_capability)
+        rows = selected(options.rows, folder.rows)
+    except (NotHere, OSError, msgspec.MsgspecError, tomllib.TOMLDecodeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = []
+    print(*header_lines(), sep="\n")
+    with ThreadPoolExecutor(options.n) as pool:
+        predicted = pool.map(partial(_predicted, python, f"sim:{folder.machine.simulated}", options.clones), rows)
+        for row, each in zip(rows, predicted, strict=True):
+            if isinstance(each, NotHere):
+                print(f"{row.name}: {each}", flush=True)
+                continue
+            found.append(folder.compared(row, each))
+            print(text_line(found[-1]), flush=True)
+    for line in summary(found):
+        print(line)
+    title = f"{folder.machine.gpu}, driver {folder.machine.driver}, torch {folder.machine.packages['torch']}"
+    if options.csv:
+        write_csv(options.csv, found)
+    if options.markdown:
+        write_markdown(options.markdown, title, found)
+    complaints = {row.name: said for row in found if (said := folder.complaint(row))}
+    for name, said in complaints.items():
+        print(f"{name}: {said}")
+    return int(bool(complaints))
+
+
+def _predicted(python: Interpreter, gpu: str, clones: Path | None, row: Row) -> Predicted | NotHere:
+    try:
+        python.check(row)
+        row.folder(clones)
+    except NotHere as error:
+        return error
+    return predict(row, python.path, gpu, clones)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
