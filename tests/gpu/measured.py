@@ -1,8 +1,8 @@
 """Rows that a GPU measured beside what this checkout predicts of them: `python -m tests.gpu.measured [ROW …]`.
 
-Needs no GPU, but an interpreter (`--python`) that has what the programs need. `inside`: allocated within 0.1 %, reserved
-within 1 %, the process's total in its predicted range. What lies outside has its cause in `causes.toml` beside the
-figures: the exit code is 1 where a row lacks one, or is inside though it has one.
+Needs no GPU, but an interpreter (`--python`) that has what the programs need. Inside is a row whose allocated bytes are
+within 0.1 %, whose reserved ones are within 1 %, and whose total is in the range that is predicted. What lies outside
+has its cause in `causes.toml` beside the figures: the exit code is 1 where a row lacks one, or has one and is inside.
 """
 
 from __future__ import annotations
