@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +16,7 @@ import msgspec
 from gpumem_tui.memory import GIB
 from gpumem_tui.report import markdown
 from gpumem_tui.report.tables import TextColumn, TextTable
+from tests.gpu.processes import Ended, TimeIsUp, run
 from tests.gpu.rows import ROOT, NotHere, Row
 
 ALLOCATED_PERCENT = 0.1
@@ -148,32 +147,30 @@ def _percent(value: int, of: int) -> float:
 
 def predict(row: Row, python: str, gpu: str, clones: Path | None, limit_s: float = PREDICT_LIMIT_S) -> Predicted:
     """Ask this checkout's `predict` for a row's program, run by the interpreter `python`."""
-    began_s = time.monotonic()
+    with TemporaryDirectory(prefix="gpumem-predict-") as name:
+        folder = Path(name)
+        try:
+            ended = predicting([python, *row.words(clones)], row, gpu, clones, folder, limit_s)
+        except (NotHere, TimeIsUp) as error:
+            return Predicted(error=str(error))
     try:
-        words = row.words(clones)
-        with TemporaryDirectory(prefix="gpumem-predict-") as folder:
-            options = ["--gpu", gpu, "--steps", str(row.steps), "--timeout", f"{limit_s:.0f}", "--json"]
-            ended = subprocess.run(
-                [sys.executable, "-m", "gpumem_tui", "predict", *options, "--", python, *words],
-                cwd=row.folder(clones) if row.clone else folder,
-                env={**row.variables(), "PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=limit_s,
-            )
-    except NotHere as error:
-        return Predicted(error=str(error))
-    except subprocess.TimeoutExpired:
-        return Predicted(error=f"no answer within {limit_s:.0f} s", seconds=limit_s)
-    seconds = time.monotonic() - began_s
-    try:
-        said = json.loads(ended.stdout)
-        traced = said.get("traced") or {}
-        return msgspec.structs.replace(_predicted(traced), seconds=seconds)
+        traced = json.loads(ended.output).get("traced") or {}
+        return msgspec.structs.replace(_predicted(traced), seconds=ended.seconds)
     except (ValueError, KeyError, TypeError):
-        lines = [line for line in ended.stderr.splitlines() if line.strip()]
-        return Predicted(error=lines[-1].strip() if lines else f"exit code {ended.returncode}", seconds=seconds)
+        return Predicted(error=ended.last_line, seconds=ended.seconds)
+
+
+def predicting(command: Sequence[str], row: Row, gpu: str, clones: Path | None, folder: Path, limit_s: float) -> Ended:
+    """Run a command, which is a row's or has it within, by `predict --json`; what it leaves is left in `folder`.
+
+    Raises:
+        NotHere: it is of a clone that is not here.
+        TimeIsUp: it takes longer.
+    """
+    options = ["--gpu", gpu, "--steps", str(row.steps), "--timeout", f"{limit_s:.0f}", "--json"]
+    words = [sys.executable, "-m", "gpumem_tui", "predict", *options, "--", *command]
+    env = {**row.variables(), "PYTHONPATH": str(ROOT)}
+    return run(words, folder / "predict", limit_s, env, row.folder(clones) if row.clone else folder)
 
 
 def _predicted(traced: Mapping[str, Any]) -> Predicted:

@@ -1,6 +1,7 @@
 """Trains for SECONDS with pauses and writes to FILE what it truly holds: python long_train.py SECONDS FILE.
 
---leak keeps the logits of every step; --oom does so under a limit of 8 GiB, and dies of it.
+--leak keeps the logits of every step; --oom does so under a limit of 8 GiB, and dies of it. --small is for a machine
+without a GPU.
 """
 
 import json
@@ -16,27 +17,30 @@ truth = sys.argv[2]
 leaks = "--leak" in sys.argv or "--oom" in sys.argv
 if "--oom" in sys.argv:
     torch.cuda.set_per_process_memory_fraction(8 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+small = "--small" in sys.argv
 config = LlamaConfig(
     vocab_size=32000,
-    hidden_size=1024,
-    intermediate_size=2816,
-    num_hidden_layers=8,
+    hidden_size=128 if small else 1024,
+    intermediate_size=256 if small else 2816,
+    num_hidden_layers=2 if small else 8,
     num_attention_heads=16,
     num_key_value_heads=4,
 )
-net = LlamaForCausalLM(config).cuda()
+batch = (1, 16) if small else (4, 512)
+net = LlamaForCausalLM(config).to(device)
 optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
 
 
 def held_bytes(tensors):
-    return sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t) and t.is_cuda)
+    return sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t) and t.device.type == device)
 
 
 kept = []
 step = 0
 while time.time() < until:
-    x = torch.randint(0, 32000, (4, 512)).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
+    x = torch.randint(0, 32000, batch).to(device)
+    with torch.autocast(device, torch.bfloat16):
         out = net(input_ids=x, labels=x)
         loss = out.loss
     loss.backward()

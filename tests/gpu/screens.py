@@ -1,0 +1,64 @@
+"""The terminal program in a terminal of its own: what it shows is kept as text and as a picture."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+_PLAIN_COLOURS = {"brown": "yellow", "brightbrown": "bright_yellow"}
+"""pyte's names for two of the sixteen colours; the others are rich's, but for the underscore."""
+
+
+def keep(screen: Any, path: Path) -> None:
+    """Write what a `pyte.Screen` shows beside `path`: .txt, and .svg in the look of the README's pictures."""
+    path.with_suffix(".txt").write_text("\n".join(line.rstrip() for line in screen.display) + "\n", encoding="utf-8")
+    path.with_suffix(".svg").write_text(picture(screen, path.stem), encoding="utf-8")
+
+
+def picture(screen: Any, name: str) -> str:
+    """A `pyte.Screen` as SVG, as Textual exports its own; `name` in the place of an id that rich makes at random."""
+    console = Console(
+        width=screen.columns, height=screen.lines, file=io.StringIO(), force_terminal=True, color_system="truecolor",
+        record=True, legacy_windows=False,
+    )  # fmt: skip
+    lines = Text(no_wrap=True, end="")
+    for row in range(screen.lines):
+        for column in range(screen.columns):
+            cell = screen.buffer[row][column]
+            lines.append(cell.data, _style(cell))
+        lines.append("\n")
+    console.print(lines)
+    return re.sub(r"terminal-\d+", f"terminal-{name}", console.export_svg(title="gpumem-tui"))
+
+
+def _style(cell: Any) -> Style:
+    return Style(
+        color=_colour(cell.fg),
+        bgcolor=_colour(cell.bg),
+        bold=cell.bold,
+        italic=cell.italics,
+        underline=cell.underscore,
+        strike=cell.strikethrough,
+        reverse=cell.reverse,
+    )
+
+
+def _colour(name: str) -> str | None:
+    """A colour of pyte's in rich's words; None for the terminal's own."""
+    if name == "default":
+        return None
+    if re.fullmatch("[0-9a-f]{6}", name):
+        return f"#{name}"
+    return _PLAIN_COLOURS.get(name) or name.replace("bright", "bright_")
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """What the program needs to leave the user's own settings and probes alone."""
+    return {"GPUMEM_TUI_DIR": str(folder / "probes"), "XDG_CONFIG_HOME": str(folder / "config")}
