@@ -171,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clones", type=Path, metavar="DIR", help="a folder of clones, such as DIR/nanoGPT")
     parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that names must contain")
     parser.add_argument("-n", type=int, default=0, metavar="N", help="programs at once (default: as GPU and CPUs bear)")
+    parser.add_argument("--retry", action="store_true", help="do again what failed")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: the simulated one stands in for it")
     return parser
 
