@@ -1,0 +1,87 @@
+"""The rows that a GPU measured: the table is whole, and those that need few packages are predicted again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from operator import attrgetter
+
+import pytest
+
+from gpumem_tui.catalog.loader import find_gpu
+from tests.gpu.measured import DEFAULT_FOLDER, Folder
+from tests.gpu.outcome import Cause, Predicted, Real, predict
+from tests.gpu.rows import PROGRAMS, Interpreter, NotHere, Row, load_rows
+
+MEASURED = Folder(DEFAULT_FOLDER)
+QUICK = {"torch", "transformers", "accelerate", "peft"}
+"""What the tests' environment has in any case ("libraries"); compiled programs take long."""
+
+
+def test_each_row_is_a_program_of_its_own() -> None:
+    rows = load_rows()
+    assert len({(row.command, str(row.environment)) for row in rows}) == len(rows) >= 60
+    scripts = {row.command.split()[0] for row in rows if not row.clone} | {"long_train.py"}
+    assert scripts == {path.name for path in PROGRAMS.glob("*.py")}
+
+
+def test_what_was_measured_is_in_the_table_of_programs_as_it_ran() -> None:
+    commands = {row.name: row.command for row in load_rows()}
+    assert {name: real.command for name, real in MEASURED.real.items()} == {
+        name: commands[name] for name in MEASURED.real
+    }
+    assert set(MEASURED.causes) <= set(MEASURED.real)
+
+
+@pytest.mark.parametrize("name", MEASURED.real)
+def test_a_history_comes_to_the_figures_beside_it(name: str) -> None:
+    """What is allocated and released, event by event, has the recorded peak."""
+    with gzip.open(DEFAULT_FOLDER / "events" / f"{name}.events.json.gz") as file:
+        (events,) = [trace for trace in json.load(file)["traces"] if trace]
+    held = peak = 0
+    for action, _, size, *_ in events:
+        held += {"alloc": size, "free_completed": -size}.get(action, 0)
+        peak = max(peak, held)
+    assert peak == MEASURED.real[name].allocated
+
+
+REAL = Real(name="llama-amp", allocated=10_000, reserved=11_000, reserved_at_end=11_000, beside_allocator=500)
+INSIDE = Predicted(allocated=10_000, reserved=11_000, low=11_400, high=11_600, fit="fits")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "said"),
+    [
+        (INSIDE, ()),
+        (Predicted(allocated=10_011, reserved=11_000, low=11_400, high=11_600), ("allocated +0.11 %",)),
+        (Predicted(allocated=10_000, reserved=10_880, low=11_400, high=11_600), ("reserved -1.09 %",)),
+        (Predicted(allocated=10_000, reserved=11_000, low=11_400, high=11_499), ("device above its range",)),
+        (Predicted(allocated=10_000, reserved=11_000, low=11_501, high=11_600), ("device below its range",)),
+        (Predicted(error="no kernel"), ("predicted: no kernel",)),
+    ],
+)
+def test_what_lies_outside(predicted: Predicted, said: tuple[str, ...]) -> None:
+    row = next(row for row in load_rows() if row.name == "llama-amp")
+    folder = Folder(DEFAULT_FOLDER)
+    folder.real, folder.causes = {"llama-amp": REAL}, {}
+    found = folder.compared(row, predicted)
+    assert found.outside == said
+    assert bool(folder.complaint(found)) == bool(said)
+    assert found.is_false_fit is False
+    folder.causes = {"llama-amp": Cause(why="it is tried", allocated_percent=0.11)}
+    assert bool(folder.complaint(found)) == (said != ("allocated +0.11 %",))
+
+
+@pytest.mark.scripts
+@pytest.mark.parametrize(
+    "row", [row for row in MEASURED.rows if set(row.needs) <= QUICK and not row.clone], ids=attrgetter("name")
+)
+def test_a_measured_row_is_predicted_or_its_cause_is_known(row: Row) -> None:
+    python = Interpreter(sys.executable, find_gpu(MEASURED.machine.simulated).compute_capability)
+    try:
+        python.check(row)
+    except NotHere as error:
+        pytest.skip(str(error))
+    predicted = predict(row, sys.executable, f"sim:{MEASURED.machine.simulated}", None)
+    assert MEASURED.complaint(MEASURED.compared(row, predicted)) == ""
