@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tests.gpu import screens
 from tests.gpu.place import Place
 from tests.gpu.processes import Ended, Started, TimeIsUp
 from tests.gpu.rows import PROGRAMS, ROOT
+
+if TYPE_CHECKING:
+    from tests.terminal.terminal import Terminal
 
 _DIES_WITHOUT_GPU = ROOT / "tests" / "probe" / "scripts" / "out_of_memory.py"
 
@@ -111,6 +115,8 @@ def _found(result: dict[str, Any]) -> str:
 
 # Training that is watched
 
+_COUNTED = ("parameters", "gradients", "optimizer")
+
 
 @contextlib.contextmanager
 def _trained(place: Place, name: str, limit_s: float, *flags: str, probed: bool = False) -> Iterator[Training]:
@@ -173,16 +179,10 @@ def _looked(place: Place, name: str, truth: dict[str, int], limit_s: float) -> s
     sample.kill()
     _ok(look)
     (found,) = _json(look.output)
+    (device,) = found["devices"]
     (place.work / f"{name}-truth.json").write_text(json.dumps(truth))
-    buckets = found.get("highest") or found.get("buckets") or {}
-    differences = [
-        f"{key} {_size(buckets.get(key)) - truth[key]:+,} B" for key in ("parameters", "gradients", "optimizer")
-    ]
+    differences = [f"{key} {device['highest'][key] - truth[key]:+,} B" for key in _COUNTED]
     return f"look beside the program's own count: {', '.join(differences)}"
-
-
-def _size(value: Any) -> int:
-    return int(value.get("bytes", 0) if isinstance(value, dict) else value or 0)
 
 
 def _death(place: Place, limit_s: float) -> str:
@@ -198,34 +198,62 @@ def _death(place: Place, limit_s: float) -> str:
 
 # The terminal program
 
+_SETTLING_S = 1.0
+"""What is wanted is on the screen, and the rest of it comes."""
+
 
 def _screen(name: str, *arguments: str, until: str, within: str = "") -> Callable[[Place, float], str]:
-    """Run the terminal program; keep its screen once `within` is on it, and with `until` on it, or when time is up."""
+    """Run the terminal program; keep its screen once `within` is found on it, and `until`, or when time is up."""
 
     def work(place: Place, limit_s: float) -> str:
-        from tests.terminal.terminal import terminal
-
         words = [place.gpu if word == "GPU" else word for word in arguments]
         words += place.training(name, limit_s) if arguments[0] == "run" else []
-        env = place.environment(name)
-        with terminal(*words, env=env, python=sys.executable, cwd=place.folder(name)) as shown:
-            try:
-                if within:
-                    shown.wait_for(within, deadline_s=limit_s)
-                    screens.keep(shown.screen, place.work / f"{name}-running")
-                shown.wait_for(until, deadline_s=limit_s)
-            except AssertionError as error:
-                raise Failed(f"{until} did not come on the screen") from error
-            finally:
-                screens.keep(shown.screen, place.work / name)
+        with _shown(place, name, *words) as shown:
+            if within:
+                _comes(shown, within, limit_s)
+                screens.keep(shown.screen, place.work / f"{name}-running")
+            _comes(shown, until, limit_s)
         return f"{name}.svg and .txt are kept"
 
     return work
 
 
+@contextlib.contextmanager
+def _shown(place: Place, name: str, *words: str) -> Iterator[Terminal]:
+    """The program in a terminal; what it shows in the end is kept, whatever became of it."""
+    from tests.terminal.terminal import terminal
+
+    env = place.environment(name)
+    with terminal(*words, env=env, python=sys.executable, cwd=place.folder(name)) as shown:
+        try:
+            yield shown
+        finally:
+            screens.keep(shown.screen, place.work / name)
+
+
+def _comes(shown: Terminal, pattern: str, limit_s: float) -> None:
+    try:
+        shown.wait_until(lambda text: re.search(pattern, text) is not None, pattern, limit_s)
+    except AssertionError as error:
+        raise Failed(f"{pattern} did not come on the screen") from error
+    settled_s = time.monotonic() + _SETTLING_S
+    shown.wait_until(lambda _: time.monotonic() > settled_s, "the rest of it")
+
+
 def _monitor_screen(place: Place, limit_s: float) -> str:
-    with _trained(place, "screen-monitor", limit_s, probed=True):
-        return _screen("screen-monitor", "monitor", until="long_train")(place, limit_s)
+    """The Monitor with a process that is watched, then that process."""
+    name = "screen-monitor"
+    with _trained(place, name, limit_s, probed=True) as training, _shown(place, name, "monitor") as shown:
+        pid = str(training.says()["pid"])
+        _comes(shown, f" {pid} ", limit_s)
+        screens.keep(shown.screen, place.work / f"{name}-all")
+        shown.press(f"/{pid}\r")
+        shown.press("\x1b[B")
+        _comes(shown, "l look", limit_s)
+        screens.keep(shown.screen, place.work / f"{name}-row")
+        shown.press("\r")
+        _comes(shown, "started by", limit_s)
+    return f"{name}.svg and .txt are kept"
 
 
 # The recorder
@@ -249,6 +277,9 @@ class Unfinished(Exception):
     """Something is left to do for the next call; one line."""
 
 
+_SIXTH_TRIAL = r"Trial ([6-9]|\d\d) "
+_TENTH_STEP = r"\n .?1\d \d+\.\d"  # as long_train.py prints it
+_TRACED = r"(?s)\A(?!.*tracing).*✓ fits"
 _GPT = ("PYTHON", str(PROGRAMS / "gpt_compiled.py"), "--mode", "none", "--bs", "{batch}")
 _LORA = ("PYTHON", str(PROGRAMS / "trainer_llama.py"), "--lora", "--bs", "{batch}")
 _RAMP = ("search", "--gpu", "GPU", "--model", "gpt2", "--strategy", "ramp")
@@ -256,18 +287,21 @@ _RAMP = ("search", "--gpu", "GPU", "--model", "gpt2", "--strategy", "ramp")
 
 def activities() -> list[Activity]:
     """What comes before the programs, the most telling first."""
+    ramp = _screen("screen-search", *_RAMP, within=_SIXTH_TRIAL, until="VERIFIED")
     return [
         Activity("doctor", "processor", 60, _doctor),
         Activity("calibrate", "card", 90, _calibrate, 30),
         Activity("search-command", "card", 120, _searched("search-command", "--", *_GPT), 40),
-        Activity("screen-search", "card", 120, _screen("screen-search", *_RAMP, within="fit", until="VERIFIED"), 40),
+        Activity(
+            "screen-search", "card", 120, _screen("screen-search", *_RAMP, within=_SIXTH_TRIAL, until="VERIFIED"), 40
+        ),
         Activity("watched", "gpu", 120, _watched, 30),
         Activity("attached", "gpu", 120, _attached, 30),
         Activity("death", "gpu", 120, _death, 30),
         Activity("readings", "gpu", 90, _readings, 20),
         Activity("screen-monitor", "gpu", 90, _monitor_screen, 20),
-        Activity("screen-run", "gpu", 90, _screen("screen-run", "run", "--tui", "--", until="STEP TIME"), 20),
-        Activity("screen-plan", "processor", 120, _screen("screen-plan", "plan", "--gpu", "GPU", until="fits"), 20),
+        Activity("screen-run", "gpu", 90, _screen("screen-run", "run", "--tui", "--", until=_TENTH_STEP), 20),
+        Activity("screen-plan", "processor", 120, _screen("screen-plan", "plan", "--gpu", "GPU", until=_TRACED), 20),
         Activity("record", "gpu", 1e9, _record, 20),
     ]
 

@@ -167,7 +167,7 @@ def predicting(command: Sequence[str], row: Row, gpu: str, clones: Path | None, 
         NotHere: it is of a clone that is not here.
         TimeIsUp: it takes longer.
     """
-    options = ["--gpu", gpu, "--steps", str(row.steps), "--timeout", f"{limit_s:.0f}", "--json"]
+    options = ["--gpu", gpu, "--steps", str(row.steps), "--timeout", f"{limit_s:.0f}", "--json", *row.options]
     words = [sys.executable, "-m", "gpumem_tui", "predict", *options, "--", *command]
     env = {**row.variables(), "PYTHONPATH": str(ROOT)}
     return run(words, folder / "predict", limit_s, env, row.folder(clones) if row.clone else folder)

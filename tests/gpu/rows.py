@@ -33,6 +33,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         torch: the oldest version that has all it uses.
         capability: the lowest compute capability that can run it.
         environment: variables that are set for it.
+        options: of `predict`, what a user adds who reads what it says without them.
         clone: the repository on GitHub whose own script it is; it lies in a folder of that name.
     """
 
@@ -44,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     torch: str = "2.6"
     capability: tuple[int, int] = ANY_CAPABILITY
     environment: dict[str, str] = {}
+    options: tuple[str, ...] = ()
     clone: str = ""
 
     def words(self, clones: Path | None) -> list[str]:

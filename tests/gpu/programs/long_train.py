@@ -19,8 +19,11 @@ if "--oom" in sys.argv:
     torch.cuda.set_per_process_memory_fraction(8 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 small = "--small" in sys.argv
+if small:
+    torch.set_num_threads(1)
+words = 1000 if small else 32000
 config = LlamaConfig(
-    vocab_size=32000,
+    vocab_size=words,
     hidden_size=128 if small else 1024,
     intermediate_size=256 if small else 2816,
     num_hidden_layers=2 if small else 8,
@@ -39,7 +42,7 @@ def held_bytes(tensors):
 kept = []
 step = 0
 while time.time() < until:
-    x = torch.randint(0, 32000, batch).to(device)
+    x = torch.randint(0, words, batch).to(device)
     with torch.autocast(device, torch.bfloat16):
         out = net(input_ids=x, labels=x)
         loss = out.loss
