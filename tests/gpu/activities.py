@@ -292,9 +292,7 @@ def activities() -> list[Activity]:
         Activity("doctor", "processor", 60, _doctor),
         Activity("calibrate", "card", 90, _calibrate, 30),
         Activity("search-command", "card", 120, _searched("search-command", "--", *_GPT), 40),
-        Activity(
-            "screen-search", "card", 120, _screen("screen-search", *_RAMP, within=_SIXTH_TRIAL, until="VERIFIED"), 40
-        ),
+        Activity("screen-search", "card", 120, ramp, 40),
         Activity("watched", "gpu", 120, _watched, 30),
         Activity("attached", "gpu", 120, _attached, 30),
         Activity("death", "gpu", 120, _death, 30),
