@@ -288,11 +288,14 @@ _RAMP = ("search", "--gpu", "GPU", "--model", "gpt2", "--strategy", "ramp")
 def activities() -> list[Activity]:
     """What comes before the programs, the most telling first."""
     ramp = _screen("screen-search", *_RAMP, within=_SIXTH_TRIAL, until="VERIFIED")
+    shared = _searched("search-share", "--share", "--limit", "16GiB", "--", *_GPT, neighbour=True)
     return [
         Activity("doctor", "processor", 60, _doctor),
         Activity("calibrate", "card", 90, _calibrate, 30),
         Activity("search-command", "card", 120, _searched("search-command", "--", *_GPT), 40),
         Activity("screen-search", "card", 120, ramp, 40),
+        Activity("search-limit", "card", 120, _searched("search-limit", "--limit", "24GiB", "--", *_LORA), 40),
+        Activity("search-share", "card", 120, shared, 40),
         Activity("watched", "gpu", 120, _watched, 30),
         Activity("attached", "gpu", 120, _attached, 30),
         Activity("death", "gpu", 120, _death, 30),
@@ -301,14 +304,4 @@ def activities() -> list[Activity]:
         Activity("screen-run", "gpu", 90, _screen("screen-run", "run", "--tui", "--", until=_TENTH_STEP), 20),
         Activity("screen-plan", "processor", 120, _screen("screen-plan", "plan", "--gpu", "GPU", until=_TRACED), 20),
         Activity("record", "gpu", 1e9, _record, 20),
-    ]
-
-
-def later_activities() -> list[Activity]:
-    """What comes after the programs."""
-    shared = _searched("search-share", "--share", "--limit", "16GiB", "--", *_GPT, neighbour=True)
-    return [
-        Activity("search-limit", "card", 120, _searched("search-limit", "--limit", "24GiB", "--", *_LORA), 40),
-        Activity("search-share", "card", 120, shared, 40),
-        Activity("search-model", "card", 120, _searched("search-model", "--model", "gpt2"), 30),
     ]

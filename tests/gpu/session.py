@@ -1,9 +1,10 @@
 """Eight minutes on a GPU: `python -m tests.gpu.session --out DIR --budget 480`.
 
-Runs, the most telling first: doctor and calibration, a search of a command and one on the screen, training that is
-watched, attached to and dies, the recorder, the programs of `tests/gpu/programs` with what is predicted of each, more
-searches. What needs the card alone has it alone; the rest runs side by side, as an allocator's figures are a process's
-own and NVML tells processes apart. Each has its time limit, and one that fails is a line of the table.
+Runs, the most telling first: doctor and calibration; searches of a command, on the screen, under a limit, beside a
+neighbour; training that is watched, attached to and dies; screens; the recorder, and beside it the programs of
+`tests/gpu/programs` with what is predicted of each. What needs the card alone has it alone; the rest runs side by side,
+as an allocator's figures are a process's own and NVML tells processes apart. Each has its time limit, and one that fails
+is a line of the table.
 
 What is done is kept in DIR at once: the same command goes on where it was stopped. In the end DIR has table.csv and
 table.md, the recordings, state.jsonl and, in zip files of at most 15 MB, histories, screens and all that was printed.
@@ -29,7 +30,7 @@ import msgspec
 from gpumem_tui.memory import GIB
 from gpumem_tui.report import markdown
 from tests.gpu import packing
-from tests.gpu.activities import Activity, Failed, Unfinished, activities, later_activities
+from tests.gpu.activities import Activity, Failed, Unfinished, activities
 from tests.gpu.measured import Folder
 from tests.gpu.outcome import (
     PREDICT_LIMIT_S,
@@ -197,11 +198,8 @@ def _steps(place: Place) -> list[Step]:
             ("predicted", "processor", PREDICT_LIMIT_S, _predicted),
         )
     ]
-    of_the_program = [
-        [Step(activity=each, work=partial(_acted, place, each)) for each in part()]
-        for part in (activities, later_activities)
-    ]
-    return [*of_the_program[0], *programs, *of_the_program[1]]
+    acts = [Step(activity=each, work=partial(_acted, place, each)) for each in activities()]
+    return [*acts, *programs]
 
 
 def _acted(place: Place, activity: Activity, limit_s: float) -> Done:
