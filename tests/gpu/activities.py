@@ -109,8 +109,8 @@ def _searched(name: str, *arguments: str, neighbour: bool = False) -> Callable[[
 
 def _found(result: dict[str, Any]) -> str:
     traced = result.get("traced") or {}
-    expected = traced.get("max_batch_size")
-    return f"predicted {expected if expected is not None else 'nothing'}; {result['message']}"
+    ends = {traced.get(key) for key in ("max_batch_size", "may_fit_batch_size")} - {None}
+    return f"predicted {' to '.join(map(str, sorted(ends))) or 'nothing'}; {result['message']}"
 
 
 # Training that is watched

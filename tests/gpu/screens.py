@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,15 @@ def picture(screen: Any, name: str) -> str:
         width=screen.columns, height=screen.lines, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         record=True, legacy_windows=False,
     )  # fmt: skip
-    lines = Text(no_wrap=True, end="")
-    for row in range(screen.lines):
-        for column in range(screen.columns):
-            cell = screen.buffer[row][column]
-            lines.append(cell.data, _style(cell))
-        lines.append("\n")
-    console.print(lines)
+    console.print(Text("\n").join(_line(screen, row) for row in range(screen.lines)), end="", no_wrap=True)
     return re.sub(r"terminal-\d+", f"terminal-{name}", console.export_svg(title="gpumem-tui"))
+
+
+def _line(screen: Any, row: int) -> Text:
+    """A row, with one span for neighbours that look the same."""
+    cells = [screen.buffer[row][column] for column in range(screen.columns)]
+    spans = ((style, "".join(cell.data for cell in alike)) for style, alike in groupby(cells, _style))
+    return Text.assemble(*((text, style) for style, text in spans))
 
 
 def _style(cell: Any) -> Style:
@@ -57,8 +58,3 @@ def _colour(name: str) -> str | None:
     if re.fullmatch("[0-9a-f]{6}", name):
         return f"#{name}"
     return _PLAIN_COLOURS.get(name) or name.replace("bright", "bright_")
-
-
-def environment(folder: Path) -> Mapping[str, str]:
-    """What the program needs to leave the user's own settings and probes alone."""
-    return {"GPUMEM_TUI_DIR": str(folder / "probes"), "XDG_CONFIG_HOME": str(folder / "config")}

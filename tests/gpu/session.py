@@ -3,8 +3,8 @@
 Runs, the most telling first: doctor and calibration; searches of a command, on the screen, under a limit, beside a
 neighbour; training that is watched, attached to and dies; screens; the recorder, and beside it the programs of
 `tests/gpu/programs` with what is predicted of each. What needs the card alone has it alone; the rest runs side by side,
-as an allocator's figures are a process's own and NVML tells processes apart. Each has its time limit, and one that fails
-is a line of the table.
+as an allocator's figures are a process's own and NVML tells processes apart. Each has its time limit, and one that
+fails is a line of the table.
 
 What is done is kept in DIR at once: the same command goes on where it was stopped. In the end DIR has table.csv and
 table.md, the recordings, state.jsonl and, in zip files of at most 15 MB, histories, screens and all that was printed.
