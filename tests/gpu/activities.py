@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tests.gpu import screens
 from tests.gpu.place import Place
-from tests.gpu.processes import Ended, Started, TimeIsUp
+from tests.gpu.processes import Ended, Limit, Started, TimeIsUp
 from tests.gpu.rows import PROGRAMS, ROOT
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Activity:
     name: str
     uses: Uses
     limit_s: float
-    work: Callable[[Place, float], str]
+    work: Callable[[Place, Limit], str]
     least_s: float = 10.0
 
 
@@ -63,26 +63,25 @@ def _json(text: str) -> list[dict[str, Any]]:
 # What the machine is
 
 
-def _doctor(place: Place, limit_s: float) -> str:
-    ended = _ok(place.program("doctor", "doctor", "--json", limit_s=limit_s), 0, 4)
-    _ok(place.program("doctor", "doctor", log="doctor-text", limit_s=limit_s), 0, 4)
+def _doctor(place: Place, limit: Limit) -> str:
+    ended = _ok(place.program("doctor", "doctor", "--json", limit_s=limit.left_s), 0, 4)
     (said,) = _json(ended.output)
     checks = [check for check in said["checks"] if check["status"] not in ("ok", "skip")]
     return "all is well" if not checks else "; ".join(f"{check['name']}: {check['found']}" for check in checks)
 
 
-def _calibrate(place: Place, limit_s: float) -> str:
+def _calibrate(place: Place, limit: Limit) -> str:
     path = place.work / "calibration.toml"
-    ended = place.program("calibrate", "doctor", "--calibrate", "--output", str(path), limit_s=limit_s)
+    ended = place.program("calibrate", "doctor", "--calibrate", "--output", str(path), limit_s=limit.left_s)
     _ok(ended)
     return " ".join(ended.output.split())[:300]
 
 
-def _readings(place: Place, limit_s: float) -> str:
-    with _trained(place, "readings", limit_s):
-        reading = _ok(place.program("readings", "monitor", "--once", "--json", limit_s=limit_s))
-        text = _ok(place.program("readings", "monitor", "--once", log="readings-text", limit_s=limit_s)).output
-        free = place.program("readings", "free", "--json", log="readings-free", limit_s=limit_s)
+def _readings(place: Place, limit: Limit) -> str:
+    with _trained(place, "readings", limit):
+        reading = _ok(place.program("readings", "monitor", "--once", "--json", limit_s=limit.left_s))
+        text = _ok(place.program("readings", "monitor", "--once", log="readings-text", limit_s=limit.left_s)).output
+        free = place.program("readings", "free", "--json", log="readings-free", limit_s=limit.left_s)
     _ok(free, 0, 3)
     gpus = _json(reading.output)[0]["gpus"]
     if not text.strip():
@@ -93,12 +92,12 @@ def _readings(place: Place, limit_s: float) -> str:
 # Searches
 
 
-def _searched(name: str, *arguments: str, neighbour: bool = False) -> Callable[[Place, float], str]:
-    def work(place: Place, limit_s: float) -> str:
-        with _trained(place, name, limit_s) if neighbour else contextlib.nullcontext():
+def _searched(name: str, *arguments: str, neighbour: bool = False) -> Callable[[Place, Limit], str]:
+    def work(place: Place, limit: Limit) -> str:
+        with _trained(place, name, limit) if neighbour else contextlib.nullcontext():
             words = ["search", "--json", "--gpu", place.gpu, *arguments]
             command = [place.python.path if word == "PYTHON" else word for word in words]
-            ended = place.program(name, *command, limit_s=limit_s)
+            ended = place.program(name, *command, limit_s=limit.left_s)
         results = [each for each in _json(ended.output) if each.get("event") == "result"]
         if not results:
             raise Failed(ended.last_line)
@@ -119,11 +118,11 @@ _COUNTED = ("parameters", "gradients", "optimizer")
 
 
 @contextlib.contextmanager
-def _trained(place: Place, name: str, limit_s: float, *flags: str, probed: bool = False) -> Iterator[Training]:
+def _trained(place: Place, name: str, limit: Limit, *flags: str, probed: bool = False) -> Iterator[Training]:
     """A program that trains meanwhile, in its third step or later."""
-    training = Training(place, name, limit_s, flags, probed)
+    training = Training(place, name, limit.left_s, flags, probed)
     try:
-        training.wait(min(60.0, limit_s))
+        training.wait(min(60.0, limit.left_s))
         yield training
     finally:
         training.process.kill()
@@ -154,28 +153,28 @@ class Training:
         return said
 
 
-def _watched(place: Place, limit_s: float) -> str:
-    with _trained(place, "watched", limit_s, probed=True) as training:
+def _watched(place: Place, limit: Limit) -> str:
+    with _trained(place, "watched", limit, probed=True) as training:
         truth = training.says()
-        return _looked(place, "watched", truth, limit_s)
+        return _looked(place, "watched", truth, limit)
 
 
-def _attached(place: Place, limit_s: float) -> str:
-    with _trained(place, "attached", limit_s) as training:
+def _attached(place: Place, limit: Limit) -> str:
+    with _trained(place, "attached", limit) as training:
         truth = training.says()
         pid = str(truth["pid"])
-        ended = place.program("attached", "attach", "--yes", pid, log="attached-attach", limit_s=limit_s)
+        ended = place.program("attached", "attach", "--yes", pid, log="attached-attach", limit_s=limit.left_s)
         attached = " ".join(_ok(ended).output.split())
-        training.wait(limit_s, training.says()["step"] + 3)
-        return f"{_looked(place, 'attached', truth, limit_s)}; {attached[:160]}"
+        training.wait(limit.left_s, training.says()["step"] + 3)
+        return f"{_looked(place, 'attached', truth, limit)}; {attached[:160]}"
 
 
-def _looked(place: Place, name: str, truth: dict[str, int], limit_s: float) -> str:
+def _looked(place: Place, name: str, truth: dict[str, int], limit: Limit) -> str:
     """Watch a process, then look into it; the figures of both beside its own count."""
     pid = str(truth["pid"])
     sample = place.start(name, [sys.executable, "-m", "gpumem_tui", "watch", "--json", pid], f"{name}-watch")
-    look = place.program(name, "look", "--json", pid, log=f"{name}-look", limit_s=limit_s / 2)
-    place.program(name, "look", "--plain", pid, log=f"{name}-look-text", limit_s=limit_s / 2)
+    look = place.program(name, "look", "--json", pid, log=f"{name}-look", limit_s=limit.left_s / 2)
+    place.program(name, "look", "--plain", pid, log=f"{name}-look-text", limit_s=limit.left_s / 2)
     sample.kill()
     _ok(look)
     (found,) = _json(look.output)
@@ -185,14 +184,14 @@ def _looked(place: Place, name: str, truth: dict[str, int], limit_s: float) -> s
     return f"look beside the program's own count: {', '.join(differences)}"
 
 
-def _death(place: Place, limit_s: float) -> str:
-    words = place.training("death", limit_s)
+def _death(place: Place, limit: Limit) -> str:
+    words = place.training("death", limit.left_s)
     dies = [place.python.path, str(_DIES_WITHOUT_GPU), "3"] if place.machine.rehearsal else [*words, "--oom"]
-    ended = place.program("death", "run", "--", *dies, log="death-training", limit_s=limit_s)
+    ended = place.program("death", "run", "--", *dies, log="death-training", limit_s=limit.left_s)
     if ended.code == 0:
         raise Failed("it did not run out of memory")
-    said = _ok(place.program("death", "watch", "--post-mortem", limit_s=limit_s))
-    place.program("death", "watch", "--post-mortem", "--json", log="death-json", limit_s=limit_s)
+    said = _ok(place.program("death", "watch", "--post-mortem", limit_s=limit.left_s))
+    place.program("death", "watch", "--post-mortem", "--json", log="death-json", limit_s=limit.left_s)
     return " ".join(said.output.split())[:300]
 
 
@@ -202,17 +201,17 @@ _SETTLING_S = 1.0
 """What is wanted is on the screen, and the rest of it comes."""
 
 
-def _screen(name: str, *arguments: str, until: str, within: str = "") -> Callable[[Place, float], str]:
+def _screen(name: str, *arguments: str, until: str, within: str = "") -> Callable[[Place, Limit], str]:
     """Run the terminal program; keep its screen once `within` is found on it, and `until`, or when time is up."""
 
-    def work(place: Place, limit_s: float) -> str:
+    def work(place: Place, limit: Limit) -> str:
         words = [place.gpu if word == "GPU" else word for word in arguments]
-        words += place.training(name, limit_s) if arguments[0] == "run" else []
+        words += place.training(name, limit.left_s) if arguments[0] == "run" else []
         with _shown(place, name, *words) as shown:
             if within:
-                _comes(shown, within, limit_s)
+                _comes(shown, within, limit)
                 screens.keep(shown.screen, place.work / f"{name}-running")
-            _comes(shown, until, limit_s)
+            _comes(shown, until, limit)
         return f"{name}.svg and .txt are kept"
 
     return work
@@ -231,28 +230,28 @@ def _shown(place: Place, name: str, *words: str) -> Iterator[Terminal]:
             screens.keep(shown.screen, place.work / name)
 
 
-def _comes(shown: Terminal, pattern: str, limit_s: float) -> None:
+def _comes(shown: Terminal, pattern: str, limit: Limit) -> None:
     try:
-        shown.wait_until(lambda text: re.search(pattern, text) is not None, pattern, limit_s)
+        shown.wait_until(lambda text: re.search(pattern, text) is not None, pattern, limit.left_s)
     except AssertionError as error:
         raise Failed(f"{pattern} did not come on the screen") from error
     settled_s = time.monotonic() + _SETTLING_S
     shown.wait_until(lambda _: time.monotonic() > settled_s, "the rest of it")
 
 
-def _monitor_screen(place: Place, limit_s: float) -> str:
+def _monitor_screen(place: Place, limit: Limit) -> str:
     """The Monitor with a process that is watched, then that process."""
     name = "screen-monitor"
-    with _trained(place, name, limit_s, probed=True) as training, _shown(place, name, "monitor") as shown:
+    with _trained(place, name, limit, probed=True) as training, _shown(place, name, "monitor") as shown:
         pid = str(training.says()["pid"])
-        _comes(shown, f" {pid} ", limit_s)
+        _comes(shown, f" {pid} ", limit)
         screens.keep(shown.screen, place.work / f"{name}-all")
         shown.press(f"/{pid}\r")
         shown.press("\x1b[B")
-        _comes(shown, "l look", limit_s)
+        _comes(shown, "l look", limit)
         screens.keep(shown.screen, place.work / f"{name}-row")
         shown.press("\r")
-        _comes(shown, "started by", limit_s)
+        _comes(shown, "started by", limit)
     return f"{name}.svg and .txt are kept"
 
 
@@ -262,11 +261,11 @@ _LAST_RUN_S = 8.0
 """A run that it began within its budget ends after it."""
 
 
-def _record(place: Place, limit_s: float) -> str:
-    budget = ["--budget", f"{limit_s - _LAST_RUN_S:.0f}"]
+def _record(place: Place, limit: Limit) -> str:
+    budget = ["--budget", f"{limit.left_s - _LAST_RUN_S:.0f}"]
     words = [sys.executable, "-m", "tests.gpu.record", "--out", str(place.work.parent.resolve()), *budget]
     words += ["--rehearse"] if place.machine.rehearsal else []
-    ended = _ok(place.start("record", words, "record").wait(limit_s))
+    ended = _ok(place.start("record", words, "record").wait(limit.left_s))
     lines = ended.output.splitlines()
     if "stopped at the time budget" in ended.output:
         raise Unfinished(lines[-1])
@@ -290,7 +289,7 @@ def activities() -> list[Activity]:
     ramp = _screen("screen-search", *_RAMP, within=_SIXTH_TRIAL, until="VERIFIED")
     shared = _searched("search-share", "--share", "--limit", "16GiB", "--", *_GPT, neighbour=True)
     return [
-        Activity("doctor", "processor", 60, _doctor),
+        Activity("doctor", "card", 60, _doctor),
         Activity("calibrate", "card", 90, _calibrate, 30),
         Activity("search-command", "card", 120, _searched("search-command", "--", *_GPT), 40),
         Activity("screen-search", "card", 120, ramp, 40),

@@ -64,7 +64,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.machine = msgspec.convert(_toml(path / "machine.toml"), Laboratory)
-        self.causes = msgspec.convert(_toml(path / "causes.toml"), dict[str, Cause])
+        causes = path / "causes.toml"
+        self.causes = msgspec.convert(_toml(causes), dict[str, Cause]) if causes.exists() else {}
         self.real = read_csv(path / "measured.csv")
 
     @property

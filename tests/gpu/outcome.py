@@ -167,7 +167,8 @@ def predicting(command: Sequence[str], row: Row, gpu: str, clones: Path | None, 
         NotHere: it is of a clone that is not here.
         TimeIsUp: it takes longer.
     """
-    options = ["--gpu", gpu, "--steps", str(row.steps), "--timeout", f"{limit_s:.0f}", "--json", *row.options]
+    share = [] if gpu.startswith("sim:") else ["--share"]
+    options = ["--gpu", gpu, *share, "--steps", str(row.steps), "--timeout", f"{limit_s:.0f}", "--json", *row.options]
     words = [sys.executable, "-m", "gpumem_tui", "predict", *options, "--", *command]
     env = {**row.variables(), "PYTHONPATH": str(ROOT)}
     return run(words, folder / "predict", limit_s, env, row.folder(clones) if row.clone else folder)
@@ -284,11 +285,12 @@ def write_markdown(path: Path, title: str, rows: Sequence[Comparison], more: Seq
 
 
 def read_csv(path: Path) -> dict[str, Real]:
-    """The real side of a table that `write_csv` wrote, or of one that has its columns."""
+    """The real side of a table that `write_csv` wrote, or of one that has its columns; without what did not end."""
     with path.open(newline="", encoding="utf-8") as file:
         return {
             line["name"]: Real(
                 name=line["name"], command=line["command"], **{name: int(line[name] or 0) for name in _FIGURES}
             )
             for line in csv.DictReader(file)
+            if line["allocated"]
         }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,6 +70,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         torch = self.packages.get("torch", "unknown")
         kind = "REHEARSAL, nothing is measured: " if self.rehearsal else ""
         return f"{kind}{self.gpu}, driver {self.driver or 'unknown'}, CUDA {self.cuda or 'unknown'}, torch {torch}"
+
+    def toml(self) -> str:
+        """As tests.gpu.measured reads it beside measured figures."""
+        words = {
+            "gpu": self.gpu, "simulated": self.simulated, "driver": self.driver, "cuda": self.cuda,
+            "cudnn": self.cudnn, "measured": time.strftime("%Y-%m-%d"),
+        }  # fmt: skip
+        lines = [f"{name} = {json.dumps(word)}" for name, word in words.items()]
+        packages = [f'"{name}" = {json.dumps(version)}' for name, version in self.packages.items()]
+        return "\n".join([*lines, "", "[packages]", *packages]) + "\n"
 
     def is_same(self, other: Machine) -> bool:
         """Whether figures of both may stand in one table."""

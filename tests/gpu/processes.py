@@ -16,6 +16,22 @@ _running: set[subprocess.Popen[bytes]] = set()
 _lock = threading.Lock()
 
 
+_GRACE_S = 2.0
+"""For a program to end what it has started, wherever that is, before it is killed."""
+
+
+class Limit:
+    """How long something may take, counted from now."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._end_s = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """How many seconds are left; never less than a tenth."""
+        return max(0.1, self._end_s - time.monotonic())
+
+
 class TimeIsUp(Exception):
     """A program was killed at its limit; the message says which."""
 
@@ -72,8 +88,7 @@ class Started:
 
     def kill(self) -> None:
         """End it with its process group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        _end([self._process])
         self._process.wait()
         self._forget()
 
@@ -102,6 +117,20 @@ def kill_all() -> None:
     """End what still runs of all that was started here."""
     with _lock:
         found = list(_running)
-    for process in found:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    _end(found)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    end_s = time.monotonic() + _GRACE_S
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end_s - time.monotonic()))
+    for process in processes:
+        _signal(process, signal.SIGKILL)  # what is left of the group, its leader or not
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

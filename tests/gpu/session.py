@@ -46,7 +46,7 @@ from tests.gpu.outcome import (
     write_markdown,
 )
 from tests.gpu.place import Machine, NoGpu, Place, describe
-from tests.gpu.processes import TimeIsUp, kill_all, run
+from tests.gpu.processes import Limit, TimeIsUp, kill_all, run
 from tests.gpu.rows import Interpreter, NotHere, Row, load_rows
 from tests.published.measurements import DEFAULT_RECORDINGS
 
@@ -204,7 +204,7 @@ def _steps(place: Place) -> list[Step]:
 
 def _acted(place: Place, activity: Activity, limit_s: float) -> Done:
     try:
-        return Done(name=activity.name, said=activity.work(place, limit_s))
+        return Done(name=activity.name, said=activity.work(place, Limit(limit_s)))
     except Unfinished:
         raise
     except (Failed, TimeIsUp) as error:
@@ -363,6 +363,8 @@ def _close(folder: Path, machine: Machine, state: State, total: int) -> int:
     )
     undone = total - sum(done.machine is None for done in state.done.values())
     try:
+        (folder / "work").mkdir(exist_ok=True)
+        (folder / "work" / "machine.toml").write_text(machine.toml(), encoding="utf-8")
         write_csv(folder / "table.csv", rows)
         write_markdown(folder / "table.md", machine.title, rows, [table])
         if too_many := packing.pack(folder / "work", folder):
