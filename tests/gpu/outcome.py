@@ -287,10 +287,11 @@ def write_markdown(path: Path, title: str, rows: Sequence[Comparison], more: Seq
 def read_csv(path: Path) -> dict[str, Real]:
     """The real side of a table that `write_csv` wrote, or of one that has its columns; without what did not end."""
     with path.open(newline="", encoding="utf-8") as file:
-        return {
-            line["name"]: Real(
-                name=line["name"], command=line["command"], **{name: int(line[name] or 0) for name in _FIGURES}
-            )
-            for line in csv.DictReader(file)
-            if line["allocated"]
-        }
+        lines = [line for line in csv.DictReader(file) if line["allocated"]]
+    texts = ("name", "command")
+    return {
+        line["name"]: msgspec.convert(
+            {**{name: line[name] for name in texts}, **{name: int(line[name] or 0) for name in _FIGURES}}, Real
+        )
+        for line in lines
+    }

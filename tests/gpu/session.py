@@ -7,7 +7,7 @@ as an allocator's figures are a process's own and NVML tells processes apart. Ea
 fails is a line of the table.
 
 What is done is kept in DIR at once: the same command goes on where it was stopped. In the end DIR has table.csv and
-table.md, the recordings, state.jsonl and, in zip files of at most 15 MB, histories, screens and all that was printed.
+table.md, the recordings, state.ndjson and, in zip files of at most 15 MB, histories, screens and all that was printed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MEASURE = Path(__file__).with_name("measure.py")
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of state.jsonl: the machine, or what came of an activity.
+    """A line of state.ndjson: the machine, or what came of an activity.
 
     Attributes:
         said: what came of it, or why nothing did.
@@ -81,14 +81,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class State:
-    """DIR/state.jsonl: a line for all that is done.
+    """DIR/state.ndjson: a line for all that is done.
 
     Raises:
         StateError: it is not such a file, or of another machine.
     """
 
     def __init__(self, folder: Path, machine: Machine) -> None:
-        self._path = folder / "state.jsonl"
+        self._path = folder / "state.ndjson"
         self.done: dict[str, Done] = {}
         body = self._path.read_bytes() if self._path.exists() else b""
         whole = body[: body.rfind(b"\n") + 1]  # a killed session leaves a line without its end

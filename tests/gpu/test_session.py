@@ -22,7 +22,7 @@ from tests.gpu.place import Machine
 from tests.gpu.processes import Started, TimeIsUp, kill_all, run
 from tests.gpu.session import Done, State, StateError, Step
 from tests.sharing import WarmPython
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_gone
 
 MACHINE = Machine(gpu="NVIDIA H200", driver="580", packages={"torch": "2.11.0"})
 LANES = {"gpu": 3, "processor": 1}
@@ -38,7 +38,7 @@ def step(name: str, uses: Uses, work: Callable[[float], object] = lambda limit_s
 
 def test_what_is_done_is_there_after_a_kill(tmp_path: Path) -> None:
     State(tmp_path, MACHINE).add(Done(name="doctor", said="all is well"))
-    with (tmp_path / "state.jsonl").open("ab") as file:
+    with (tmp_path / "state.ndjson").open("ab") as file:
         file.write(b'{"name":"half a li')
     state = State(tmp_path, MACHINE)
     assert set(state.done) == {"machine", "doctor"}
@@ -53,7 +53,7 @@ def test_a_folder_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_state_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "state.jsonl").write_text("not a session\n")
+    (tmp_path / "state.ndjson").write_text("not a session\n")
     with pytest.raises(StateError, match=r"is not a session's"):
         State(tmp_path, MACHINE)
 
@@ -131,12 +131,15 @@ def test_what_cannot_be_kept_ends_it_and_leaves_no_program(tmp_path: Path) -> No
     assert not sleeper[0].is_running
 
 
-def test_a_program_that_is_killed_takes_along_what_it_started(tmp_path: Path) -> None:
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    started = Started(["sh", "-c", f'exec {sys.executable} -c "{script}"'], tmp_path / "log")
-    wait_until(lambda: (tmp_path / "log.out").read_text())
+def test_a_program_that_is_ended_takes_along_what_it_started(tmp_path: Path) -> None:
+    stays = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    inner = f"{stays}; print(os.getpid(), flush=True); signal.pause()"
+    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}]).wait()"
+    started = Started([sys.executable, "-c", script], tmp_path / "log")
+    child = int(wait_until(lambda: (tmp_path / "log.out").read_text()))
     kill_all()
-    assert started.wait(60).code == -signal.SIGKILL
+    assert started.wait(60).code == -signal.SIGTERM
+    wait_until_gone([child])
 
 
 # What is packed
@@ -228,7 +231,7 @@ def test_a_rehearsal_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     assert "all is done" in second.stdout
     assert int(re.findall(r"(\d+) of 6 activities to do", second.stdout)[0]) < 6
-    assert {path.name for path in tmp_path.iterdir()} == {"session-1.zip", "state.jsonl", "table.csv", "table.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {"session-1.zip", "state.ndjson", "table.csv", "table.md"}
     with zipfile.ZipFile(tmp_path / "session-1.zip") as part:
         assert {"doctor.out", "graphed-callables.json", "graphed-callables.events.json.gz"} <= {*part.namelist()}
     assert "NVIDIA H200" in (tmp_path / "table.md").read_text()
