@@ -178,7 +178,7 @@ def _looked(place: Place, name: str, truth: dict[str, int], limit: Limit) -> str
     sample.kill()
     _ok(look)
     (found,) = _json(look.output)
-    (device,) = found["devices"]
+    device = max(found["devices"], key=lambda each: each["peak_bytes"] or 0)
     (place.work / f"{name}-truth.json").write_text(json.dumps(truth))
     differences = [f"{key} {device['highest'][key] - truth[key]:+,} B" for key in _COUNTED]
     return f"look beside the program's own count: {', '.join(differences)}"

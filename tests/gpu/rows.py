@@ -65,7 +65,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """
         if not self.clone:
             return PROGRAMS
-        folder = (clones or Path()) / self.clone.partition("/")[2]
+        folder = (clones or Path()).absolute() / self.clone.partition("/")[2]
         if clones is None or not folder.is_dir():
             raise NotHere(f"needs a clone of github.com/{self.clone} in --clones DIR")
         return folder
@@ -103,7 +103,7 @@ class Interpreter:
     """
 
     def __init__(self, path: str, capability: tuple[int, int]) -> None:
-        self.path = path
+        self.path = os.path.abspath(path) if os.sep in path else path
         self._capability = capability
         names = sorted({"torch", *(name for row in load_rows() for name in row.needs)})
         try:

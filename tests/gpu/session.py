@@ -126,6 +126,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code: 0, 2 for what cannot be done, or 4 without a GPU."""
     options = _parser().parse_args(arguments)
+    options.out = options.out.absolute()  # what is started here has a folder of its own
     deadline = time.monotonic() + options.budget - CLOSING_S
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is done is packed even so
     try:
