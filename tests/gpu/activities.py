@@ -108,8 +108,9 @@ def _searched(name: str, *arguments: str, neighbour: bool = False) -> Callable[[
 
 def _found(result: dict[str, Any]) -> str:
     traced = result.get("traced") or {}
-    ends = {traced.get(key) for key in ("max_batch_size", "may_fit_batch_size")} - {None}
-    return f"predicted {' to '.join(map(str, sorted(ends))) or 'nothing'}; {result['message']}"
+    keys = ("max_batch_size", "may_fit_batch_size")
+    ends = sorted({int(traced[key]) for key in keys if traced.get(key) is not None})
+    return f"predicted {' to '.join(map(str, ends)) or 'nothing'}; {result['message']}"
 
 
 # Training that is watched

@@ -101,7 +101,8 @@ class Folder:
 
 
 def _toml(path: Path) -> dict[str, object]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,13 +24,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpumem_tui.memory import GIB
 from gpumem_tui.report import markdown
 from tests.gpu import packing
-from tests.gpu.activities import Activity, Failed, Unfinished, activities
+from tests.gpu.activities import Activity, Failed, Unfinished, Uses, activities
 from tests.gpu.measured import Folder
 from tests.gpu.outcome import (
     PREDICT_LIMIT_S,
@@ -190,14 +191,15 @@ def _lanes(machine: Machine, wanted: int) -> dict[str, int]:
 
 def _steps(place: Place) -> list[Step]:
     """All there is to do, the most telling first; predictions after each program that they are of."""
-    rows = load_rows()
+    on: Uses = "processor" if place.machine.rehearsal else "gpu"
+    sides: tuple[tuple[str, Uses, float, Callable[[Place, Row, float], Done]], ...] = (
+        ("real", on, PROGRAM_LIMIT_S, _measured),
+        ("predicted", "processor", PREDICT_LIMIT_S, _predicted),
+    )
     programs = [
         Step(activity=Activity(f"{kind}.{row.name}", uses, limit_s, lambda *_: ""), work=partial(work, place, row))
-        for row in rows
-        for kind, uses, limit_s, work in (
-            ("real", "processor" if place.machine.rehearsal else "gpu", PROGRAM_LIMIT_S, _measured),
-            ("predicted", "processor", PREDICT_LIMIT_S, _predicted),
-        )
+        for row in load_rows()
+        for kind, uses, limit_s, work in sides
     ]
     acts = [Step(activity=each, work=partial(_acted, place, each)) for each in activities()]
     return [*acts, *programs]
@@ -217,28 +219,30 @@ def _acted(place: Place, activity: Activity, limit_s: float) -> Done:
 def _measured(place: Place, row: Row, limit_s: float) -> Done:
     """Run a row's program; in a rehearsal as a command on the simulated GPU."""
     name = f"real.{row.name}"
+    nothing = Real(name=row.name, command=row.command)
     result = place.work / f"{row.name}.json"
+    result.unlink(missing_ok=True)
     folder = place.folder(row.name)
     try:
         place.python.check(row)
-        command = [place.python.path, str(MEASURE), str(result.resolve()), *row.words(place.clones)]
+        command = [place.python.path, str(MEASURE), str(result), *row.words(place.clones)]
         if place.machine.rehearsal:
             ended = predicting(command, row, place.gpu, place.clones, folder, limit_s)
         else:
             cwd = row.folder(place.clones) if row.clone else folder
             env = {"MASTER_PORT": _free_port(), **row.variables()}
             ended = run(command, place.work / row.name, limit_s, env, cwd)
-        found = msgspec.convert(msgspec.json.decode(result.read_bytes()), dict)
     except (NotHere, TimeIsUp) as error:
-        return Done(name=name, said=str(error), real=Real(name=row.name, command=row.command, error=str(error)))
-    except (OSError, msgspec.MsgspecError):
-        error = ended.last_line
-        return Done(name=name, failed=True, real=Real(name=row.name, command=row.command, error=error))
+        failed = isinstance(error, TimeIsUp)
+        return Done(name=name, failed=failed, real=msgspec.structs.replace(nothing, error=str(error)))
+    why = "" if ended.code == 0 else ended.last_line
+    try:
+        found = msgspec.json.decode(result.read_bytes(), type=dict[str, Any])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return Done(name=name, failed=True, real=msgspec.structs.replace(nothing, error=why or "it wrote no figures"))
     known = {key: found[key] for key in Real.__struct_fields__ if key in found}
-    error = "" if ended.code == 0 else ended.last_line
-    return Done(
-        name=name, real=msgspec.convert({**known, "name": row.name, "command": row.command, "error": error}, Real)
-    )
+    known.update(name=row.name, command=row.command, error=why)
+    return Done(name=name, failed=bool(why), real=msgspec.convert(known, Real))
 
 
 def _free_port() -> str:

@@ -19,7 +19,7 @@ import pytest
 from tests.gpu import packing, screens, session
 from tests.gpu.activities import Activity, Unfinished, Uses
 from tests.gpu.place import Machine
-from tests.gpu.processes import Started, TimeIsUp, kill_all, run
+from tests.gpu.processes import Ended, Started, TimeIsUp, kill_all, run
 from tests.gpu.session import Done, State, StateError, Step
 from tests.sharing import WarmPython
 from tests.waiting import wait_until, wait_until_gone
@@ -115,10 +115,11 @@ def test_what_is_unfinished_is_left_for_the_next_call(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_ends_it_and_leaves_no_program(tmp_path: Path) -> None:
     sleeper: list[Started] = []
+    ended: list[Ended] = []
 
     def sleeps(limit_s: float) -> None:
         sleeper.append(Started([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "sleeps"))
-        sleeper[0].wait(limit_s)
+        ended.append(sleeper[0].wait(limit_s))
 
     class Full(State):
         def add(self, line: Done) -> None:
@@ -128,7 +129,7 @@ def test_what_cannot_be_kept_ends_it_and_leaves_no_program(tmp_path: Path) -> No
     first = step("first", "processor", lambda _: wait_until(lambda: sleeper))
     with pytest.raises(OSError, match="No space"):
         session._run_all([step("long", "gpu", sleeps), first], Full(tmp_path, MACHINE), time.monotonic() + 60, LANES)
-    assert not sleeper[0].is_running
+    assert [each.code for each in ended] == [-signal.SIGTERM]
 
 
 def test_a_program_that_is_ended_takes_along_what_it_started(tmp_path: Path) -> None:
@@ -160,7 +161,9 @@ def test_files_are_packed_and_packed_again_with_what_came_since(
     parts = sorted(tmp_path.iterdir())
     assert [part.name for part in parts] == ["session-1.zip", "session-2.zip", "session-3.zip"]
     assert all(part.stat().st_size <= 10_000 for part in parts)
-    found = {name: zipfile.ZipFile(part).read(name) for part in parts for name in zipfile.ZipFile(part).namelist()}
+    files = [zipfile.ZipFile(part) for part in parts]
+    found = {name: file.read(name) for file in files for name in file.namelist()}
+    assert len(found) == sum(len(file.namelist()) for file in files)
     assert found.pop("again.txt") == b"call 1"
     assert {name: len(body) for name, body in found.items()} == {
         f"{call}-{number}.json.gz": 4000 for call in range(2) for number in range(3)
