@@ -257,7 +257,7 @@ def summary(rows: Sequence[Comparison]) -> Iterator[str]:
         )
     false = [row.name for row in whole if row.is_false_fit]
     yield f"took more than the highest predicted though it was said to fit: {', '.join(false) or 'none'}"
-    unsaid = [row.name for row in rows if row.outside and not row.cause]
+    unsaid = [row.name for row in rows if row.outside and not row.cause and not row.real.error]
     yield f"outside without a known cause: {', '.join(unsaid) or 'none'}"
 
 

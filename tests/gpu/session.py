@@ -233,8 +233,7 @@ def _measured(place: Place, row: Row, limit_s: float) -> Done:
             env = {"MASTER_PORT": _free_port(), **row.variables()}
             ended = run(command, place.work / row.name, limit_s, env, cwd)
     except (NotHere, TimeIsUp) as error:
-        failed = isinstance(error, TimeIsUp)
-        return Done(name=name, failed=failed, real=msgspec.structs.replace(nothing, error=str(error)))
+        return Done(name=name, failed=True, real=msgspec.structs.replace(nothing, error=str(error)))
     why = "" if ended.code == 0 else ended.last_line
     try:
         found = msgspec.json.decode(result.read_bytes(), type=dict[str, Any])
@@ -257,7 +256,7 @@ def _predicted(place: Place, row: Row, limit_s: float) -> Done:
     try:
         place.python.check(row)
     except NotHere as error:
-        return Done(name=name, predicted=Predicted(error=str(error)))
+        return Done(name=name, failed=True, predicted=Predicted(error=str(error)))
     return Done(
         name=name, predicted=predict(row, place.python.path, place.predicted_gpu, place.clones, limit_s)
     )  # fmt: skip
