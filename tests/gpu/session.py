@@ -57,7 +57,7 @@ CLOSING_S = 5.0
 """For the tables and the packing."""
 ROOM_BYTES = 20 * GIB
 """About what a program takes of the GPU at most: so many run at once."""
-MOST_AT_ONCE = 6
+MOST_AT_ONCE = 7
 
 MEASURE = Path(__file__).with_name("measure.py")
 
