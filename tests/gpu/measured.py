@@ -8,6 +8,7 @@ has its cause in `causes.toml` beside the figures: the exit code is 1 where a ro
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.catalog.loader import CatalogError, find_gpu
 from tests.gpu.outcome import (
     ALLOCATED_PERCENT,
     RESERVED_PERCENT,
@@ -40,6 +41,12 @@ else:
     import tomli as tomllib
 
 DEFAULT_FOLDER = DEFAULT_RECORDINGS / "h200"
+NO_CAUSE = "not known"
+
+_ABOUT_CAUSES = """\
+# Why rows of measured.csv lie outside of what is predicted of them here, and by how much they do: `Cause` in
+# tests/gpu/outcome.py. `python -m tests.gpu.measured` complains of an entry that no longer holds, with --update it is
+# taken out."""
 
 
 class Laboratory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,8 +71,9 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.machine = msgspec.convert(_toml(path / "machine.toml"), Laboratory)
-        causes = path / "causes.toml"
-        self.causes = msgspec.convert(_toml(causes), dict[str, Cause]) if causes.exists() else {}
+        self._causes = path / "causes.toml"
+        has_causes = self._causes.exists()
+        self.causes = msgspec.convert(_toml(self._causes), dict[str, Cause]) if has_causes else {}
         self.real = read_csv(path / "measured.csv")
 
     @property
@@ -99,6 +107,48 @@ class Folder:
         device = found.device if found.device in ("above", "below") else ""
         return "" if device == cause.device else f"device {found.device}, {cause.device or 'inside'} by causes.toml"
 
+    def update(self, rows: Sequence[Comparison]) -> None:
+        """Write causes.toml as these rows are now: without those inside, with those that are outside anew.
+
+        What is known of why stays; where nothing is, the cause is NO_CAUSE, and somebody has to find it.
+        """
+        for row in rows:
+            known = self.causes.pop(row.name, Cause(why=NO_CAUSE))
+            if not row.outside:
+                continue
+            if row.is_whole:
+                far = [
+                    round(percent, 2) if abs(percent) > limit else None
+                    for percent, limit in (
+                        (row.allocated_percent, ALLOCATED_PERCENT),
+                        (row.reserved_percent, RESERVED_PERCENT),
+                    )
+                ]
+                device = row.device if row.device in ("above", "below") else ""
+                now = Cause(why=known.why, allocated_percent=far[0], reserved_percent=far[1], device=device)
+            else:
+                now = Cause(why=known.why, error=known.error or row.predicted.error)
+            self.causes[row.name] = now
+        order = {name: self.causes[name] for name in self.real if name in self.causes}
+        self._causes.write_text(
+            "\n\n".join([_ABOUT_CAUSES, *map(_table, order, order.values())]) + "\n", encoding="utf-8"
+        )
+
+
+def _table(name: str, cause: Cause) -> str:
+    """A cause as TOML, its words last."""
+    values = {key: getattr(cause, key) for key in ("allocated_percent", "reserved_percent", "device", "error", "why")}
+    return "\n".join(
+        [
+            f"[{name}]",
+            *(
+                f"{key} = {json.dumps(value, ensure_ascii=False)}"
+                for key, value in values.items()
+                if value not in (None, "")
+            ),
+        ]
+    )
+
 
 def _toml(path: Path) -> dict[str, object]:
     found: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -113,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clones", type=Path, metavar="DIR", help="a folder of clones, such as DIR/nanoGPT")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--update", action="store_true", help="write causes.toml as the rows are now")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="rows at once")
     parser.add_argument("rows", nargs="*", metavar="ROW", help="all without any")
     options = parser.parse_args(arguments)
@@ -121,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu = find_gpu(folder.machine.simulated)
         python = Interpreter(options.python, gpu.compute_capability)
         rows = selected(options.rows, folder.rows)
-    except (NotHere, OSError, msgspec.MsgspecError, tomllib.TOMLDecodeError) as error:
+    except (NotHere, CatalogError, OSError, msgspec.MsgspecError, tomllib.TOMLDecodeError) as error:
         print(error, file=sys.stderr)
         return 2
     found = []
@@ -141,6 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_csv(options.csv, found)
     if options.markdown:
         write_markdown(options.markdown, title, found)
+    if options.update:
+        folder.update(found)
+        return 0
     complaints = {row.name: said for row in found if (said := folder.complaint(row))}
     for name, said in complaints.items():
         print(f"{name}: {said}")

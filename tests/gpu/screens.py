@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-_PLAIN_COLOURS = {"brown": "yellow", "brightbrown": "bright_yellow"}
-"""pyte's names for two of the sixteen colours; the others are rich's, but for the underscore."""
+_PLAIN_COLOURS = {"brown": "yellow", "brightbrown": "bright_yellow", "bfightmagenta": "bright_magenta"}
+"""pyte's names for some of the sixteen colours, one with a slip; the others are rich's, but for the underscore."""
 
 
 def keep(screen: Any, path: Path) -> None:

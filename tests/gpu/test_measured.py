@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 from itertools import accumulate
 from operator import attrgetter
@@ -88,6 +89,31 @@ def test_what_lies_outside(predicted: Predicted, said: tuple[str, ...]) -> None:
     assert found.is_false_fit is False
     folder.causes = {"llama-amp": Cause(why="it is tried", allocated_percent=0.11)}
     assert bool(folder.complaint(found)) == (said != ("allocated +0.11 %",))
+
+
+def test_causes_are_written_as_the_rows_are_now(tmp_path: Path) -> None:
+    shutil.copytree(DEFAULT_FOLDER, tmp_path / "h200", ignore=lambda *_: ["events"])
+    (tmp_path / "h200" / "causes.toml").write_text(
+        '[lstm]\nallocated_percent = 5.0\nwhy = "its \\"reserve\\""\n[unet3d]\nwhy = "gone"\n[vgg16]\nwhy = "kept"\n'
+    )
+    folder = Folder(tmp_path / "h200")
+    rows = {row.name: row for row in folder.rows}
+    real = {name: folder.real[name] for name in ("lstm", "unet3d", "gcn-gat")}
+
+    def predicted(name: str, times: float) -> Predicted:
+        allocated = round(times * real[name].allocated)
+        return Predicted(allocated=allocated, reserved=real[name].reserved, high=real[name].device + 1, fit="fits")
+
+    found = [folder.compared(rows[name], predicted(name, times)) for name, times in (("lstm", 1.02), ("unet3d", 1.0))]
+    found.append(folder.compared(rows["gcn-gat"], Predicted(error="stops")))
+    folder.update(found)
+    again = Folder(tmp_path / "h200")
+    assert again.causes == {
+        "gcn-gat": Cause(why="not known", error="stops"),
+        "vgg16": Cause(why="kept"),
+        "lstm": Cause(why='its "reserve"', allocated_percent=2.0),
+    }
+    assert [again.complaint(row) for row in found] == ["", "", ""]
 
 
 @pytest.mark.scripts
