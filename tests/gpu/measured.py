@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpumem_tui.catalog.loader import CatalogError, find_gpu
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.catalog.shapes import CatalogError
 from tests.gpu.outcome import (
     ALLOCATED_PERCENT,
     RESERVED_PERCENT,
