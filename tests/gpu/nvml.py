@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -11,6 +12,15 @@ def device_memory() -> dict[str, int] | str:
     if isinstance(found, str):
         return found
     return {"total_bytes": found.total, "used_bytes": found.used, "driver_reserved_bytes": found.reserved}
+
+
+def own_bytes() -> int | str:
+    """What the driver says that this process holds of GPU 0, or why it does not say."""
+    found = _ask(lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    if isinstance(found, str):
+        return found
+    used = {process.pid: process.usedGpuMemory for process in found}.get(os.getpid())
+    return used if used is not None else "unknown: the driver does not list this process"
 
 
 def driver_version() -> str:

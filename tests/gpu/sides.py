@@ -22,7 +22,7 @@ from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
 from tests.gpu.matrix import STEPS, Configuration
-from tests.gpu.nvml import device_memory
+from tests.gpu.nvml import device_memory, own_bytes
 from tests.published.measurements import PhasePeaks, Side
 
 Entries = Callable[[], Iterable[Mapping[str, Any]]]
@@ -186,11 +186,17 @@ def _composition(meter: _Meter, entries: Entries | None) -> tuple[str, dict[str,
 
 
 def _beside_allocator(device: torch.device) -> int:
-    """What this process (on a GPU of its own) holds beside its allocator, in bytes."""
+    """What this process holds beside its allocator, in bytes: by NVML, which tells it from others on the GPU.
+
+    Without NVML, and on the simulated GPU, what is used of the whole device counts as this process's.
+    """
     memory: Any = torch.get_device_module(device)
+    reserved: int = memory.memory_reserved(device)
+    own = own_bytes() if device.type == "cuda" else ""
+    if isinstance(own, int):
+        return own - reserved
     free_bytes, total_bytes = memory.mem_get_info(device)
-    held: int = total_bytes - free_bytes - memory.memory_reserved(device)
-    return held
+    return int(total_bytes - free_bytes - reserved)
 
 
 def allocator_options() -> str:

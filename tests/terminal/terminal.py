@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pyte
@@ -24,9 +25,11 @@ from tests.waiting import DEADLINE_S
 class Terminal:
     """The program and what it shows."""
 
-    def __init__(self, arguments: list[str], columns: int, lines: int, env: dict[str, str], python: str) -> None:
-        self._screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self._screen)
+    def __init__(
+        self, arguments: list[str], columns: int, lines: int, env: dict[str, str], python: str, cwd: Path | None
+    ) -> None:
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
         self.pid, self._fd = pty.fork()
         size = struct.pack("HHHH", lines, columns, 0, 0)
         if self.pid == 0:
@@ -34,13 +37,14 @@ class Terminal:
             # An environment of its own: GNU readline, which pytest imports, puts COLUMNS and LINES where os.environ
             # does not see them, and they would count for more than the terminal's size.
             own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            os.chdir(cwd or ".")
             own |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **env}
             os.execve(sys.executable, [python, "-m", "gpumem_tui", *arguments], own)
 
     @property
     def text(self) -> str:
         """The screen, line by line."""
-        return "\n".join(self._screen.display)
+        return "\n".join(self.screen.display)
 
     def press(self, keys: str) -> None:
         """Type."""
@@ -48,7 +52,7 @@ class Terminal:
 
     def resize(self, columns: int, lines: int) -> None:
         """Change the terminal's size while the program runs."""
-        self._screen.resize(lines, columns)
+        self.screen.resize(lines, columns)
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         os.kill(self.pid, signal.SIGWINCH)
 
@@ -78,7 +82,7 @@ class Terminal:
         """Another program writes all over the screen, after what this one has written."""
         while select.select([self._fd], [], [], 0)[0]:
             self._read(0)
-        self._screen.reset()
+        self.screen.reset()
 
     def is_stopped(self) -> bool:
         """Whether the program was stopped by a signal."""
@@ -117,14 +121,20 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    *arguments: str, columns: int = 120, lines: int = 40, env: dict[str, str] | None = None, python: str = ""
+    *arguments: str,
+    columns: int = 120,
+    lines: int = 40,
+    env: dict[str, str] | None = None,
+    python: str = "",
+    cwd: Path | None = None,
 ) -> Iterator[Terminal]:
     """Run `gpumem-tui ARGUMENTS` in a terminal.
 
     Args:
         python: what the program runs its steps with; else one that starts with torch imported.
+        cwd: the folder to run in; else this process's.
     """
-    running = Terminal(list(arguments), columns, lines, env or {}, python or WarmPython.path())
+    running = Terminal(list(arguments), columns, lines, env or {}, python or WarmPython.path(), cwd)
     try:
         yield running
     finally:
