@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from pathlib import Path
 from typing import Literal
@@ -129,12 +130,15 @@ Recorded = RecordedRun | RecordedEdge
 def load_recordings(folder: Path) -> list[Recorded]:
     """Every recording in a folder's ``.jsonl`` files; of one id on one machine the newest. None if it is absent.
 
+    A file that is kept may be gzipped; its name ends with ``.gz`` then.
+
     Raises:
         DataError: a line that is no recording. A last line that was cut off, as by a kill, does not count.
     """
     found: dict[tuple[str, str, str, str], Recorded] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for path in (*sorted(folder.glob("*.jsonl.gz")), *sorted(folder.glob("*.jsonl"))):
+        body = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for number, line in enumerate(body.splitlines(keepends=True), start=1):
             if not line.endswith(b"\n"):
                 continue
             try:
