@@ -164,6 +164,23 @@ if hasattr(torch.ops.aten, "_grouped_mm"):  # since torch 2.8
     GIVEN[torch.ops.aten._grouped_mm.default] = _grouped_product
 
 
+_EFFICIENT: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_CUDNN: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+
+
+def made_on_device(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """Return what of an operator's results CUDA allocates.
+
+    The efficient kernel leaves its random state on the host, and cuDNN's makes no logsumexp where no gradient needs one
+    (aten/src/ATen/native/transformers/cuda/attention.cu, `_efficient_attention_forward`; cudnn/MHA.cpp).
+    """
+    if func is _EFFICIENT:
+        return result[:2]
+    if func is _CUDNN and not args[4]:
+        return (result[0], *result[2:])
+    return result
+
+
 _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
 """Namespaces of torch's own operators, and of ours, which stand for one kernel each."""
 

@@ -261,7 +261,7 @@ class DeviceMode(FakeTensorMode):
         if torch.backends.cudnn.benchmark and not self._gpu.gpu.arch and (tried := trials(func._opname, args)):
             self._memory.record_tried(result, tried)
         else:
-            self._memory.record(result if func is not PACK else result[:1])
+            self._memory.record(kernels.made_on_device(func, args, result) if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if self._given is not None:
             if func is _NONZERO or gives_numbers(func):
