@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def traced(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> dict[Kind, int]:
-    """The peaks of `steps` steps on the simulated GPU, unlimited, by the rules of a version of torch, or the installed."""
+    """The peaks of `steps` steps on the simulated GPU, unlimited, by a version of torch, else the installed one."""
     return _peaks(_run(workload, gpu, batch_size, steps, version), None)
 
 

@@ -117,7 +117,8 @@ def efficient_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
         batch * heads, tokens, key.shape[2], width, value.shape[3], rows, columns, accumulates,
         int(is_half and not in_registers),
     )  # fmt: skip
-    return [*taken, Computed("efficient_attention_gradient", 0, arguments)]
+    sums = max(position for position, one in enumerate(taken) if not isinstance(one, GivenBack))
+    return [*taken, Computed("efficient_attention_gradient", 0, arguments), GivenBack(sums)]
 
 
 def _efficient_block(is_half: bool, width: int, drops: bool, capability: tuple[int, int]) -> tuple[int, int, bool]:

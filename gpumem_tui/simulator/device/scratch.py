@@ -208,10 +208,15 @@ def _computed(rule: str, *arguments: int) -> list[Buffer]:
 
 
 def _reduction(args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """Split `sum` and the like: (tensor, dimensions or none for all, …)."""
+    """Split `sum` and the like: (tensor, dimensions or none for all, …).
+
+    Whole numbers and masks are summed as int64, from a copy (`make_reduction_from_out_ty` in ReduceOpsUtils.h).
+    """
     tensor, wanted = args[0], args[1] if len(args) > 1 else None
-    accumulator_bytes = max(_FLOAT_BYTES, tensor.element_size()) if tensor.is_floating_point() else 8
-    return _reduced(tensor, wanted, accumulator_bytes, profile)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return _reduced(tensor, wanted, max(_FLOAT_BYTES, tensor.element_size()), profile)
+    copied = [] if tensor.dtype is torch.int64 else [tensor.numel() * _INDEX_BYTES]
+    return [*copied, *_reduced(tensor, wanted, _INDEX_BYTES, profile)]
 
 
 def _norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
