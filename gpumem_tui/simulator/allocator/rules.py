@@ -68,7 +68,14 @@ class GivenBack:
     position: int
 
 
-Taken = Buffer | GivenBack
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A point at which a kernel makes result number `position` of its operator, or all tensors of that."""
+
+    position: int
+
+
+Taken = Buffer | GivenBack | Made
 
 
 @lru_cache(4096)

@@ -15,7 +15,7 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
+from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Made, Taken, sizes
 from gpumem_tui.simulator.device import attention_scratch, convolution, recurrent
 
 _FLOAT_BYTES, _INDEX_BYTES = 4, 8
@@ -272,9 +272,9 @@ def _foreach_norm(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     return [len(args[0]) * chunks * max(_FLOAT_BYTES, args[0][0].element_size())]
 
 
-def _embedding(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
+def _embedding(args: Sequence[Any], _profile: Profile) -> list[Taken]:
     """Copy indices that no view makes one row of, such as expanded ones (Embedding.cpp, `embedding_symint`)."""
-    return _copied(args[1])
+    return [*_copied(args[1]), Made(0)]
 
 
 def _embedding_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
@@ -288,7 +288,7 @@ def _embedding_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
         can_fuse * profile.multiprocessors * _SUMS_FUSED_BLOCKS,
     )  # fmt: skip
     first = len(copied)
-    sorting: list[Taken] = [*buffers[:4], GivenBack(first + 3), GivenBack(first + 2)]
+    sorting: list[Taken] = [*buffers[:4], GivenBack(first + 3), GivenBack(first + 2), Made(0)]
     unique = first + len(sorting) + 2
     found: list[Taken] = [*buffers[4:8], GivenBack(unique + 1), GivenBack(unique)]
     scan = first + len(sorting) + len(found) + 2
@@ -466,6 +466,9 @@ def _scan(args: Sequence[Any], _profile: Profile) -> list[Taken]:
         taken.append(Computed("row_scan", 0, (tensor.numel() // length, length, value_bytes)))
     return taken
 
+
+MAKING = frozenset({"embedding", "embedding_dense_backward"})
+"""Operators whose buffers say where their results are made (`Made`)."""
 
 _SETTLED = {**dict.fromkeys(_INDEX_PUTS, _is_without_mask), "gemm_4bit": unpacks}
 """Operators of which not all is known, and whether it is for some arguments."""
