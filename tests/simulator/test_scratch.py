@@ -13,7 +13,7 @@ from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import KIB, MIB
 from gpumem_tui.simulator.allocator.profile import profile_for
-from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Computed, GivenBack, radix_sort, sizes
+from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Computed, GivenBack, Made, radix_sort, sizes
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.device.scratch import assumption, is_assumed, scratch, unpacked_weight, unpacks
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
@@ -27,7 +27,7 @@ def taken(func: Any, *args: Any) -> list[int]:
     return [
         found.size_bytes if isinstance(found, Computed) else found
         for found in scratch(func, args, A100)
-        if not isinstance(found, GivenBack)
+        if not isinstance(found, (GivenBack, Made))
     ]
 
 
