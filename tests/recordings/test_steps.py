@@ -1,7 +1,7 @@
 """This project's recorded runs (`python -m tests.gpu.record`): placed as the GPU did, and traced as it was asked.
 
 Each is traced here by the installed torch as the recorded one. In every phase of the second step it must ask for the
-same sizes, each as often, but for what the operators of `_MAY_DIFFER` ask for.
+same sizes, each as often, and as much at once, but for what the operators of `_MAY_DIFFER` ask for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tests.gpu.placement import check
 from tests.published.measurements import DEFAULT_RECORDINGS, RecordedRun, load_recordings
 
 _RUNS = [run for run in load_recordings(DEFAULT_RECORDINGS) if isinstance(run, RecordedRun) and run.history]
+
+_STEPS = 2
 
 _MAY_DIFFER = {
     "aten.convolution": "cuDNN's workspace, known for the layers that were recorded",
@@ -36,14 +38,14 @@ def _asked(timeline: Timeline) -> Iterator[tuple[str, int, str]]:
     phase = ""
     for event, number in enumerate(timeline.events):
         if event in marks:
-            phase = marks[event].phase.value if marks[event].step == 2 else ""
+            phase = marks[event].phase.value if marks[event].step == _STEPS else ""
         if number > 0 and phase:
             site = timeline.site_table[timeline.sites[number - 1]] if timeline.sites else None
             yield phase, timeline.sizes[number - 1], site.operator if site is not None else ""
 
 
-def _traced(run: RecordedRun) -> list[tuple[str, int, str]]:
-    """Return what the simulated GPU is asked for, by the recorded torch's rules."""
+def _traced(run: RecordedRun) -> tuple[list[tuple[str, int, str]], int]:
+    """Return what the simulated GPU is asked for, by the recorded torch's rules, and the most that it is at once."""
     from gpumem_tui.simulator.allocator.profile import profile_for
     from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
     from gpumem_tui.step.run import StepRun
@@ -51,8 +53,8 @@ def _traced(run: RecordedRun) -> list[tuple[str, int, str]]:
     gpu = run.machine.gpu
     simulated = SimulatedGpu(gpu, profile_for(run.machine.torch, gpu))
     with simulate(simulated) as device:
-        StepRun(run.workload.load(), run.batch_size, device, simulated).run(2)
-        return list(_asked(simulated.finish()))
+        StepRun(run.workload.load(), run.batch_size, device, simulated).run(_STEPS)
+        return list(_asked(simulated.finish())), simulated.allocator.stats.peak_requested_bytes
 
 
 @pytest.mark.parametrize("run", _RUNS, ids=lambda run: run.id)
@@ -66,11 +68,12 @@ def test_every_block_lies_where_the_gpu_put_it(run: RecordedRun) -> None:
 @pytest.mark.parametrize("run", _RUNS, ids=lambda run: run.id)
 def test_a_step_asks_for_what_the_gpus_step_asked_for(run: RecordedRun) -> None:
     recorded = Counter((phase, size) for phase, size, _ in _asked(unpack(run.history).timeline))
-    asked = _traced(run)
+    asked, highest_bytes = _traced(run)
     traced = Counter((phase, size) for phase, size, _ in asked)
     assert sum(recorded.values()) > 20
     if not any(operator in _MAY_DIFFER for *_, operator in asked):
         assert traced == recorded
+        assert highest_bytes == max(phase.requested_bytes for phase in run.real.phases if phase.step <= _STEPS)
         return
     others = Counter((phase, size) for phase, size, operator in asked if operator not in _MAY_DIFFER)
     differing = sum(traced.values()) - sum(others.values())
