@@ -52,11 +52,9 @@ if TYPE_CHECKING:
 # Predictions
 
 
-def traced(
-    workload: Workload, gpu: Gpu, batch_size: int, steps: int, context_bytes: int | None = None
-) -> dict[Kind, int]:
-    """The peaks of `steps` steps on the simulated GPU, unlimited. `context_bytes` replaces the profile's assumption."""
-    return _peaks(_run(workload, gpu, batch_size, steps), context_bytes)
+def traced(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> dict[Kind, int]:
+    """The peaks of `steps` steps on the simulated GPU, unlimited, by a version of torch, else the installed one."""
+    return _peaks(_run(workload, gpu, batch_size, steps, version), None)
 
 
 def _peaks(simulated: SimulatedGpu, context_bytes: int | None) -> dict[Kind, int]:
@@ -200,7 +198,11 @@ def recorded_rows(recordings: Iterable[Recorded], as_recorded: bool) -> Iterator
     for run in recordings:
         if not isinstance(run, RecordedRun) or run.real.error or (as_recorded and run.simulated.error):
             continue
-        again = None if as_recorded else traced(run.workload.load(), run.machine.gpu, run.batch_size, run.steps)
+        again = (
+            None
+            if as_recorded
+            else traced(run.workload.load(), run.machine.gpu, run.batch_size, run.steps, run.machine.torch)
+        )
         kinds: tuple[Kind, ...] = ("allocated", "reserved", "device_used")
         for kind in kinds:
             traced_bytes = run.simulated.peak_bytes(kind) if again is None else again[kind]

@@ -181,7 +181,13 @@ def traced(row: Row, python: str = sys.executable) -> dict[str, Any]:
     if row.gpus > 8:
         predict += ["--gpus", str(row.gpus)]
     command = [*predict, "--", python, *ranks, script, *row.program[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(_HERE.parents[1]), "PYTORCH_CUDA_ALLOC_CONF": row.settings}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_HERE.parents[1]),
+        "PYTORCH_CUDA_ALLOC_CONF": row.settings,
+        # The rows without a version are of 2024 and 2025, when PyTorch did not prefer cuDNN's attention on Hopper.
+        **({} if row.torch else {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}),
+    }
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().rpartition("\n")[2])

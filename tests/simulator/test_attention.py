@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.simulator.allocator.profile import Profile, profile_for
 from gpumem_tui.simulator.device.attention import Attention, Kernel
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on
 
@@ -29,7 +33,8 @@ def chosen(
     key = torch.empty(1, 2 if grouped else 4, 16, width, dtype=dtype, device="meta")
     value = torch.empty(1, 2 if grouped else 4, 16, value_width or width, dtype=dtype, device="meta")
     attn_mask = torch.empty(16, 16, dtype=torch.bool, device="meta") if mask else None
-    return Attention(query, key, value, attn_mask, enable_gqa=grouped).kernel(capability)
+    profile = replace(profile_for("2.13.0", find_gpu("a100-80gb")), compute_capability=capability)
+    return Attention(query, key, value, attn_mask, enable_gqa=grouped).kernel(profile)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +98,86 @@ def kept_bytes(backend: SDPBackend, *, causal: bool = False, mask: bool = False)
         return kept
 
 
-@pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+@pytest.mark.parametrize(
+    ("backend", "state_bytes"),
+    [
+        (SDPBackend.FLASH_ATTENTION, 2 * 512),
+        (SDPBackend.CUDNN_ATTENTION, 2 * 512),
+        (SDPBackend.EFFICIENT_ATTENTION, 0),  # on the host
+    ],
+)
 @pytest.mark.parametrize("causal", [False, True])
-def test_fused_kernels_keep_the_output_logsumexp_and_a_random_state(backend: SDPBackend, causal: bool) -> None:
+def test_fused_kernels_keep_the_output_logsumexp_and_a_random_state(
+    backend: SDPBackend, state_bytes: int, causal: bool
+) -> None:
     output_bytes = BATCH * HEADS * TOKENS * WIDTH * 2
-    assert kept_bytes(backend, causal=causal) == output_bytes + ROW_BYTES + 2 * 512
+    assert kept_bytes(backend, causal=causal) == output_bytes + ROW_BYTES + state_bytes
 
 
-def test_a_boolean_mask_becomes_a_bias_of_the_querys_type() -> None:
-    without = kept_bytes(SDPBackend.EFFICIENT_ATTENTION)
-    assert kept_bytes(SDPBackend.EFFICIENT_ATTENTION, mask=True) - without == TOKENS * TOKENS * 2
+def of(torch_version: str, gpu: str = "h200-141gb") -> Profile:
+    return profile_for(torch_version, find_gpu(gpu))
+
+
+def picked(profile: Profile, mask: torch.Tensor | None = None, **given: object) -> Kernel:
+    """The kernel for heads in bf16, 64 wide, keys of as many tokens."""
+    query = torch.empty(2, 4, 128, 64, dtype=BF16, device="meta", requires_grad=True)
+    return Attention(query, query, query, mask, **given).kernel(profile)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "gpu", "kernel"),
+    [
+        ("2.8.0", "h200-141gb", "flash"),  # where it was asked for
+        ("2.9.1", "h200-141gb", "cudnn"),  # newer than 9.9
+        ("2.10.0+cu128", "h200-141gb", "flash"),  # newer than 9.15
+        ("2.10.0+cu130", "h200-141gb", "cudnn"),
+        ("2.11.0+cu128", "h200-141gb", "flash"),
+        ("2.11.0+cu130", "h200-141gb", "cudnn"),
+        ("2.13.0+cpu", "h200-141gb", "cudnn"),
+        ("2.11.0+cu130", "b200-180gb", "cudnn"),
+        ("2.11.0+cu130", "a100-80gb", "flash"),
+        ("2.11.0+cu130", "rtx-pro-6000-96gb", "flash"),
+    ],
+)
+def test_cudnn_comes_first_by_architecture_and_version(torch_version: str, gpu: str, kernel: Kernel) -> None:
+    assert picked(of(torch_version, gpu)) == kernel
+
+
+def test_cudnn_comes_last_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert picked(of("2.11.0+cu130")) == "flash"
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        assert picked(of("2.11.0+cu130", "a100-80gb")) == "cudnn"
+
+
+def test_what_cudnn_does_not_serve_goes_to_the_next() -> None:
+    new, newest = of("2.11.0+cu130"), of("2.13.0")
+    single = torch.empty(2, 4, 1, 64, dtype=BF16, device="meta")
+    query, wide = (torch.empty(2, 4, 128, width, dtype=BF16, device="meta") for width in (64, 264))
+    bias = torch.empty(2, 4, 128, 128, dtype=BF16, device="meta")
+    assert picked(new, bias) == "cudnn"
+    assert picked(new, bias.requires_grad_()) == "efficient"
+    assert Attention(query, single, single).kernel(new) == "flash"
+    assert Attention(wide, wide, wide).kernel(new) == "efficient"
+    assert [picked(profile, dropout_p=0.1) for profile in (new, newest)] == ["cudnn", "flash"]
+    assert picked(newest, dropout_p=0.125) == "cudnn"
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert picked(new) == "flash"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_no_fused_kernel_reads_a_bias_by_columns() -> None:
+    """T5's: an embedding of positions whose heads were its last dimension (an H200 kept all scores: 8.73 GiB)."""
+    bias = torch.empty(1, 128, 128, 4, dtype=BF16, device="meta").permute(0, 3, 1, 2)
+    assert picked(of("2.11.0+cu130"), bias) == "math"
+    assert picked(of("2.11.0+cu130"), bias.contiguous()) == "cudnn"
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION])
+def test_a_boolean_mask_becomes_a_bias_of_the_querys_type(backend: SDPBackend) -> None:
+    assert kept_bytes(backend, mask=True) - kept_bytes(backend) == TOKENS * TOKENS * 2
 
 
 def test_the_math_kernel_keeps_the_scores() -> None:

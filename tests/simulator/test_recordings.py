@@ -1,7 +1,7 @@
-"""Every recorded allocator history, replayed: the model must take the same segments and give the same addresses.
+"""A recorded allocator history, replayed: the model must take the same segments and give the same addresses.
 
-The same checks run on a history that the simulated GPU made, through the file format, and on damaged ones, so that they
-are known to fail where they should. `python -m tests.gpu.record` makes recordings.
+The history is one that the simulated GPU made, through the file format, and damaged ones, so that the check is known to
+fail where it should. `python -m tests.gpu.record` makes recordings; tests/recordings/test_steps.py holds those of GPUs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from tests.gpu.history import History, HistoryError, pack, unpack, unpack_timeli
 from tests.gpu.largest import FITS, OUT_OF_MEMORY, find
 from tests.gpu.matrix import configurations, edges
 from tests.gpu.placement import Differs, HistoryKeepingAllocator, check
-from tests.published.measurements import DEFAULT_RECORDINGS, RecordedEdge, RecordedRun, load_recordings
+from tests.published.measurements import RecordedEdge, RecordedRun, load_recordings
 from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 _REHEARSED = "mlp-2048-b64-fp32-adamw|largest-mlp"
-_KEPT = [run for run in load_recordings(DEFAULT_RECORDINGS) if isinstance(run, RecordedRun) and run.history]
 
 
 def _holds(run: RecordedRun) -> None:
@@ -73,15 +72,11 @@ def run(rehearsed: Path) -> RecordedRun:
     return next(found for found in load_recordings(rehearsed) if isinstance(found, RecordedRun))
 
 
-@pytest.mark.parametrize(
-    "kept", [None, *_KEPT], ids=lambda kept: f"{kept.id}-torch-{kept.machine.torch}" if kept else "rehearsed"
-)
-def test_the_model_places_every_recorded_block_where_the_gpu_did(kept: RecordedRun | None, run: RecordedRun) -> None:
-    """Of every recording of a GPU that is kept here, and of one that the simulated GPU made."""
-    checked = kept or run
-    assert not checked.real.error
-    assert not checked.simulated.error
-    _holds(checked)
+def test_the_model_places_every_rehearsed_block_where_the_simulated_gpu_did(run: RecordedRun) -> None:
+    """As it does those of the GPUs' recordings that are kept (tests/recordings/test_steps.py)."""
+    assert not run.real.error
+    assert not run.simulated.error
+    _holds(run)
 
 
 class TestRehearsedRecording:

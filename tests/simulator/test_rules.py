@@ -8,7 +8,13 @@ import pytest
 
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
-from gpumem_tui.simulator.allocator.rules import Computed, embedding_gradient, norm_gradient, reduction
+from gpumem_tui.simulator.allocator.rules import (
+    Computed,
+    efficient_attention_gradient,
+    embedding_gradient,
+    norm_gradient,
+    reduction,
+)
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 
@@ -56,12 +62,41 @@ def test_what_cannot_be_indexed_with_32_bits_is_taken_in_halves() -> None:
 
 
 def test_an_embeddings_gradient_is_summed_in_parts_above_3072_indices() -> None:
-    assert embedding_gradient(3072, 50257, 768, 8, 4) == (0,) * 11
-    sizes = embedding_gradient(8192, 50257, 768, 8, 2)
-    assert sizes[-1] == (819 + 8192) * 768 * 4, "in fp32 whatever the gradient is in"
+    assert embedding_gradient(3072, 50257, 768, 8, 4, 8, 432) == (0,) * 15
+    sizes = embedding_gradient(8192, 50257, 768, 8, 2, 8, 432)
+    assert sizes[-2:] == ((819 + 8192) * 768 * 4, 0), "in fp32 whatever the gradient is in"
     assert sizes[:3] == (8192 * 8,) * 3, "of the sort"
     assert sizes[3] > 2 * 8192 * 8
-    assert embedding_gradient(10**6, 30522, 8, 8, 4)[-1] == (10**5 + 30522) * 8 * 4, "no more segments than weights"
+    wide = embedding_gradient(10**6, 30522, 8, 8, 4, 8, 432)
+    assert wide[-2] == (10**5 + 30522) * 8 * 4, "no more segments than weights"
+
+
+@pytest.mark.parametrize(
+    ("indices", "weights", "width", "sort_bytes", "unique_bytes", "sums_bytes"),
+    [
+        (4096, 32_000, 512, 83_455, 1_279, (409 + 4096) * 512 * 4),
+        (8192, 32_000, 512, 150_015, 1_279, 18_454_528),
+        (16_384, 32, 12, 283_135, 1_279, 13_360),
+        (262_144, 32, 12, 4_269_567, 2_047, 209_968),
+    ],
+)
+def test_an_embeddings_gradient_takes_what_an_h200_was_recorded_with(
+    indices: int, weights: int, width: int, sort_bytes: int, unique_bytes: int, sums_bytes: int
+) -> None:
+    """A language model's words, and T5's relative positions, whose few long segments are summed in one kernel."""
+    sizes = embedding_gradient(indices, weights, width, 8, 4, 9, 4 * 132)
+    assert (sizes[3], sizes[7], sizes[10], sizes[13]) == (sort_bytes, unique_bytes, 1_279, sums_bytes)
+
+
+def test_the_gradient_of_few_weights_in_16_bits_is_summed_in_fp32() -> None:
+    assert embedding_gradient(65_536, 256, 512, 8, 2, 9, 528)[-2:] == ((6553 + 256) * 8, 256 * 512 * 4)
+    assert embedding_gradient(65_536, 256, 512, 8, 2, 9, 0)[-2:] == ((6553 + 256) * 512 * 4, 0), "torch up to 2.10"
+
+
+def test_the_efficient_kernel_keeps_gradients_of_wide_keys_for_every_part() -> None:
+    assert efficient_attention_gradient(48, 256, 256, 64, 64, 64, 64, 1, 0) == (3_148_800,), "recorded on an H200"
+    narrow, wide = (efficient_attention_gradient(8, 128, 128, 160, 160, 128, 64, 1, own)[0] for own in (0, 1))
+    assert wide - narrow == 8 * 2 * 64 * (256 + 256) * 4, "two parts of 64 keys, whose width is rounded to 128"
 
 
 def test_a_layer_norm_of_many_rows_keeps_partial_gradients() -> None:
@@ -79,8 +114,8 @@ def step(batch_size: int) -> Timeline:
     recorder.mark(0, Phase.BUILD)
     recorder.allocate(512, bucket=Bucket.PARAMETERS)
     recorder.mark(1, Phase.BACKWARD)
-    arguments = (1024 * batch_size, 50257, 64, 8, 4)
-    taken = [recorder.allocate(Computed("embedding_gradient", p, arguments)) for p in range(11)]
+    arguments = (1024 * batch_size, 50257, 64, 8, 4, 8, 432)
+    taken = [recorder.allocate(Computed("embedding_gradient", p, arguments)) for p in range(15)]
     for number in taken:
         recorder.release(number)
     return recorder.finish()

@@ -80,6 +80,9 @@ class Profile:
         libraries: what of CUDA a program is known to use; None where it is not known.
         alone: the profile of any program; None where this is it.
         compute_capability: of the architecture.
+        cudnn: the version that the wheel brings, such as 91900; 0 on ROCm. Where the wheel's CUDA is not said, that of
+            the wheel on PyPI.
+        prefers_cudnn_attention: attention of 16-bit values takes cuDNN's kernel first.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
 
@@ -95,6 +98,8 @@ class Profile:
     context_range: Range
     compute_capability: tuple[int, int]
     cuda: int
+    cudnn: int = 0
+    prefers_cudnn_attention: bool = False
     nccl: Context | None = None
     groups: tuple[int, ...] = ()
     libraries: tuple[str, ...] | None = None
@@ -149,10 +154,23 @@ runs of torch 2.11 on a B200 and an RTX PRO 6000 still hold 8,519,680 bytes a th
 _CUBLASLT_BYTES = 1 * MIB
 _CUBLASLT_SINCE: _Version = (1, 12)
 _CUBLASLT_KEPT_SINCE: _Version = (2, 9)
-_CUBLASLT_SHARED_SINCE: _Version = (2, 11)
+_CUBLASLT_SHARED_SINCE: _Version = (2, 12)
 """Products with a bias go through cuBLASLt since pytorch/pytorch#72148, its workspace (`parseCUDABlasLtWorkspaceSize`
 there) since #73439, of March 2022: 1 MiB, taken for each product until pytorch/pytorch#156495 (June 2025) gave it
-to the thread, and cuBLAS' own since #168175 (January 2026)."""
+to the thread, and cuBLAS' own since #168175 and #175879 (January to March 2026): with 2.11 an H200 took
+its 1 MiB."""
+
+_CUDNN_OF_CUDA_12: tuple[tuple[_Version, int], ...] = (((2, 6), 90501), ((2, 8), 91002))
+_CUDNN_OF_CUDA_13: tuple[tuple[_Version, int], ...] = (
+    ((2, 9), 91300), ((2, 10), 91501), ((2, 11), 91900), ((2, 12), 92000),
+)  # fmt: skip
+"""cuDNN by the torch version since which its wheels bring it (their `Requires-Dist`). Wheels of CUDA 12 stay with an
+older one ("CUDA <= 12.9 wheels ship with older cuDNN", sdp_utils.cpp)."""
+_CUDNN_ATTENTION_SINCE: tuple[tuple[_Version, int], ...] = (((2, 9), 90900), ((2, 10), 91500))
+"""`check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: cuDNN's kernel comes first
+where cuDNN is newer than this, since pytorch/pytorch#162073 (for 2.9) and #171627 (2.10). From 2.6 on it was asked for
+(#138522)."""
+_CUDNN_ATTENTION_ON = ((9, 0), (9, 3), (10, 0), (10, 3))
 
 WARP_SIZE = 32
 THREADS_PER_BLOCK = 1024
@@ -193,7 +211,24 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
         context_range=context.between,
         compute_capability=gpu.compute_capability,
         cuda=cuda,
+        cudnn=_cudnn(torch_version, gpu),
+        prefers_cudnn_attention=_prefers_cudnn_attention(torch_version, gpu),
     )
+
+
+def _cudnn(torch_version: str, gpu: Gpu) -> int:
+    """Return the version of cuDNN that comes with a version of torch such as ``2.11.0+cu130``."""
+    version = minor_of(torch_version)
+    known = _CUDNN_OF_CUDA_13 if cuda_of(torch_version) >= 13 else _CUDNN_OF_CUDA_12
+    return 0 if gpu.arch else next((number for since, number in reversed(known) if version >= since), 0)
+
+
+def _prefers_cudnn_attention(torch_version: str, gpu: Gpu) -> bool:
+    if gpu.compute_capability not in _CUDNN_ATTENTION_ON or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        return False
+    version = minor_of(torch_version)
+    older_than = next((cudnn for since, cudnn in reversed(_CUDNN_ATTENTION_SINCE) if version >= since), None)
+    return older_than is not None and _cudnn(torch_version, gpu) > older_than
 
 
 def not_known_of(gpu: Gpu) -> str:

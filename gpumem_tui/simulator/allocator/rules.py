@@ -16,10 +16,11 @@ NOT_EXAMINED = "not examined"
 
 _FLOAT_BYTES = 4
 _INDEX_32_BIT = 2**31 - 1
-_WARP = 32
+_WARP, _MOST_THREADS = 32, 1024
 _RADIX_BITS = 8
-_SORT_ONE_TILE, _SORT_TILE = (256, 19), (384, 20)
+_SORT_ONE_TILE = (256, 19)
 """Threads, and items of 4 bytes for each."""
+_SORT_THREADS = 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,14 @@ class GivenBack:
     position: int
 
 
-Taken = Buffer | GivenBack
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A point at which a kernel makes result number `position` of its operator, or all tensors of that."""
+
+    position: int
+
+
+Taken = Buffer | GivenBack | Made
 
 
 @lru_cache(4096)
@@ -135,42 +143,59 @@ def reduction(  # noqa: PLR0913 - the arguments of a rule are plain numbers, whi
     return partial_bytes, 4 * blocks
 
 
-def embedding_gradient(indices: int, weights: int, width: int, index_bytes: int, element_bytes: int) -> tuple[int, ...]:
+def embedding_gradient(  # noqa: PLR0913 - the arguments of a rule are plain numbers, which a trace stores
+    indices: int, weights: int, width: int, index_bytes: int, element_bytes: int, architecture: int, fuses: int
+) -> tuple[int, ...]:
     """Return sorted and original positions, the sort's own, segments and their sums, of more than 3,072 indices.
 
-    aten/src/ATen/native/cuda/Embedding.cu (`embedding_dense_backward_cuda`) and EmbeddingBackwardKernel.cu.
+    aten/src/ATen/native/cuda/Embedding.cu (`embedding_dense_backward_cuda`), which sorts by all bits, and
+    EmbeddingBackwardKernel.cu: number 6 are the keys that `unique_by_key` writes, 7 and 10 what CUB takes for it and
+    for a scan. Few long segments are summed into the result, or its like in fp32, at once. Recorded on an H200: 83,455
+    bytes to sort 4,096 indices, 150,015 for 8,192, 4,269,567 for 262,144.
+
+    Args:
+        architecture: its major compute capability.
+        fuses: up to how many blocks the sums of long segments are one kernel's; 0 where they never are.
     """
     if indices <= 3072:
-        return (0,) * 11
+        return (0,) * 15
     segments = min(indices, weights)
     partial = indices // 10 + segments
-    sum_bytes = max(element_bytes, _FLOAT_BYTES)
+    threads = -(-width // _WARP) * _WARP
+    blocks = -(-segments * threads // min(threads, _MOST_THREADS))
+    sums: tuple[int, int] = (partial * width * max(element_bytes, _FLOAT_BYTES), 0)
+    if blocks < fuses and partial > 4 * blocks:
+        sums = (partial * index_bytes, weights * width * _FLOAT_BYTES if element_bytes < _FLOAT_BYTES else 0)
     return (
         indices * index_bytes,
         indices * index_bytes,
         indices * index_bytes,
-        *radix_sort(indices, index_bytes, index_bytes, weights.bit_length()),
+        *radix_sort(indices, index_bytes, index_bytes, 8 * index_bytes, architecture),
         indices * index_bytes,
         8,
+        indices * index_bytes,
+        _tile_states(indices, 448 * 11 if architecture >= 9 else 192 * 7, 8),  # tuning_unique_by_key.cuh
         segments * index_bytes,
         segments * index_bytes,
+        _tile_states(segments, _SCAN_TILE_BYTES // index_bytes, index_bytes),
         8,
         partial * index_bytes,
-        partial * width * sum_bytes,
+        *sums,
     )
 
 
-def index_sort(items: int, rows: int) -> tuple[int, ...]:
+def index_sort(items: int, rows: int, architecture: int) -> tuple[int, ...]:
     """Sort rows' numbers with where each came from, both of 64 bits; only as many bits as the largest number has."""
-    return radix_sort(items, 8, 8, max(1, (rows - 1).bit_length()))
+    return radix_sort(items, 8, 8, max(1, (rows - 1).bit_length()), architecture)
 
 
-def radix_sort(items: int, key_bytes: int, value_bytes: int, key_bits: int) -> tuple[int, ...]:
+def radix_sort(items: int, key_bytes: int, value_bytes: int, key_bits: int, architecture: int) -> tuple[int, ...]:
     """Return what CUB takes to sort pairs into other arrays (dispatch_radix_sort.cuh in cub/device/dispatch, SM80 on).
 
     One tile takes 1 byte. More take histograms of every pass over 8 bits, what each tile tells the next, and, where
     there is more than one pass, another copy of keys and values; every part in whole 256 bytes. Recorded on two GPUs:
-    72,191 bytes for 4,096 pairs of 8 bytes and 14 bits, 138,751 for 8,192 (tests/recordings).
+    72,191 bytes for 4,096 pairs of 8 bytes and 14 bits, 138,751 for 8,192 (tests/recordings). The tiles are of the
+    architecture, its major compute capability.
     """
     scale = max(key_bytes, value_bytes, 4)
     if not items:
@@ -178,11 +203,20 @@ def radix_sort(items: int, key_bytes: int, value_bytes: int, key_bits: int) -> t
     if items <= _SORT_ONE_TILE[0] * max(1, _SORT_ONE_TILE[1] * 4 // scale):
         return (1,)
     passes = -(-key_bits // _RADIX_BITS)
-    tiles = -(-items // (_SORT_TILE[0] * max(1, _SORT_TILE[1] * 4 // scale)))
+    tiles = -(-items // (_SORT_THREADS * max(1, _sorted_each(key_bytes, value_bytes, architecture) * 4 // scale)))
     digits = 1 << _RADIX_BITS
     copies = (items * value_bytes, items * key_bytes) if passes > 1 else ()
     parts = (passes * digits * 8, tiles * digits * 4, *copies, passes * 4)
     return (sum(-(-part // 256) * 256 for part in parts) + 255,)
+
+
+def _sorted_each(key_bytes: int, value_bytes: int, architecture: int) -> int:
+    """Return how many items of 4 bytes a thread sorts (CCCL's tuning_radix_sort.cuh, `Policy800` and `Policy900`)."""
+    if architecture < 9:
+        return 17 if key_bytes == 4 and value_bytes else 21
+    if key_bytes == 4:
+        return 29 if value_bytes == 8 else 17 if value_bytes else 19
+    return 24 if value_bytes == 8 else 30
 
 
 SORTED_IN_PLACE = 4096
@@ -190,7 +224,7 @@ _SORTED_ALONE, _SORTED_BY_CUB = 1_000_000, 128
 """Values of a row, values of a row, rows (`should_use_small_sort` and `launch_stable_sort_kernel`)."""
 
 
-def row_sort(rows: int, length: int, key_bytes: int, is_strided: int) -> tuple[int, ...]:
+def row_sort(rows: int, length: int, key_bytes: int, is_strided: int, architecture: int) -> tuple[int, ...]:
     """Sort rows of more than 4,096 values (aten/src/ATen/native/cuda/SortStable.cu, `launch_stable_sort_kernel`).
 
     Itself, values and indices row by row, if they are not; then one row, or one of a million values, is sorted as it
@@ -202,16 +236,16 @@ def row_sort(rows: int, length: int, key_bytes: int, is_strided: int) -> tuple[i
         return (0,) * 8
     copies = (count * key_bytes, count * key_bytes, count * 8) if is_strided else (0, 0, 0)
     if rows == 1 or length >= _SORTED_ALONE:
-        return (*copies, length * 8, 0, 0, *radix_sort(length, key_bytes, 8, 8 * key_bytes), 0)
+        return (*copies, length * 8, 0, 0, *radix_sort(length, key_bytes, 8, 8 * key_bytes, architecture), 0)
     if rows >= _SORTED_BY_CUB:
         return (*copies, count * 8, count * (key_bytes + 8) + 511, 0, 0, 0)
-    by_value = radix_sort(count, key_bytes, 8, 8 * key_bytes)
-    by_row = radix_sort(count, 8, 0, (rows - 1).bit_length())
+    by_value = radix_sort(count, key_bytes, 8, 8 * key_bytes, architecture)
+    by_row = radix_sort(count, 8, 0, (rows - 1).bit_length(), architecture)
     return (*copies, count * 8, count * 8, count * key_bytes, *by_value, *by_row)
 
 
-def row_topk(
-    rows: int, length: int, wanted: int, key_bytes: int, is_strided: int, multiprocessors: int
+def row_topk(  # noqa: PLR0913 - the arguments of a rule are plain numbers, which a trace stores
+    rows: int, length: int, wanted: int, key_bytes: int, is_strided: int, multiprocessors: int, architecture: int
 ) -> tuple[int, ...]:
     """Find the `wanted` largest values of each row (aten/src/ATen/native/cuda/TensorTopK.cpp and .cu, 2.10 on).
 
@@ -227,7 +261,7 @@ def row_topk(
     whole: tuple[int, ...] = (0,) * 10
     again: tuple[int, ...] = (0,) * 11
     if rows <= _TOPK_SORTED[0] and length >= _TOPK_SORTED[1]:
-        whole = (count * key_bytes, count * 8, *row_sort(rows, length, key_bytes, is_strided))
+        whole = (count * key_bytes, count * 8, *row_sort(rows, length, key_bytes, is_strided, architecture))
     else:
         copy = is_strided * count * key_bytes
         if length >= next((least for most, least in _TOPK_MANY_BLOCKS if rows <= most), _TOPK_SHORTEST):
@@ -235,7 +269,7 @@ def row_topk(
 
     if wanted > SORTED_IN_PLACE:
         found = rows * wanted
-        again = (found * 8, found * key_bytes, *row_sort(rows, wanted, key_bytes, 0), found * 8)
+        again = (found * 8, found * key_bytes, *row_sort(rows, wanted, key_bytes, 0, architecture), found * 8)
     return (copy, *blocks, *whole, *again)
 
 
@@ -268,8 +302,17 @@ def row_scan(rows: int, length: int, value_bytes: int) -> tuple[int, ...]:
     """Return what tiles of CUB's scan of one row tell each other (cub/device/dispatch/dispatch_scan.cuh)."""
     if rows != 1:
         return (0,)
-    tiles = -(-length // (_SCAN_TILE_BYTES // max(4, value_bytes)))
-    return ((tiles + 32) * 2 * max(4, value_bytes) + 255,)
+    return (_tile_states(length, _SCAN_TILE_BYTES // max(4, value_bytes), value_bytes),)
+
+
+def _tile_states(items: int, tile: int, value_bytes: int) -> int:
+    """Return the states of a scan's tiles, a status and a value each, and those of a warp before the first.
+
+    CCCL 3, cub/agent/single_pass_scan_operators.cuh (`tile_state_allocation_size`) within a block of their own, both in
+    whole 256 bytes. Recorded on an H200: 1,279 bytes for 4,096 to 16,384 items of 8 bytes, 2,047 for 262,144.
+    """
+    states = (-(-items // tile) + _WARP) * 2 * max(4, value_bytes)
+    return -(-(-(-states // 256) * 256 + 255) // 256) * 256 + 255
 
 
 _SCAN_TILE_BYTES = 128 * 15 * 4
@@ -285,6 +328,38 @@ def norm_gradient(rows: int, columns: int, element_bytes: int, multiprocessors: 
         return 0, 0
     blocks = min(32 * 1024 // -(-columns // _WARP), -(-rows // 32))
     return (blocks * columns * element_bytes,) * 2
+
+
+def efficient_attention_gradient(  # noqa: PLR0913 - the arguments of a rule are plain numbers, which a trace stores
+    heads: int,
+    queries: int,
+    keys: int,
+    width: int,
+    value_width: int,
+    rows: int,
+    columns: int,
+    accumulates: int,
+    accumulates_keys: int,
+) -> tuple[int, ...]:
+    """Return the accumulators of the efficient kernel's backward.
+
+    aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h, `workspace_size`: of each head, blocks
+    of the query gradient with a lock each, and where the kernel does not hold them the gradients of key and value, once
+    for each part of the keys (`num_splits_key` in attention_backward.cu). Recorded on an H200: 3,148,800 bytes of 48
+    heads, 256 tokens, 64 wide.
+
+    Args:
+        heads: of all samples. `rows`, `columns`: of a block.
+        accumulates: 1 if the query gradient is, and `accumulates_keys` if the two others are.
+    """
+    elements = 0
+    if accumulates:
+        elements += -(-queries // rows) * -(-width // columns) * (rows * columns + 4)
+    if accumulates_keys:
+        splits = 1 if heads >= 256 and keys <= 2 * columns else -(-keys // columns)
+        splits = max(1, min(splits, 200 // max(1, heads)))
+        elements += splits * columns * sum(-(-one // rows) * rows for one in (width, value_width))
+    return (heads * -(-elements // 4) * 4 * _FLOAT_BYTES,)
 
 
 _CONVOLUTION_MOST_BYTES = 128 * 1024 * 1024
@@ -312,6 +387,7 @@ def convolution_at_most(
 
 RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "reduction": reduction,
+    "efficient_attention_gradient": efficient_attention_gradient,
     "embedding_gradient": embedding_gradient,
     "norm_gradient": norm_gradient,
     "index_sort": index_sort,

@@ -92,7 +92,11 @@ def _kernel(name: str, device_type: str) -> Callable[..., Any]:
             return op.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **kwargs)
         dtype = target_dtype(args)
         with torch._C._ExcludeDispatchKeyGuard(without_autocast):
-            return op(*_cast(args, dtype), **_cast(kwargs, dtype))
+            named = _cast(kwargs, dtype)
+            # The last one first, as the compiler of PyTorch's wheels orders the casts of `WrapFunction_`'s arguments: a
+            # recorded Linear casts bias, weight and input.
+            given = [_cast(value, dtype) for value in reversed(args)]
+            return op(*reversed(given), **named)
 
     def fp32_result(*args: Any, **kwargs: Any) -> Any:
         gives_dtype = len(args) > dtype_position and args[dtype_position] is not None

@@ -330,7 +330,7 @@ def register() -> None:
         unregistered.pass_on_higher_order(DeviceMode)
     autocast.register(DEVICE_TYPE)
     kernels.register(lambda tensor: backend._gpu.mode.read(tensor))
-    attention.register(lambda: backend._gpu.gpu.compute_capability)
+    attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.

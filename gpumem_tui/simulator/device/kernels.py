@@ -164,6 +164,25 @@ if hasattr(torch.ops.aten, "_grouped_mm"):  # since torch 2.8
     GIVEN[torch.ops.aten._grouped_mm.default] = _grouped_product
 
 
+_EFFICIENT: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_CUDNN: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+_DROPOUT: Any = torch.ops.aten.native_dropout.default
+
+
+def made_on_device(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """Return what of an operator's results CUDA allocates, in its order.
+
+    The efficient kernel leaves its random state on the host; cuDNN's has it first, and makes no logsumexp where no
+    gradient needs one (aten/src/ATen/native/transformers/cuda/attention.cu, cudnn/MHA.cpp). Dropout makes its mask
+    first (cuda/Dropout.cu, `dropout_cuda`).
+    """
+    if func is _EFFICIENT:
+        return result[:2]
+    if func is _CUDNN:
+        return (*result[6:8], *result[: 2 if args[4] else 1])
+    return result[::-1] if func is _DROPOUT else result
+
+
 _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
 """Namespaces of torch's own operators, and of ours, which stand for one kernel each."""
 

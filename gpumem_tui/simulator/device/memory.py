@@ -15,7 +15,7 @@ from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import OutOfMemory
 from gpumem_tui.simulator.allocator.contexts import CUBLAS, LIBRARY_OF
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, HIPBLAS_WORKSPACE
-from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Taken, size_bytes_of
+from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Made, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.deferred import Deferred
 from gpumem_tui.simulator.device.kernels import Evaluation, evaluation
@@ -165,7 +165,7 @@ class DeviceMemory:
 
     # Kernels
 
-    def use_scratch(self, func: Any, args: tuple[Any, ...], more: Sequence[Taken]) -> None:
+    def use_scratch(self, func: Any, args: tuple[Any, ...], more: Sequence[Taken], result: Any) -> None:
         """Take what the kernel of an operator takes, and `more`, and give it back at its end, when its results exist.
 
         Also counts operators whose scratch is not known, and takes the workspaces of a thread's first product. An
@@ -178,7 +178,9 @@ class DeviceMemory:
             self.assumed[func._opname] += 1
         taken: dict[int, tuple[int, Block | None]] = {}
         for position, buffer in enumerate((*scratch(func, args, gpu.profile), *more)):
-            if isinstance(buffer, GivenBack):
+            if isinstance(buffer, Made):
+                self.record(result if isinstance(result, torch.Tensor) else result[buffer.position])
+            elif isinstance(buffer, GivenBack):
                 if buffer.position in taken:
                     self.free(*taken.pop(buffer.position))
             elif gpu.unlimited:

@@ -41,7 +41,7 @@ from gpumem_tui.simulator.device.kinds import (
     plain,
 )
 from gpumem_tui.simulator.device.memory import DeviceMemory
-from gpumem_tui.simulator.device.scratch import COLLECTIVES
+from gpumem_tui.simulator.device.scratch import COLLECTIVES, MAKING
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
     PACK,
@@ -260,8 +260,8 @@ class DeviceMode(FakeTensorMode):
                 self._answers.learn(key, func, args, result)
         if torch.backends.cudnn.benchmark and not self._gpu.gpu.arch and (tried := trials(func._opname, args)):
             self._memory.record_tried(result, tried)
-        else:
-            self._memory.record(result if func is not PACK else result[:1])
+        elif func._opname not in MAKING:
+            self._memory.record(kernels.made_on_device(func, args, result) if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if self._given is not None:
             if func is _NONZERO or gives_numbers(func):
@@ -270,7 +270,7 @@ class DeviceMode(FakeTensorMode):
         if func in COPIES and host.holds_values(args):
             self._memory.note_copy_from_host(args[0] if func is COPY else result)
             self._wait_for_copy(args, kwargs)
-        self._memory.use_scratch(func, args, self._index_bytes)
+        self._memory.use_scratch(func, args, self._index_bytes, result)
         self._index_bytes = []
         return result
 

@@ -15,13 +15,15 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Taken, sizes
-from gpumem_tui.simulator.device import convolution, recurrent
+from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Made, Taken, sizes
+from gpumem_tui.simulator.device import attention_scratch, convolution, recurrent
 
 _FLOAT_BYTES, _INDEX_BYTES = 4, 8
-_FLASH_ROWS = 128
 _FOREACH_CHUNK = 65536
+_SUMS_FUSED_SINCE, _SUMS_FUSED_BLOCKS = (2, 11), 4
+"""pytorch/pytorch#172454, of January 2026, `MAX_ATOMIC_ACCUM_BLOCKS_PER_SM` in EmbeddingBackwardKernel.cu."""
 
+_CUDNN_ATTENTION = ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward")
 _INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
 _UNKNOWN = {
     **dict.fromkeys(
@@ -35,8 +37,7 @@ _UNKNOWN = {
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
     "sparse mm": "cuSPARSE's workspace, and that of sorting the indices, are not known",
     **dict.fromkeys(_INDEX_PUTS, "sorts what a mask picks, and only its values tell how much that is"),
-    "_scaled_dot_product_flash_attention": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell; counted as flash",
-    "_scaled_dot_product_efficient_attention": "PyTorch may prefer cuDNN's kernel on Hopper and Blackwell",
+    **dict.fromkeys(_CUDNN_ATTENTION, "the workspace of cuDNN's attention was recorded on Hopper only"),
 }
 """Operators known to take scratch of a size that is not known, and why."""
 
@@ -47,10 +48,9 @@ _OTHER_ON_ROCM = {
     "_scaled_dot_product_efficient_attention": "ROCm's kernel is AOTriton's or CK's; counted as CUDA's",
 }
 
+_CUDNN_ATTENTION_RECORDED_ON = 9
+"""The major compute capability."""
 _ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")
-_CUDNN_ATTENTION = ((9, 0), (10, 0), (10, 3))
-"""Architectures on which recent PyTorch with cuDNN 9.15.1 or later prefers cuDNN's attention for 16-bit values
-(sdp_utils.cpp, `check_prefer_cudnn_attention`; CUDA 12 wheels come with an older cuDNN). Elsewhere it comes last."""
 
 _VIEWS_AND_COPIES = """
 _unsafe_view alias detach lift lift_fresh set_ resize_ contiguous clone copy_ _to_copy repeat expand_copy
@@ -62,11 +62,10 @@ fill_ zero_ lerp_ normal_ uniform_ bernoulli_ random_ exponential_ rand rand_lik
 native_dropout _cudnn_init_dropout_state _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 _ONE_KERNEL_THAT_WRITES_ITS_RESULTS = """
-_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data native_layer_norm _fused_rms_norm
-nll_loss_forward nll_loss_backward embedding gather scatter scatter_ scatter_add scatter_add_ index index_select
-index_add_ select_backward slice_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d
-avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
-upsample_bilinear2d
+native_layer_norm _fused_rms_norm nll_loss_forward nll_loss_backward gather scatter scatter_ scatter_add scatter_add_
+index index_select index_add_ select_backward slice_backward max_pool2d_with_indices max_pool2d_with_indices_backward
+avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
+upsample_nearest2d_backward upsample_bilinear2d
 """
 _BITSANDBYTES = "dequantize_4bit dequantize_blockwise quantize_4bit quantize_blockwise"
 """Kernels of bitsandbytes that write their results and no more (csrc/kernels.cu)."""
@@ -106,7 +105,9 @@ def is_assumed(
 def _is_assumed(func: torch._ops.OpOverload[..., Any], compute_capability: tuple[int, int], arch: str) -> bool:
     name = func._opname
     if name in _ATTENTION:
-        return bool(arch) or compute_capability in _CUDNN_ATTENTION
+        return bool(arch)
+    if name in _CUDNN_ATTENTION:
+        return compute_capability[0] != _CUDNN_ATTENTION_RECORDED_ON
     if name in _UNKNOWN:
         return True
     known = name in _SCRATCH or name in _WITHOUT or func.is_view or torch.Tag.pointwise in func.tags
@@ -207,10 +208,15 @@ def _computed(rule: str, *arguments: int) -> list[Buffer]:
 
 
 def _reduction(args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """Split `sum` and the like: (tensor, dimensions or none for all, …)."""
+    """Split `sum` and the like: (tensor, dimensions or none for all, …).
+
+    Whole numbers and masks are summed as int64, from a copy (`make_reduction_from_out_ty` in ReduceOpsUtils.h).
+    """
     tensor, wanted = args[0], args[1] if len(args) > 1 else None
-    accumulator_bytes = max(_FLOAT_BYTES, tensor.element_size()) if tensor.is_floating_point() else 8
-    return _reduced(tensor, wanted, accumulator_bytes, profile)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return _reduced(tensor, wanted, max(_FLOAT_BYTES, tensor.element_size()), profile)
+    copied = [] if tensor.dtype is torch.int64 else [tensor.numel() * _INDEX_BYTES]
+    return [*copied, *_reduced(tensor, wanted, _INDEX_BYTES, profile)]
 
 
 def _norm(args: Sequence[Any], profile: Profile) -> list[Buffer]:
@@ -266,14 +272,27 @@ def _foreach_norm(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     return [len(args[0]) * chunks * max(_FLOAT_BYTES, args[0][0].element_size())]
 
 
-def _embedding_backward(args: Sequence[Any], _profile: Profile) -> list[Taken]:
+def _embedding(args: Sequence[Any], _profile: Profile) -> list[Taken]:
+    """Copy indices that no view makes one row of, such as expanded ones (Embedding.cpp, `embedding_symint`)."""
+    return [*_copied(args[1]), Made(0)]
+
+
+def _embedding_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
     """Sort the indices: (gradient, indices, number of weights, …)."""
     gradient, indices, weights = args[:3]
+    copied: list[Taken] = [*_copied(indices), *_copied(gradient)]
+    can_fuse = profile.version >= _SUMS_FUSED_SINCE and not torch.are_deterministic_algorithms_enabled()
     buffers = _computed(
         "embedding_gradient", indices.numel(), weights, gradient.shape[-1], indices.element_size(),
-        gradient.element_size(),
+        gradient.element_size(), profile.compute_capability[0],
+        can_fuse * profile.multiprocessors * _SUMS_FUSED_BLOCKS,
     )  # fmt: skip
-    return [*buffers[:4], GivenBack(3), GivenBack(2), *buffers[4:]]
+    first = len(copied)
+    sorting: list[Taken] = [*buffers[:4], GivenBack(first + 3), GivenBack(first + 2), Made(0)]
+    unique = first + len(sorting) + 2
+    found: list[Taken] = [*buffers[4:8], GivenBack(unique + 1), GivenBack(unique)]
+    scan = first + len(sorting) + len(found) + 2
+    return [*copied, *sorting, *found, *buffers[8:11], GivenBack(scan), *buffers[11:]]
 
 
 def _layer_norm_backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
@@ -312,44 +331,34 @@ def _group_norm_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]
     return [of_channels, of_channels, *scale, *factors]
 
 
-# Attention and losses
+# Softmax and losses
 
 
-def _safe_softmax(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
-    """Take the plain softmax, which elements and rows are masked, and two scalars, until the result is chosen.
+def _softmax(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
+    """Copy scores that are not contiguous (SoftMax.cu, `host_softmax`). Arguments are (scores, …)."""
+    return _copied(args[0])
 
-    aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`. Arguments are (scores, dimension, …).
+
+def _softmax_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
+    """Take the product of gradient and result, and copies of what is not contiguous.
+
+    aten/src/ATen/native/cuda/SoftMax.cu, `softmax_backward_cuda_out` (as long as there is one: 2019 to 2.13) and
+    `host_softmax_backward`; published as 15,099,495,424 bytes (pytorch/pytorch#72450). Arguments are (gradient, result,
+    …).
     """
-    scores, dimension = args[:2]
-    count, scalar_bytes = scores.numel(), scores.element_size()
-    return [count * scalar_bytes, scalar_bytes, count, count // scores.shape[dimension], scalar_bytes]
+    gradient, result = args[:2]
+    product_bytes = result.numel() * max(gradient.element_size(), result.element_size())
+    return [product_bytes, *([] if gradient.is_contiguous() else [product_bytes]), *_copied(result)]
 
 
-def _flash_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
-    """Take row sums and the query gradient's fp32 accumulator; with grouped heads key and value gradients per head.
-
-    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_bwd` (non-deterministic).
-    Arguments are grad_out, query, key, value, …, each [batch, heads, tokens, width].
-    """
-    query, key = args[1], args[2]
-    batch, heads, tokens, width = query.shape
-    rows = math.ceil(tokens / _FLASH_ROWS) * _FLASH_ROWS
-    columns = math.ceil(width / 32) * 32 if width <= 128 else math.ceil(width / 64) * 64
-    buffers: list[Buffer] = [batch * heads * rows * _FLOAT_BYTES, batch * rows * heads * columns * _FLOAT_BYTES]
-    if key.shape[1] != heads:
-        buffers += [batch * key.shape[2] * heads * width * query.element_size()] * 2
-    return buffers
+def _log_softmax_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
+    """Copy what is not contiguous (SoftMax.cu, `host_softmax_backward`). Arguments are (gradient, result, …)."""
+    return [*_copied(args[0]), *_copied(args[1])]
 
 
-def _efficient_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
-    """Take row sums of gradient · output. In 16 bits the kernel makes them; in fp32 a full product comes first.
-
-    aten/src/ATen/native/transformers/cuda/attention_backward.cu, `_efficient_attention_backward`
-    (`kKernelComputesDelta`). Arguments are grad_out, query, key, value, …, each [batch, heads, tokens, width].
-    """
-    grad_out, query = args[0], args[1]
-    delta = query.shape[0] * query.shape[1] * query.shape[2] * _FLOAT_BYTES
-    return [grad_out.numel() * _FLOAT_BYTES, delta] if query.dtype == torch.float32 else [delta]
+def _copied(tensor: torch.Tensor) -> list[Buffer]:
+    """Return the copy that `contiguous` makes."""
+    return [] if tensor.is_contiguous() else [tensor.numel() * tensor.element_size()]
 
 
 def _ctc_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
@@ -360,7 +369,7 @@ def _ctc_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
 # Sorting, scanning, indexing
 
 
-def _index_put(args: Sequence[Any], _profile: Profile) -> list[Taken]:
+def _index_put(args: Sequence[Any], profile: Profile) -> list[Taken]:
     """Add elements up in the order of where they go: (tensor, indices, values, accumulate, …).
 
     Indexing.cu, `index_put_with_sort_kernel` and `computeLinearIndex`; without `accumulate` nothing is sorted.
@@ -383,7 +392,7 @@ def _index_put(args: Sequence[Any], _profile: Profile) -> list[Taken]:
         taken.append(reached * values.element_size())
     rows = math.prod(size for size, index in by_dimension if index is not None)
     taken += [count * _INDEX_BYTES] * 3  # sorted, and where each came from, before and after
-    taken += [Computed("index_sort", 0, (count, rows)), GivenBack(len(taken))]
+    taken += [Computed("index_sort", 0, (count, rows, profile.compute_capability[0])), GivenBack(len(taken))]
     return taken
 
 
@@ -393,7 +402,7 @@ def _is_without_mask(args: Sequence[Any]) -> bool:
     return len(args) < 4 or not args[3] or all(index is None or index.dtype not in masks for index in args[1])
 
 
-def _sort(args: Sequence[Any], _profile: Profile) -> list[Taken]:
+def _sort(args: Sequence[Any], profile: Profile) -> list[Taken]:
     """Sort rows: (tensor, dimension, …); where stability is asked for, the dimension comes by name, and is the last.
 
     Sort.cpp, `sort_cuda_kernel`: up to 4,096 values of a row are sorted where they lie in the result; for more see the
@@ -404,7 +413,10 @@ def _sort(args: Sequence[Any], _profile: Profile) -> list[Taken]:
     if not tensor.numel() or not tensor.dim():
         return []
     length = tensor.shape[dimension]
-    arguments = (tensor.numel() // length, length, tensor.element_size(), int(tensor.stride(dimension) != 1))
+    arguments = (
+        tensor.numel() // length, length, tensor.element_size(), int(tensor.stride(dimension) != 1),
+        profile.compute_capability[0],
+    )  # fmt: skip
     return _sorted_rows([Computed("row_sort", position, arguments) for position in range(8)], 0)
 
 
@@ -417,7 +429,7 @@ def _topk(args: Sequence[Any], profile: Profile) -> list[Taken]:
     length = tensor.shape[dimension]
     arguments = (
         tensor.numel() // length, length, count, tensor.element_size(), int(not tensor.is_contiguous()),
-        profile.multiprocessors,
+        profile.multiprocessors, profile.compute_capability[0],
     )  # fmt: skip
     buffers = [Computed("row_topk", position, arguments) for position in range(29)]
     taken: list[Taken] = [*buffers[:8], *(GivenBack(position) for position in reversed(range(8)))]
@@ -455,6 +467,9 @@ def _scan(args: Sequence[Any], _profile: Profile) -> list[Taken]:
     return taken
 
 
+MAKING = frozenset({"embedding", "embedding_dense_backward"})
+"""Operators whose buffers say where their results are made (`Made`)."""
+
 _SETTLED = {**dict.fromkeys(_INDEX_PUTS, _is_without_mask), "gemm_4bit": unpacks}
 """Operators of which not all is known, and whether it is for some arguments."""
 
@@ -466,9 +481,16 @@ _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     "topk": _topk,
     **dict.fromkeys(("cumsum", "cumprod"), _scan),
     **dict.fromkeys(_INDEX_PUTS, _index_put),
-    "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "_safe_softmax": _safe_softmax,
+    "_scaled_dot_product_flash_attention": attention_scratch.flash_forward,
+    "_scaled_dot_product_flash_attention_backward": attention_scratch.flash_backward,
+    "_scaled_dot_product_efficient_attention_backward": attention_scratch.efficient_backward,
+    "_scaled_dot_product_cudnn_attention": attention_scratch.cudnn_forward,
+    "_scaled_dot_product_cudnn_attention_backward": attention_scratch.cudnn_backward,
+    "_safe_softmax": attention_scratch.safe_softmax,
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "embedding": _embedding,
     "_ctc_loss_backward": _ctc_backward,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _layer_norm_backward,
