@@ -28,7 +28,7 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
-from gpumem_tui.simulator.device.convolution import trials
+from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 from gpumem_tui.simulator.device.detectors import Detectors, Kept
 from gpumem_tui.simulator.device.kinds import (
     SPARSE_PRODUCT,
@@ -241,7 +241,7 @@ class DeviceMode(FakeTensorMode):
             if host.is_offloaded(args[0]):
                 return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
-        if func is _ADD and attention.adds_in_place():
+        if func is _ADD and (attention.adds_in_place() or kernels.adds_bias(args, caller)):
             return self._added_in_place(args, kwargs)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
@@ -258,9 +258,9 @@ class DeviceMode(FakeTensorMode):
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
-        if torch.backends.cudnn.benchmark and not self._gpu.gpu.arch and (tried := trials(func._opname, args)):
-            self._memory.record_tried(result, tried)
-        else:
+        if func._opname in CONVOLUTIONS:
+            self._memory.record_convolution(func, args, result)
+        elif func not in recurrent.MAKING:
             self._memory.record(result if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)
         if self._given is not None:
@@ -270,7 +270,7 @@ class DeviceMode(FakeTensorMode):
         if func in COPIES and host.holds_values(args):
             self._memory.note_copy_from_host(args[0] if func is COPY else result)
             self._wait_for_copy(args, kwargs)
-        self._memory.use_scratch(func, args, self._index_bytes)
+        self._memory.use_scratch(func, args, self._index_bytes, result)
         self._index_bytes = []
         return result
 
