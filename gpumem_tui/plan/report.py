@@ -50,6 +50,7 @@ from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search import report
+from gpumem_tui.search.assumed import assumed_lines
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -338,7 +339,7 @@ def _command_verdict(found: CommandAnswer) -> Iterator[str]:
         yield sentence(between)
     yield sentence(report.context_line(traced))
     yield f"{report.peak_line(traced, plan.batch_size)}."
-    yield from report.assumed_lines(traced)
+    yield from assumed_lines(traced, plan.batch_size)
     yield from traced.done.notes
     if plan.config.target_batch is not None and plan.accumulation is not None:
         yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."

@@ -13,8 +13,9 @@ from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
 from gpumem_tui.memory import Bucket, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
-from gpumem_tui.simulator.allocator.finder import BatchFinder, Level
+from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay
+from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Held
 from gpumem_tui.snapshots.recording import RecordedRun, record
@@ -146,7 +147,7 @@ class Traced:
         if finder.fits(batch_size, capacity.low_bytes, allowed, level="needed"):
             return "fits"
         most = capacity.high_bytes + self.done.unsure_bytes
-        return "may fit" if finder.fits(batch_size, most, allowed) else "does not fit"
+        return "may fit" if finder.fits(batch_size, most, allowed, level="least") else "does not fit"
 
     def fits(self, batch_size: int) -> bool:
         """Return whether the step fits on this device with the most that it is known to take."""
@@ -195,6 +196,17 @@ class Traced:
         self._check(batch_size)
         _, reserved = self._finder.peaks_within(batch_size, self.capacity_bytes, self.allowed_bytes)
         return reserved + self.ready.context_bytes
+
+    def momentary_peaks(self, batch_size: int) -> tuple[int, int] | None:
+        """Return allocated and reserved bytes at a peak that only trials of a benchmark make, where there is room.
+
+        None where nothing is tried, and where that takes no more than a later moment.
+        """
+        self._check(batch_size)
+        found = self._finder.momentary(batch_size, self.capacity_bytes, self.allowed_bytes)
+        run = self.at(batch_size)
+        settled = run.peak_allocated_bytes, run.peak_reserved_bytes
+        return None if found is None or (found[0] <= settled[0] and found[1] <= settled[1]) else found
 
     def device_used_range(self, batch_size: int) -> Range:
         """Return `device_used_bytes` with every unknown at its least and at its most."""
@@ -247,7 +259,7 @@ class Traced:
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
         """Find the largest batch size that fits with every unknown at its least, or say why there is none."""
-        return self._largest(self.capacity_range.high_bytes)
+        return self._largest(self.capacity_range.high_bytes, "least")
 
     @cached_property
     def expected_batch_size(self) -> int | Unknown:
@@ -265,7 +277,9 @@ class Traced:
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)
 
-    def _largest(self, capacity_bytes: int, level: Level = "least", allowed_bytes: int | None = None) -> int | Unknown:
+    def _largest(
+        self, capacity_bytes: int, level: Level = "expected", allowed_bytes: int | None = None
+    ) -> int | Unknown:
         if self.done.only_at:
             return Unknown(self.done.not_affine)
         try:

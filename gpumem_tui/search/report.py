@@ -18,6 +18,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, 
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
 from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
+from gpumem_tui.search.assumed import assumed_json, assumed_line, assumed_lines, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
@@ -41,7 +42,6 @@ from gpumem_tui.search.words import (
     up_to,
 )
 from gpumem_tui.simulator.allocator.replay import Replay
-from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED
 from gpumem_tui.workload.spec import WorkloadSpec
 
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
@@ -270,23 +270,6 @@ def parts_lines(traced: Traced, batch_size: int) -> Iterator[str]:
         yield f"frozen weights of 32 bits would take {format_bytes(saving_bytes)} less in 16 bits (.to(torch.bfloat16))"
 
 
-def assumed_lines(traced: Traced) -> list[str]:
-    """Return the operators whose scratch is counted as none: a line for each that takes some, one for all others."""
-    examined = [entry for entry in traced.done.assumed if entry[2] != NOT_EXAMINED]
-    unknown = [name for name, _, why in traced.done.assumed if why == NOT_EXAMINED]
-    lines = [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in examined]
-    if unknown:
-        one = len(unknown) == 1
-        lines.append(f"{len(unknown)} operator{'' if one else 's'} not examined: {', '.join(unknown)}")
-    return lines
-
-
-def assumed_line(traced: Traced) -> str:
-    """Return the operators whose scratch is counted as none in one line; empty if there is none."""
-    names = [f"aten.{name}" for name, _, _ in traced.done.assumed]
-    return f"counted without scratch, which is not known: {', '.join(names)}" if names else ""
-
-
 def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
     """Return what holds the peak, by ``module``, ``operator`` or ``source`` line; layers of one kind count together."""
     totals: Counter[tuple[str, str]] = Counter()
@@ -351,7 +334,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
     )
     yield from filter(None, lines)
     yield from parts_lines(traced, batch_size)
-    yield from assumed_lines(traced)
+    yield from assumed_lines(traced, batch_size)
     yield from traced.done.notes
 
 
@@ -391,6 +374,7 @@ def result_lines(
         yield from filter(None, [caveat(config, prediction.traced)])
         if isinstance(traced, Traced):
             yield peak_line(traced, largest.batch_size)
+            yield from workspace_lines(traced, largest.batch_size)
             yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
         yield ""
     yield from () if largest is None else largest.notes
@@ -511,7 +495,7 @@ def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
         **picked(traced.ready, "context_bytes", "context_source"),
         "notes": list(traced.done.notes),
         "traced_layers": list(traced.done.traced_layers),
-        "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.done.assumed],
+        **assumed_json(traced, batch_size),
         "phases": [
             {"step": p.step, "phase": p.phase.value, **picked(p, "peak_allocated_bytes", "reserved_bytes"),
              "buckets": p.breakdown.as_json()}

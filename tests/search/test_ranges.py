@@ -9,10 +9,11 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB, Bucket, Range
 from gpumem_tui.run.events import TraceDone
+from gpumem_tui.search.assumed import assumed_json, workspace_lines
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import found_line, largest_words, range_json, range_line, room_words, up_to
 from gpumem_tui.simulator.allocator.replay import AffineTrace
-from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.allocator.rules import TRIED, Computed, Workspace
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 from tests.search.traces import CONTEXT_BYTES, traced, training
@@ -35,11 +36,22 @@ def _convolving(batch: int, tried_bytes: int = 0) -> Timeline:
     recorder.mark(1, Phase.FORWARD)
     images = recorder.allocate(batch * 64 * MIB, bucket=Bucket.ACTIVATIONS)
     workspace = recorder.allocate(
-        Computed("convolution", 0, (batch * 64 * MIB, 0, batch * 64 * MIB, 1, batch * tried_bytes)),
+        Workspace(most=batch * 128 * MIB, chosen=batch * tried_bytes).computed("unknown"),
         bucket=Bucket.TEMPORARY,
     )
     recorder.release(workspace)
     recorder.release(images)
+    return recorder.finish()
+
+
+def _benchmarking(tried_bytes: int) -> Timeline:
+    """A step whose benchmark tries what takes so much, and then empties the cache."""
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    recorder.allocate(GIB, bucket=Bucket.PARAMETERS)
+    recorder.mark(1, Phase.FORWARD)
+    recorder.release(recorder.allocate(Computed(TRIED, 0, (tried_bytes,)), bucket=Bucket.TEMPORARY))
+    recorder.empty_cache()
     return recorder.finish()
 
 
@@ -84,6 +96,31 @@ class TestDeviceTotal:
         expected = _CONVOLVING.device_used_bytes(8)
         assert _CONVOLVING.device_used_range(8) == Range(expected, expected + workspaces.size.high_bytes)
         assert _CONVOLVING.at(8).peak_allocated_bytes == GIB + 8 * 64 * MIB
+
+    def test_what_a_benchmark_tries_is_a_moment_of_its_own(self) -> None:
+        """Settled, it is no more than without; for the moment as much as the device has room for."""
+        trying, large = (traced(AffineTrace.constant(_benchmarking(size * GIB)), _A100) for size in (8, 64))
+        settled = trying.at(8).peak_allocated_bytes
+        assert settled == GIB
+        assert trying.momentary_peaks(8) == (9 * GIB, 9 * GIB)
+        assert trying.fit(8) == "fits"
+        found = large.momentary_peaks(8)
+        assert found is not None
+        assert found[1] == 33 * GIB, "the half of it that an A100 of 40 GB has room for"
+        assert large.fit(8) == "fits"
+        assert large.device_used_range(8) == trying.device_used_range(8)
+        assert _EXACT.momentary_peaks(8) is None
+        [line] = workspace_lines(trying, 8)
+        assert line.startswith(
+            "1.00 GiB allocated, and up to 9.00 GiB for a moment in the first step where there is room"
+        )
+        assert assumed_json(trying, 8)["momentary_peak_bytes"] == 9 * GIB
+        assert assumed_json(_EXACT, 8)["momentary_peak_bytes"] is None
+
+    def test_convolutions_are_counted_by_what_is_known_of_them(self) -> None:
+        [line] = workspace_lines(_CONVOLVING, 8)
+        assert line.startswith("1 convolution whose workspace is not known but for what others were measured to take")
+        assert "0–1.00 GiB" in line
 
 
 class TestVerdict:

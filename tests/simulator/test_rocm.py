@@ -54,8 +54,8 @@ def test_attention_s_scratch_is_an_assumption_there_with_rocm_s_words() -> None:
     assert is_assumed(_ATTENTION, (), (9, 4), "gfx942")
     assert not is_assumed(_ATTENTION, (), (8, 0))
     assert "AOTriton" in assumption("_scaled_dot_product_flash_attention", "gfx942")
-    assert "MIOpen" in assumption("convolution", "gfx942")
-    assert "cuDNN" in assumption("convolution")
+    assert "MIOpen" in assumption("native_batch_norm", "gfx942")
+    assert "cuDNN" in assumption("native_batch_norm")
 
 
 def test_a_prediction_is_an_estimate_that_says_so(program: Program) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from gpumem_tui.memory import Range
 from gpumem_tui.simulator.allocator.caching import SMALL_REQUEST_BYTES, CachingAllocator
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, Replay, replay
+from gpumem_tui.simulator.allocator.rules import CONVOLUTIONS, Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
-
-Level = Literal["least", "needed", "most"]
-"""Of allocations whose size is known as a range: the least, the most that cannot be done without, or the most."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +27,13 @@ class BatchFinder:
 
     _live: dict[tuple[int, Level], int] = field(default_factory=dict, repr=False, compare=False)
 
-    def peaks(self, batch_size: int, *, level: Level = "least") -> tuple[int, int]:
+    def peaks(self, batch_size: int, *, level: Level = "expected") -> tuple[int, int]:
         """Return the highest (allocated, reserved) bytes where there is no limit."""
         key = batch_size, self._kept_as(level)
         if key not in self._peaks:
             unlimited = replay(self._timeline(batch_size, level=level), settings=self.settings)
             self._peaks[key] = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
-            if key[1] == "least":
+            if key[1] == "expected":
                 self._latest.clear()
                 self._latest[batch_size] = unlimited
         return self._peaks[key]
@@ -46,14 +43,16 @@ class BatchFinder:
         allocated, reserved = self.peaks(batch_size)
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
         if allocated <= limit and (reserved > limit or self.settings.garbage_collection_threshold):
-            found = self._within(batch_size, capacity_bytes, allowed_bytes, level="least")
+            found = self._within(batch_size, capacity_bytes, allowed_bytes, level="expected")
             if found.fits:
                 return found
         latest = self._latest.get(batch_size)
-        return replay(self._timeline(batch_size, level="least"), settings=self.settings) if latest is None else latest
+        return (
+            replay(self._timeline(batch_size, level="expected"), settings=self.settings) if latest is None else latest
+        )
 
     def fits(
-        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "expected"
     ) -> bool:
         """Return whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
         limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
@@ -66,7 +65,7 @@ class BatchFinder:
         return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, level=level).fits
 
     def peaks_within(
-        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least"
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "expected"
     ) -> tuple[int, int]:
         """Return the highest (allocated, reserved) bytes on a device; without limit where the run does not fit."""
         allocated, reserved = self.peaks(batch_size, level=level)
@@ -82,21 +81,38 @@ class BatchFinder:
         """Return the highest reserved bytes with the least and the most of what is known as a range only.
 
         Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without,
-        and the largest may find no cached block that serves it and take a segment of its own, as far as there is room.
+        and the largest that was not measured may find no cached block that serves it and take a segment of its own, as
+        far as there is room.
 
         Args:
             expected_bytes: what the device is expected to give, within `capacity`.
         """
         allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
-        _, roomy = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes)
+        _, least = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes, level="least")
         rooms = (capacity.low_bytes, expected_bytes, capacity.high_bytes)
         room = next((one for one in rooms if self.fits(batch_size, one, allowed_bytes, level="most")), rooms[0])
         most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, level="most")
         if self.trace.is_open:
-            largest = max(size.most_bytes for _, size in self.trace.at(batch_size).computed if size.is_open)
-            alone = reserved + max(0, min(self._own_segment_bytes(largest), room - reserved))
+            computed = [size for _, size in self.trace.at(batch_size).computed if size.rule != CONVOLUTIONS["measured"]]
+            larger = [most for size in computed if (most := size.bytes_at("most")) > size.size_bytes]
+            own_bytes = self._own_segment_bytes(max(larger)) if larger else 0
+            alone = reserved + max(0, min(own_bytes, room - reserved))
             most = max(most, most_allocated + reserved - allocated, alone)
-        return Range.of((roomy, reserved, most))
+        return Range.of((least, reserved, most))
+
+    def momentary(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None
+    ) -> tuple[int, int] | None:
+        """Return the highest (allocated, reserved) bytes with what is tried as far as there is room.
+
+        None where nothing is tried, and where the run does not fit without it.
+        """
+        timeline = self._timeline(batch_size, level="expected")
+        tried = timeline.at_level("momentary")
+        if tried is timeline:
+            return None
+        found = replay(tried, capacity_bytes, self.settings, allowed_bytes)
+        return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else None
 
     def _own_segment_bytes(self, largest_bytes: int) -> int:
         """Return the most that the driver is asked for, to serve a request of at most so many bytes."""
@@ -109,7 +125,7 @@ class BatchFinder:
         timeline = self._timeline(batch_size, level=level)
         return replay(timeline, capacity_bytes, self.settings, allowed_bytes)
 
-    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "least") -> int:
+    def largest(self, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "expected") -> int:
         """Return the largest batch size that fits; 0 if not even one sample does.
 
         Raises:
@@ -139,8 +155,8 @@ class BatchFinder:
         return self._live[key]
 
     def _kept_as(self, level: Level) -> Level:
-        return level if self.trace.is_open else "least"
+        return level if self.trace.is_open else "expected"
 
     def _timeline(self, batch_size: int, *, level: Level) -> Timeline:
         timeline = self.trace.at(batch_size)
-        return timeline if level == "least" else timeline.at_most(with_tried=level == "most")
+        return timeline if level == "expected" else timeline.at_level(level)

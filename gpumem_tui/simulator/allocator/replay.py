@@ -6,7 +6,7 @@ every a and c; a third, at another size, checks them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -225,7 +225,7 @@ class AffineTrace:
 
     @cached_property
     def is_open(self) -> bool:
-        """Return whether a size is known as a range only: `at` has the least of it, `Timeline.at_most` the most."""
+        """Return whether a size is known as a range only: `at` has what is expected, `Timeline.at_level` the rest."""
         return any(size.is_open for _, size in self.at_none.computed)
 
     def holds(self, batch_size: int, traced: Timeline) -> bool:
@@ -254,7 +254,10 @@ def replay(
     settings: AllocatorSettings | None = None,
     allowed_bytes: int | None = None,
 ) -> Replay:
-    """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit)."""
+    """Run a timeline through the caching allocator of a device with `capacity_bytes` (None: without limit).
+
+    What is tried for a moment gets as much as there is room for.
+    """
     allocator = CachingAllocator(
         UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes,
         settings or AllocatorSettings(),
@@ -266,6 +269,7 @@ def replay(
     malloc, free = requests.malloc, requests.free
     sizes = iter(timeline.sizes)  # allocations are numbered as they are made
     blocks: list[Block | None] = [None]  # by allocation; None for a buffer of no size and one that was released
+    tried = {number for number, size in timeline.computed if size.is_tried}
     starts = [0, *(mark.event for mark in timeline.marks), _end(timeline)]
     interruptions = interruptions_of(timeline)
     spans: list[tuple[Mark, int, int, int]] = []
@@ -287,7 +291,7 @@ def replay(
                     if not size:
                         blocks.append(None)
                         continue
-                    blocks.append(malloc(size))
+                    blocks.append(_as_much(malloc, size) if len(blocks) in tried else malloc(size))
                     if stats.allocated_bytes > phase_peak:
                         phase_peak, phase_event = stats.allocated_bytes, event
             except OutOfMemory:
@@ -304,6 +308,19 @@ def replay(
         if not fits:
             break
     return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+
+
+def _as_much(malloc: Callable[[int], Block], size_bytes: int) -> Block | None:
+    """Take so many bytes, or half as many as often as that does not fit.
+
+    aten/src/ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans`.
+    """
+    while size_bytes:
+        try:
+            return malloc(size_bytes)
+        except OutOfMemory:
+            size_bytes //= 2
+    return None
 
 
 def _end(timeline: Timeline) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
+from typing import Literal
 
 NOT_EXAMINED = "not examined"
 """Why an operator that nobody has looked at is counted without scratch."""
@@ -33,31 +34,35 @@ class Computed:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the kernel asks for; where they are not known, the least."""
+        """Bytes that the kernel asks for, as expected."""
         return sizes(self.rule, self.arguments)[self.position]
 
-    @property
-    def most_bytes(self) -> int:
-        """Bytes that the kernel asks for; where they are not known, the most."""
-        return sizes_at_most(self.rule, self.arguments)[self.position]
-
-    @property
-    def needed_bytes(self) -> int:
-        """`size_bytes` without what the kernel does without where there is no room for it."""
-        return NEEDED.get(self.rule, sizes_at_most)(self.rule, self.arguments)[self.position]
+    def bytes_at(self, level: Level) -> int:
+        """Return the bytes that the kernel asks for where they are not known, or taken for a moment only."""
+        rule = AT_LEVEL[level].get(self.rule) or RULES[self.rule]
+        return rule(*self.arguments)[self.position]
 
     @property
     def is_open(self) -> bool:
         """Return whether its size is known as a range only."""
-        return self.rule in AT_MOST
+        return self.rule in AT_LEVEL["most"]
 
+    @property
+    def is_tried(self) -> bool:
+        """Return whether it is taken once, for a moment, and only as far as there is room."""
+        return self.rule == TRIED
+
+
+Level = Literal["expected", "least", "needed", "most", "momentary"]
+"""Of sizes that are known as a range only: what is expected, the least, the most that cannot be done without, the most;
+or as expected with what is tried for a moment."""
 
 Buffer = int | Computed
 """The size of a buffer in bytes, or the rule that gives it."""
 
 
 def size_bytes_of(buffer: Buffer) -> int:
-    """Return the size of a buffer in bytes; where that is not known, the least."""
+    """Return the size of a buffer in bytes, as expected."""
     return buffer.size_bytes if isinstance(buffer, Computed) else buffer
 
 
@@ -82,12 +87,6 @@ Taken = Buffer | GivenBack | Made
 def sizes(rule: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
     """Return the bytes of every buffer that a rule of `RULES` gives; always as many, 0 for one not taken."""
     return RULES[rule](*arguments)
-
-
-@lru_cache(4096)
-def sizes_at_most(rule: str, arguments: tuple[int, ...]) -> tuple[int, ...]:
-    """Return these bytes with the most of what is known as a range only."""
-    return AT_MOST.get(rule, RULES[rule])(*arguments)
 
 
 def reduction(  # noqa: PLR0913 - the arguments of a rule are plain numbers, which a trace stores
@@ -362,28 +361,96 @@ def efficient_attention_gradient(  # noqa: PLR0913 - the arguments of a rule are
     return (heads * -(-elements // 4) * 4 * _FLOAT_BYTES,)
 
 
-_CONVOLUTION_MOST_BYTES = 128 * 1024 * 1024
+_CAPPED_BYTES = 128 * 1024 * 1024
 """What fp32 convolutions without tensor cores were recorded to take at most: 4 MiB for an input of 11.7 MB, 128 MiB for
 each of 47 MB to 3 GB (HugePandaCoder/octree-nca-groupeq, my_snapshot.pickle, `run_conv_plan`); the weight's size and up
 to 256 bytes for small ones (JasperSolt/EoR_NN, snapshot.pickle)."""
 
+_FEW_BLOCKS = 8
+"""A weight's gradient by fewer thread blocks was measured to be worked out another way (4 images of 64 to 64 channels
+on an H200; 8 images not)."""
 
-def convolution_at_most(
-    input_bytes: int, weight_bytes: int, output_bytes: int, converts: int, tried_bytes: int
-) -> tuple[int, ...]:
-    """Return the most that cuDNN's workspace of one convolution is known to take; the least is none.
 
-    A tensor core kernel on tensors in NCHW order works on copies of them in NHWC order: a half precision convolution of
-    256 to 256 channels was measured to reserve its input and output a second time (pytorch/pytorch#123533).
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The workspace of one pass of a convolution, in bytes that are affine in the batch size; a rule's arguments.
 
-    Args:
-        converts: 1 if such a kernel may be chosen and the tensors would have to be copied for it; else 0.
-        tried_bytes: the most that an algorithm takes which may be chosen, and is done without where there is no room.
+    Attributes:
+        least, expected, most: what is known of it.
+        copied: all its tensors; without tensor cores it takes as much at most, and not more than `_CAPPED_BYTES`.
+        chosen: the most that an algorithm takes which may be chosen, and is done without where there is no room
+            (aten/src/ATen/native/cudnn/Conv_v8.cpp, `try_configs`).
+        partial, parts: bytes of one partial sum, and how many are taken, beside what is expected; of at least
+            `rows_a_part` of `rows` result pixels each.
+        tile_rows, tiles_beside, processors: where so many tiles lie beside each other of every so many rows, those that
+            are left when all processors have had as many are cut into parts, if they are for about half of these.
+        most_of_few: the most where fewer than `_FEW_BLOCKS` of `blocks` thread blocks work on it.
     """
-    copies_bytes = input_bytes + weight_bytes + output_bytes
-    most_bytes = copies_bytes if converts else min(copies_bytes, _CONVOLUTION_MOST_BYTES)
-    return (max(most_bytes, tried_bytes),)
 
+    least: int = 0
+    expected: int = 0
+    most: int = 0
+    copied: int = 0
+    chosen: int = 0
+    partial: int = 0
+    parts: int = 0
+    rows: int = 0
+    rows_a_part: int = 1
+    tile_rows: int = 0
+    tiles_beside: int = 0
+    processors: int = 0
+    most_of_few: int = 0
+    blocks: int = _FEW_BLOCKS
+
+    @property
+    def expected_bytes(self) -> int:
+        """The bytes that are expected."""
+        return self.expected + self._sums_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most without what is done without where there is no room."""
+        most = self.most if self.blocks >= _FEW_BLOCKS else max(self.most, self.most_of_few)
+        return max(most, self.expected_bytes, min(self.copied, _CAPPED_BYTES))
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that is known to be taken."""
+        return max(self.needed_bytes, self.chosen)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least that is known to be taken."""
+        return max(0, min(self.least + self._sums_bytes, self.expected_bytes) if self.least else 0)
+
+    @property
+    def _sums_bytes(self) -> int:
+        parts = min(self.parts, self.rows // self.rows_a_part)
+        if self.tile_rows:
+            parts = _parts_left(-(-self.rows // self.tile_rows) * self.tiles_beside, self.processors)
+        return self.partial * parts
+
+    def computed(self, knowledge: str) -> Computed:
+        """Return it as a size that a trace stores; `knowledge` is a word of `CONVOLUTIONS`."""
+        return Computed(CONVOLUTIONS[knowledge], 0, astuple(self))
+
+
+def _parts_left(tiles: int, processors: int) -> int:
+    """Return into how many parts those tiles are cut that are left for a last round.
+
+    Measured on an H200's 132: 64 are cut in two, of 68 32 in three; 29, 36, 58, 76, 82 and more were not.
+    """
+    left = tiles % processors
+    if tiles < processors or not 0.45 * processors < left < 0.55 * processors:
+        return 0
+    return 2 * left if 2 * left <= processors else 3 * ((processors - left) // 2)
+
+
+CONVOLUTIONS = {known: f"{known} convolution" for known in ("measured", "bounded", "unknown")}
+"""The rules of convolutions' workspaces, by what is known of them."""
+
+TRIED = "tried convolution"
+"""The rule of what cuDNN's benchmark tries: no bytes, but for the moment."""
 
 RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "reduction": reduction,
@@ -394,15 +461,15 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
     "row_scan": row_scan,
     "row_sort": row_sort,
     "row_topk": row_topk,
-    "convolution": lambda *_: (0,),
+    **dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).expected_bytes,)),
+    TRIED: lambda _: (0,),
 }
 
-AT_MOST: dict[str, Callable[..., tuple[int, ...]]] = {"convolution": convolution_at_most}
-"""Of the rules that give the least of a range: what gives the most."""
-
-
-NEEDED: dict[str, Callable[[str, tuple[int, ...]], tuple[int, ...]]] = {
-    "convolution": lambda rule, arguments: sizes_at_most(rule, (*arguments[:-1], 0))
+AT_LEVEL: dict[Level, dict[str, Callable[..., tuple[int, ...]]]] = {
+    "expected": {},
+    "least": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).least_bytes,)),
+    "needed": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).needed_bytes,)),
+    "most": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).most_bytes,)),
+    "momentary": {TRIED: lambda tried_bytes: (tried_bytes,)},
 }
-"""Of these rules the last argument is done without: where there is no room for an algorithm's workspace, PyTorch takes
-the next one (aten/src/ATen/native/cudnn/Conv_v8.cpp, `generate_and_filter_plans` and `try_plans`)."""
+"""What else rules give at other levels than expected."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket, format_bytes
 from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES
-from gpumem_tui.simulator.allocator.rules import Computed
+from gpumem_tui.simulator.allocator.rules import Computed, Level
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
@@ -91,16 +91,11 @@ class Timeline:
         """Return the stream in whose pool an allocation is."""
         return self.streams[number - 1] if self.streams else 0
 
-    def at_most(self, *, with_tried: bool = True) -> Timeline:
-        """Return the same run with the most of every size that is known as a range only.
-
-        `with_tried`: of what is only tried, too (see `Computed.needed_bytes`).
-        """
-        open_sizes = [(number, size) for number, size in self.computed if size.is_open]
-        if not open_sizes:
-            return self
-        most = {number: size.most_bytes if with_tried else size.needed_bytes for number, size in open_sizes}
-        return replace(self, sizes=tuple(most.get(number, size) for number, size in enumerate(self.sizes, 1)))
+    def at_level(self, level: Level) -> Timeline:
+        """Return the same run with other sizes than expected, where they are not known or taken for a moment only."""
+        other = {number: size.bytes_at(level) for number, size in self.computed}
+        sizes = tuple(other.get(number, size) for number, size in enumerate(self.sizes, 1))
+        return self if sizes == self.sizes else replace(self, sizes=sizes)
 
     def with_workspaces(self, sizes: Collection[int]) -> Timeline:
         """Return a recorded run with cuBLAS's workspaces as traces have them: temporary, whoever made them.

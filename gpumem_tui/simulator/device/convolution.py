@@ -1,16 +1,21 @@
-"""cuDNN's workspaces of convolutions. Which algorithm it picks is not known without it, so a range is."""
+"""cuDNN's passes of a convolution: the workspace of each, and what `cudnn.benchmark` tries for it once.
+
+Which algorithm cuDNN picks was measured on Hopper (see `hopper`); elsewhere a range is known.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.allocator.rules import Buffer, Computed
+from gpumem_tui.simulator.allocator.rules import TRIED, Computed, Workspace
+from gpumem_tui.simulator.device import hopper
+from gpumem_tui.simulator.device.hopper import Direction, Layer
 
 _COMPLEX_BYTES = 8
 _FFT_LARGEST = 256
@@ -25,53 +30,59 @@ mode and not, the same); the tiles of its second convolution are 6.9 GiB so. Whe
 convolution of a ResNet (7 x 7, strides of 2), its totals ask for what an explicit product takes of every patch, beside
 copies. On V100s, in fp32, detectors were measured to take 0.3 to 0.6 GB more than without workspaces, and the tiles of
 their convolution of proposals are 0.3 to 0.6 GB (detectron2's MODEL_ZOO.md, torch 1.3, no benchmark). Half precision
-was measured to take copies alone (see `rules.convolution_at_most`)."""
+was measured to take copies alone (see `_Convolution._unmeasured`)."""
 
 _TENSOR_CORE_CHANNELS = 4
 """Those of TF32 are padded to a multiple of it (NVIDIA, Convolutional Layers User's Guide, "Channels In And Out")."""
 
 
-def forward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """Return the workspace: (input, weight, bias, stride, padding, dilation, transposed, output padding, groups)."""
-    images, weight, _, stride, padding, dilation, transposed, output_padding, groups = args[:9]
-    sides = []
-    for axis, size in enumerate(images.shape[2:]):
-        step, pad, spread, more = (
-            values[axis] if len(values) > 1 else values[0] for values in (stride, padding, dilation, output_padding)
-        )
-        reach = spread * (weight.shape[2 + axis] - 1)
-        sides.append(
-            (size - 1) * step - 2 * pad + reach + more + 1 if transposed else (size + 2 * pad - reach - 1) // step + 1
-        )
-    result = [images.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sides]
-    return _Convolution(images, weight, result, stride, padding, groups, transposed).workspace(profile)
+_FORWARD = ("convolution", "convolution_overrideable")
+_BACKWARD = ("convolution_backward", "convolution_backward_overrideable")
+NAMES = frozenset((*_FORWARD, *_BACKWARD))
+"""The operators that are convolutions."""
 
 
-def backward(args: Sequence[Any], profile: Profile) -> list[Buffer]:
-    """Return one workspace for the input's gradient and the weight's, as these come one after the other.
+@dataclass(frozen=True)
+class Pass:
+    """What cuDNN works out at once: a result, or the gradient of the input or of the weight.
 
-    Arguments are (gradient, input, weight, bias sizes, stride, padding, dilation, transposed, output padding, groups,
-    …).
+    Attributes:
+        position: which of the operator's results it is.
+        workspace: what it takes while it runs; None for a kernel of PyTorch's own.
+        tried: what the benchmark takes at most for all that it tries, as far as there is room.
+        key: what the benchmark remembers it by.
     """
-    gradient, images, weight, _, stride, padding, _, transposed, _, groups = args[:10]
-    return _Convolution(images, weight, list(gradient.shape), stride, padding, groups, transposed).workspace(profile)
+
+    position: int
+    workspace: Computed | None = None
+    tried: Computed | None = None
+    key: Hashable = None
 
 
-def trials(name: str, args: Sequence[Any]) -> tuple[Hashable, ...]:
-    """Return what cuDNN's benchmark would try of a convolution, a key for each of its results; nothing of others.
+def passes(name: str, args: Sequence[Any], result: Any, profile: Profile) -> Iterator[Pass]:
+    """Yield the passes of a convolution in order, but for the gradient of a bias.
 
-    A key that a thread has not met yet is tried, after which torch empties the cache (aten/src/ATen/native/cudnn/
-    Conv_v8.cpp, `run_single_conv`; Conv_v7.cpp before torch 2.0), before the next result is allocated.
+    Args:
+        args: of forward (input, weight, bias, stride, padding, dilation, transposed, output padding, groups), of
+            backward (gradient, input, weight, bias sizes, stride, …, groups, which gradients).
+        result: the tensor, or the gradients of input, weight and bias.
     """
-    if not name.startswith("convolution"):
-        return ()
-    is_backward = "backward" in name
+    is_backward = name in _BACKWARD
     images, weight, settings = (args[1], args[2], args[4:10]) if is_backward else (args[0], args[1], args[3:9])
-    if _is_own(images, settings[5], transposed=settings[3]):
-        return ()
+    stride, padding, _, transposed, _, groups = settings
+    output = args[0] if is_backward else result
+    found = _Convolution(images, weight, list(output.shape), stride, padding, groups, transposed)
     looks = [(tuple(one.shape), one.stride(), one.dtype) for one in (images, weight)]
     key = *looks, tuple(value if isinstance(value, (bool, int)) else tuple(value) for value in settings)
-    return tuple((part, *key) for part in (("input", "weight") if is_backward else ("result",)))
+    wanted = [is_backward and one for one in args[10][:2]] if is_backward else [True]
+    directions: tuple[Direction, ...] = ("input", "weight") if is_backward else ("result",)
+    for position, (direction, is_wanted) in enumerate(zip(directions, wanted, strict=True)):
+        if not is_wanted:
+            continue
+        if _is_own(images, groups, transposed=transposed):
+            yield Pass(position)
+        else:
+            yield Pass(position, *found.sizes(direction, profile), (direction, *key))
 
 
 def _is_own(images: torch.Tensor, groups: int, *, transposed: bool) -> bool:
@@ -95,23 +106,45 @@ class _Convolution:
     groups: int
     transposed: bool
 
-    def workspace(self, profile: Profile) -> list[Buffer]:
+    def sizes(self, direction: Direction, profile: Profile) -> tuple[Computed, Computed]:
+        """Return the workspace of a pass, and what a benchmark tries for it."""
+        if self.transposed:  # its forward is the gradient of the input of a convolution from its results
+            direction = {"result": "input", "input": "result", "weight": "weight"}[direction]  # type: ignore[assignment]
+        layer = self._layer()
+        if hopper.is_measured(profile, self.images):
+            known, workspace = layer.workspace(direction, profile)
+        else:
+            known, workspace = "unknown", self._unmeasured(profile)
+        return workspace.computed(known), Computed(TRIED, 0, (layer.tried_bytes(direction, profile),))
+
+    def _layer(self) -> Layer:
+        inputs, results = self._ends()
+        kernel = self.weight.shape[2:]
+        pads = [self.padding[axis if len(self.padding) > 1 else 0] for axis in range(len(kernel))]
+        is_plain = self.images.is_contiguous() and self.weight.is_contiguous()
+        return Layer(inputs, results, kernel, max(self.stride), pads, self.groups, self.images.dtype, is_plain)
+
+    def _unmeasured(self, profile: Profile) -> Workspace:
+        """Return what is known elsewhere: no workspace at least, copies or what was recorded at most.
+
+        A tensor core kernel on tensors in NCHW order works on copies of them in NHWC order: a half precision
+        convolution of 256 to 256 channels was measured to reserve its input and output a second time
+        (pytorch/pytorch#123533).
+        """
         images, element_bytes = self.images, self.images.element_size()
         in_halves = images.dtype in (torch.float16, torch.bfloat16)
-        is_plain = images.is_contiguous()
-        if _is_own(images, self.groups, transposed=self.transposed):
-            return []
         # Whether a tensor core kernel may be chosen for tensors that are not in its order.
         in_tf32 = images.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
         needed = (7, 0) if in_halves else (8, 0)
-        converts = is_plain and images.shape[1] > 1 and (in_halves or in_tf32) and profile.compute_capability >= needed
-        copies = [numel * element_bytes for numel in (images.numel(), self.weight.numel(), math.prod(self.result))]
+        is_plain = images.is_contiguous() and images.shape[1] > 1
+        converts = is_plain and (in_halves or in_tf32) and profile.compute_capability >= needed
+        copies = sum(count * element_bytes for count in (images.numel(), self.weight.numel(), math.prod(self.result)))
         chosen_bytes = 0
         if torch.backends.cudnn.benchmark or (converts and in_tf32):
-            chosen_bytes = self._chosen_bytes(sum(copies))
+            chosen_bytes = self._chosen_bytes(copies)
         elif images.dtype == torch.float32:
             chosen_bytes = self._tiles_bytes()
-        return [Computed("convolution", 0, (*copies, int(converts), chosen_bytes))]
+        return Workspace(most=copies if converts else 0, copied=copies, chosen=chosen_bytes)
 
     def _chosen_bytes(self, copies_bytes: int) -> int:
         """Return the workspace of an algorithm that trades memory for speed, in fp32; 0 where there is none.

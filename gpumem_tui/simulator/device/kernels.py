@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import _meta_registrations
+from torch import _meta_registrations, nn
 from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
@@ -17,6 +18,7 @@ from gpumem_tui.simulator.allocator.profile import Profile, minor_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, library
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 from gpumem_tui.step.phases import MarkedEngine
+from gpumem_tui.step.sites import callers
 
 _ONE_KERNEL = ("silu_backward", "mish_backward")
 """ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside
@@ -317,3 +319,19 @@ def _is_held_once(args: tuple[Any, ...]) -> bool:
         and torch._C._storage_Use_Count(storage._cdata) <= _STORAGE_REFERENCES
         and _references(args) <= _PYTHON_REFERENCES
     )
+
+
+_OURS = str(Path(__file__).parents[2])
+_OF_LINEAR = tuple(str(Path(nn.__file__).parent / name) for name in ("modules/linear.py", "functional.py"))
+
+
+def adds_bias(args: Sequence[Any], caller: FrameType | None) -> bool:
+    """Return whether a sum is of a linear layer's product and its bias, which on a GPU is in place.
+
+    Of an input that is not contiguous (aten/src/ATen/native/Linear.cpp, `linear`); where a Python mode is active, torch
+    makes another tensor of the product's size.
+    """
+    if len(args) != 2 or not isinstance(args[1], torch.Tensor) or args[1].dim() != 1 or args[0].dim() < 3:
+        return False
+    places = (frame.f_code.co_filename for frame in callers(caller))
+    return next((place for place in places if not place.startswith(_OURS)), "") in _OF_LINEAR

@@ -15,8 +15,9 @@ from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import OutOfMemory
 from gpumem_tui.simulator.allocator.contexts import CUBLAS, LIBRARY_OF
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, HIPBLAS_WORKSPACE
-from gpumem_tui.simulator.allocator.rules import Buffer, GivenBack, Made, Taken, size_bytes_of
+from gpumem_tui.simulator.allocator.rules import Buffer, Computed, GivenBack, Made, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.convolution import passes
 from gpumem_tui.simulator.device.deferred import Deferred
 from gpumem_tui.simulator.device.kernels import Evaluation, evaluation
 from gpumem_tui.simulator.device.kinds import fake_device_of
@@ -98,16 +99,31 @@ class DeviceMemory:
             for item in result:
                 self.record(item)
 
-    def record_tried(self, result: Any, trials: Sequence[Hashable]) -> None:
-        """Allocate for a convolution's results, and empty the cache after each that cuDNN's benchmark has to try."""
-        for one, trial in zip(result if isinstance(result, tuple) else (result,), trials, strict=False):
-            self.record(one)
-            key = trial, in_backward()  # each thread knows its own
-            if one is not None and key not in self._tried:
+    def record_convolution(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Allocate for each result of a convolution, and after it take what cuDNN works it out with.
+
+        Where its benchmark is on, it first tries what a thread has not met yet, after which torch empties the cache
+        (aten/src/ATen/native/cudnn/Conv_v8.cpp, `run_single_conv`; Conv_v7.cpp before torch 2.0).
+        """
+        gpu = self._gpu
+        results = result if isinstance(result, tuple) else (result,)
+        tries = torch.backends.cudnn.benchmark and not gpu.gpu.arch
+        for one in () if _is_of_host(args) else passes(func._opname, args, result, gpu.profile):
+            self.record(results[one.position])
+            key = one.key, in_backward()  # each thread knows its own
+            if one.tried is not None and tries and key not in self._tried:
                 self._tried.add(key)
-                self._gpu.allocator.empty_cache()
-                self._gpu.recorder.empty_cache()
+                self._take_for_a_moment(one.tried)
+                gpu.allocator.empty_cache()
+                gpu.recorder.empty_cache()
+            if one.workspace is not None:
+                self._take_for_a_moment(one.workspace)
         self.record(result)
+
+    def _take_for_a_moment(self, size: Computed) -> None:
+        """Take what a kernel works with and give it back; a trace has it also where it is of no bytes as expected."""
+        if self._gpu.unlimited or size.size_bytes:
+            self.free(*self._allocate(size if self._gpu.unlimited else size.size_bytes, bucket=Bucket.TEMPORARY))
 
     def note_copy_from_host(self, tensor: torch.Tensor) -> None:
         """Take a copy that no module makes for data; the model's own tensors are known by name as well."""

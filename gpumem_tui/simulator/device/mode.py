@@ -28,7 +28,7 @@ from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
-from gpumem_tui.simulator.device.convolution import trials
+from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 from gpumem_tui.simulator.device.detectors import Detectors, Kept
 from gpumem_tui.simulator.device.kinds import (
     SPARSE_PRODUCT,
@@ -241,7 +241,7 @@ class DeviceMode(FakeTensorMode):
             if host.is_offloaded(args[0]):
                 return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
-        if func is _ADD and attention.adds_in_place():
+        if func is _ADD and (attention.adds_in_place() or kernels.adds_bias(args, caller)):
             return self._added_in_place(args, kwargs)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
@@ -258,8 +258,8 @@ class DeviceMode(FakeTensorMode):
             result = self._work_out(func, types, args, kwargs)
             if key is not None:
                 self._answers.learn(key, func, args, result)
-        if torch.backends.cudnn.benchmark and not self._gpu.gpu.arch and (tried := trials(func._opname, args)):
-            self._memory.record_tried(result, tried)
+        if func._opname in CONVOLUTIONS:
+            self._memory.record_convolution(func, args, result)
         elif func._opname not in MAKING:
             self._memory.record(kernels.made_on_device(func, args, result) if func is not PACK else result[:1])
         self.values.follow(func, args, kwargs, result)

@@ -17,7 +17,7 @@ import torch.backends.cudnn.rnn as cudnn_rnn  # spelt as torch does: in 2.10 the
 
 from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.profile import Profile
-from gpumem_tui.simulator.allocator.rules import GivenBack, Taken
+from gpumem_tui.simulator.allocator.rules import GivenBack, Made, Taken
 from gpumem_tui.simulator.device.base import DeviceParts, library
 
 _aten: Any = torch.ops.aten
@@ -25,8 +25,8 @@ _RUN, _RUN_BACKWARD = _aten._cudnn_rnn.default, _aten._cudnn_rnn_backward.defaul
 _MAKE_DROPOUT_STATE: Any = _aten._cudnn_init_dropout_state.default
 
 NOTE = (
-    "recurrent layers: cuDNN's reserve is assumed: of a layer's step and unit 5 values for LSTM, 6 for GRU, 1 for a "
-    "plain one, 1 more between layers (2 with dropout), as measured with cuDNN 6 to 8; its workspace is not known"
+    "recurrent layers: cuDNN's reserve is as measured with cuDNN 6 to 9: of a layer's step and unit 5 values for LSTM, "
+    "6 for GRU, 1 more between layers; assumed is 1 for a plain one. Its workspace was measured for an LSTM of 2 layers"
 )
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
@@ -42,12 +42,17 @@ units over 50 x 64 in float16 (pytorch's benchmarks/dynamo/microbenchmarks/opera
 tts_angular_training.txt). For plain layers nothing was; one value agrees with the device totals of #2895.
 """
 
-_RESERVE_TAIL_BYTES = 16
-"""In the measurement with cuDNN 8."""
+_STATES_KEPT, _RESERVE_TAIL_BYTES = 2, 256
+"""Of each layer, sequence and unit, and in all. cuDNN 9.19 kept 185,073,920 bytes for an LSTM of 2 layers with dropout,
+1,024 units and inputs, 32 sequences of 128 steps on an H200: 11 values a step and unit, 2 more for each layer, sequence
+and unit, and 256 bytes. With cuDNN 8 it had no such states, and 16 bytes."""
 
 _LIBRARY_WORKSPACE_BYTES = 8 * MIB
-"""Of cuDNN's workspace what does not grow: OpenCV's tests print 8,389,472 bytes for layers of a few units. The matrices
-are in all that was printed with older versions."""
+"""The least of cuDNN's workspace: OpenCV's tests print 8,389,472 bytes for layers of a few units."""
+
+_STATES_AT_WORK, _WORKSPACE_TAIL_BYTES = 10, 512
+"""The same LSTM took a workspace of 203,948,544 bytes in each of three passes: its matrices, as in all that was printed
+with older versions, 4 values a step and unit for each layer's gates, and 10 more for each layer, sequence and unit."""
 
 _DROPOUT_STATE_BYTES = 48 * 1024
 """Of random states a multiprocessor, assumed: 1,024 threads, 48 bytes each (`curandStateXORWOW`). RNN.cpp calls all of
@@ -243,8 +248,15 @@ class _Call:
 
     @property
     def workspace_bytes(self) -> int:
+        """Bytes that cuDNN works with, see `_STATES_AT_WORK`."""
         matrices = sum(weight.numel() for weight in self.weights if weight.dim() == 2)
-        return _LIBRARY_WORKSPACE_BYTES + matrices * self.values.element_size()
+        at_work = _GATES[self.mode] * self.states + _STATES_AT_WORK * self.sequences
+        values = matrices + self.layers * self.directions * self.units * at_work
+        return max(_LIBRARY_WORKSPACE_BYTES, values * self.values.element_size()) + _WORKSPACE_TAIL_BYTES
+
+    @property
+    def sequences(self) -> int:
+        return self.steps[0] if self.steps else self.values.shape[0 if self.batch_first else 1]
 
     def in_order(self, shape: Sequence[int]) -> torch.Tensor:
         """Return a tensor of a shape, which lies in memory as cuDNN has it."""
@@ -256,15 +268,15 @@ class _Call:
 def reserve_bytes(call: _Call) -> int:
     """Return what cuDNN keeps of a forward for backward, as far as measurements tell: see `_KEPT`.
 
-    Beside the values of each layer its output, but for the last one's; an assumption are the second copy of that where
-    dropout follows, and the value before a projection.
+    Beside the values of each layer its output, but for the last one's; an assumption is the value before a projection.
     """
     kept = _KEPT[call.mode] * call.units
     if call.projected:
         kept += call.units
-    between = (call.projected or call.units) * (2 if call.dropout else 1)
-    values = call.layers * kept + (call.layers - 1) * between
-    return call.states * call.directions * values * call.values.element_size() + _RESERVE_TAIL_BYTES
+    values = call.layers * kept + (call.layers - 1) * (call.projected or call.units)
+    at_ends = call.sequences * call.layers * call.units * _STATES_KEPT
+    every = call.directions * (call.states * values + at_ends)
+    return every * call.values.element_size() + _RESERVE_TAIL_BYTES
 
 
 def _run(args: Sequence[Any], _profile: Profile) -> tuple[torch.Tensor | None, ...]:
@@ -310,9 +322,12 @@ SHAPES: dict[Any, Callable[[Sequence[Any], Profile], Any]] = {
 
 
 def scratch(args: Sequence[Any], _profile: Profile) -> list[Taken]:
-    """Take the workspace of `_cudnn_rnn`, and the input in cuDNN's order where it comes in another."""
+    """Take the workspace of `_cudnn_rnn`, and the input in cuDNN's order where it comes in another; make its results.
+
+    Its reserve is the last of them (aten/src/ATen/native/cudnn/RNN.cpp).
+    """
     call = _Call(args[0], args[1], *args[6:15])
-    return [*_copied(args[0], call), call.workspace_bytes]
+    return [*_copied(args[0], call), Made(4), Made(0), Made(1), Made(2), call.workspace_bytes, Made(3)]
 
 
 def backward_scratch(args: Sequence[Any], _profile: Profile) -> list[Taken]:
@@ -329,9 +344,9 @@ def backward_scratch(args: Sequence[Any], _profile: Profile) -> list[Taken]:
     ]
     copies = _copied(values, call)
     for_input = [*copies, *(_copied(of_output, call) if of_output is not None else [])]
-    taken: list[Taken] = [*zeros, *for_input, call.workspace_bytes]
+    taken: list[Taken] = [*zeros, *for_input, Made(0), Made(1), Made(2), call.workspace_bytes]
     taken += [GivenBack(position) for position in reversed(range(len(zeros), len(taken)))]
-    return [*taken, *copies, call.workspace_bytes] if args[-1][3] else taken
+    return [*taken, *copies, Made(3), call.workspace_bytes] if args[-1][3] else taken
 
 
 def _copied(tensor: torch.Tensor, call: _Call) -> list[int]:

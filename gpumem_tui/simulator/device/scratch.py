@@ -16,7 +16,8 @@ import torch
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Buffer, Computed, GivenBack, Made, Taken, sizes
-from gpumem_tui.simulator.device import attention_scratch, convolution, recurrent
+from gpumem_tui.simulator.device import attention_scratch, recurrent
+from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 
 _FLOAT_BYTES, _INDEX_BYTES = 4, 8
 _FOREACH_CHUNK = 65536
@@ -26,13 +27,6 @@ _SUMS_FUSED_SINCE, _SUMS_FUSED_BLOCKS = (2, 11), 4
 _CUDNN_ATTENTION = ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward")
 _INDEX_PUTS = ("index_put", "index_put_", "_index_put_impl_")
 _UNKNOWN = {
-    **dict.fromkeys(
-        (
-            *("convolution", "convolution_overrideable", "convolution_backward"),
-            "convolution_backward_overrideable",
-        ),
-        "cuDNN's workspace depends on the algorithm that it picks",
-    ),
     "native_batch_norm": "cuDNN's reserve depends on layout and version",
     "native_batch_norm_backward": "cuDNN's reserve depends on layout and version",
     "sparse mm": "cuSPARSE's workspace, and that of sorting the indices, are not known",
@@ -77,9 +71,11 @@ MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "do
 _CUBLASLT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 _WITHOUT = MATRIX_PRODUCTS.union(
-    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS + _BITSANDBYTES).split()
+    CONVOLUTIONS,
+    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS + _BITSANDBYTES).split(),
 )
-"""Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise."""
+"""Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise; of
+convolutions `DeviceMemory.record_convolution` takes what they do."""
 
 _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 """Multi-tensor kernels: what they work on is passed by value (MultiTensorApply.cuh)."""
@@ -467,7 +463,7 @@ def _scan(args: Sequence[Any], _profile: Profile) -> list[Taken]:
     return taken
 
 
-MAKING = frozenset({"embedding", "embedding_dense_backward"})
+MAKING = frozenset({"embedding", "embedding_dense_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
 """Operators whose buffers say where their results are made (`Made`)."""
 
 _SETTLED = {**dict.fromkeys(_INDEX_PUTS, _is_without_mask), "gemm_4bit": unpacks}
@@ -475,8 +471,6 @@ _SETTLED = {**dict.fromkeys(_INDEX_PUTS, _is_without_mask), "gemm_4bit": unpacks
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
-    **dict.fromkeys(("convolution", "convolution_overrideable"), convolution.forward),
-    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), convolution.backward),
     "sort": _sort,
     "topk": _topk,
     **dict.fromkeys(("cumsum", "cumprod"), _scan),

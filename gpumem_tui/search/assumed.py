@@ -1,0 +1,78 @@
+"""What a trace assumes of kernels, and between what the workspaces lie that cuDNN chooses, in words and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpumem_tui.memory import Range, format_bytes, format_range
+from gpumem_tui.report.tables import counted
+from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.rules import CONVOLUTIONS, NOT_EXAMINED
+
+_CONVOLUTION_WORDS = {
+    "measured": "as measured on an H200 with cuDNN 9.19",
+    "bounded": "known between two ends",
+    "unknown": "not known but for what others were measured to take at most",
+}
+
+
+def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:
+    """Yield what is known of workspaces, and a line for each operator that takes some, one for all that may."""
+    yield from workspace_lines(traced, batch_size)
+    for name, times, why in traced.done.assumed:
+        if why != NOT_EXAMINED:
+            yield f"assumed without scratch: aten.{name} ({times} times; {why})"
+    if unknown := [name for name, _, why in traced.done.assumed if why == NOT_EXAMINED]:
+        yield f"{counted(len(unknown), 'operator')} not examined: {', '.join(unknown)}"
+
+
+def assumed_line(traced: Traced) -> str:
+    """Return the operators whose scratch is counted as none in one line; empty if there is none."""
+    names = [f"aten.{name}" for name, _, _ in traced.done.assumed]
+    return f"counted without scratch, which is not known: {', '.join(names)}" if names else ""
+
+
+def workspace_lines(traced: Traced, batch_size: int) -> Iterator[str]:
+    """Yield what trials take for a moment, and how many convolutions' workspaces are known, and between what bytes."""
+    if (peaks := traced.momentary_peaks(batch_size)) is not None:
+        settled = traced.at(batch_size).peak_allocated_bytes
+        yield (
+            f"{format_bytes(settled)} allocated, and up to {format_bytes(peaks[0])} for a moment in the first step "
+            f"where there is room ({format_bytes(peaks[1])} reserved): cudnn.benchmark tries algorithms and goes on "
+            "without those that do not fit"
+        )
+    library = "MIOpen" if traced.gpu.arch else "cuDNN"
+    for known, (times, each) in convolutions(traced, batch_size).items():
+        yield (
+            f"{counted(times, 'convolution')} whose workspace is {_CONVOLUTION_WORDS[known]}: "
+            f"{format_range(each)} for the largest, as {library} chooses"
+        )
+
+
+def convolutions(traced: Traced, batch_size: int) -> dict[str, tuple[int, Range]]:
+    """Return how many passes of convolutions the traced steps have, by what is known of their workspaces.
+
+    Each with the least and the most of that of them that may take most.
+    """
+    found = {}
+    computed = traced.trace.at(batch_size).computed
+    for known, rule in CONVOLUTIONS.items():
+        if sizes := [size for _, size in computed if size.rule == rule]:
+            largest = max(sizes, key=lambda size: size.bytes_at("most"))
+            found[known] = len(sizes), Range(largest.bytes_at("least"), largest.bytes_at("most"))
+    return found
+
+
+def assumed_json(traced: Traced, batch_size: int) -> dict[str, Any]:
+    """Return what a trace assumes of kernels; momentary peaks are null where nothing is tried."""
+    allocated, reserved = traced.momentary_peaks(batch_size) or (None, None)
+    return {
+        "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.done.assumed],
+        "convolutions": {
+            known: {"passes": times, "largest": each.as_json()}
+            for known, (times, each) in convolutions(traced, batch_size).items()
+        },
+        "momentary_peak_bytes": allocated,
+        "momentary_reserved_bytes": reserved,
+    }
