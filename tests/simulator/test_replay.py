@@ -19,7 +19,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Range
 from gpumem_tui.simulator.allocator.caching import CachingAllocator
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
-from gpumem_tui.simulator.allocator.rules import Buffer, Computed
+from gpumem_tui.simulator.allocator.rules import Buffer, Workspace
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Mark, Timeline, TimelineRecorder
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
@@ -282,7 +282,7 @@ def test_whatever_a_workspace_takes_is_within_the_range_of_reserved(settings: Al
     """A smaller one than the largest may reserve more: what the largest leaves in the cache serves a tensor later."""
     for seed in range(300):
         most_bytes = random.Random(seed).randint(1, 110 * MIB)
-        workspace = Computed("convolution", 0, (most_bytes, 0, 0, 1, 0))
+        workspace = Workspace(most=most_bytes).computed("bounded")
         trace = AffineTrace.constant(_around_a_workspace(workspace, random.Random(seed)))
         found = BatchFinder(trace, settings).reserved_range(1, _UNLIMITED, Range(_UNLIMITED, _UNLIMITED))
         for eighths in range(1, 9):
@@ -292,7 +292,7 @@ def test_whatever_a_workspace_takes_is_within_the_range_of_reserved(settings: Al
 
 def test_a_workspace_takes_a_segment_of_its_own_as_far_as_there_is_room() -> None:
     """One of 12 MiB leaves a segment that serves the tensor of 12 MiB; one of 4 MiB takes 20 MiB beside it."""
-    workspace = Computed("convolution", 0, (12 * MIB, 0, 0, 1, 0))
+    workspace = Workspace(most=12 * MIB).computed("bounded")
     recorder = TimelineRecorder()
     recorder.release(recorder.allocate(workspace, bucket=Bucket.TEMPORARY))
     recorder.allocate(12 * MIB, bucket=Bucket.ACTIVATIONS)

@@ -121,9 +121,9 @@ class SimulatedGpu:
             self._hold_context()
 
     def _hold_context(self) -> None:
+        before_bytes = self.profile.context_bytes
         self.profile = self.profile.using(self.gpu, self._groups.values(), self._libraries)
-        if not self.unlimited:
-            self.allocator.capacity_bytes = self.gpu.cuda_total_bytes - self.profile.context_bytes
+        self.allocator.capacity_bytes -= self.profile.context_bytes - before_bytes
 
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it; tensors elsewhere are ignored."""
