@@ -22,6 +22,7 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
+    all_kept_words,
     caveat,
     compared,
     found_line,
@@ -173,7 +174,8 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     is_enough = traced.fits_leaving(batch_size, 0)
     change = "" if is_enough else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
     room, network = room_words(traced.fit(batch_size), traced.free_range(batch_size)), config.workload.network
-    return "; ".join(filter(None, (f"{fits_line(config.workload, traced, batch_size)}; {room}", network))) + change
+    answer = f"{fits_line(config.workload, traced, batch_size)}; {room}"
+    return "; ".join(filter(None, (answer, network, all_kept_words(traced.done.notes)))) + change
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
@@ -275,10 +277,8 @@ def assumed_lines(traced: Traced) -> list[str]:
     examined = [entry for entry in traced.done.assumed if entry[2] != NOT_EXAMINED]
     unknown = [name for name, _, why in traced.done.assumed if why == NOT_EXAMINED]
     lines = [f"assumed without scratch: aten.{name} ({times} times; {why})" for name, times, why in examined]
-    if unknown:
-        one = len(unknown) == 1
-        lines.append(f"{len(unknown)} operator{'' if one else 's'} not examined: {', '.join(unknown)}")
-    return lines
+    others = f"{counted(len(unknown), 'operator')} not examined: {', '.join(unknown)}"
+    return [*lines, others] if unknown else lines
 
 
 def assumed_line(traced: Traced) -> str:
