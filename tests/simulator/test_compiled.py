@@ -202,6 +202,12 @@ with simulate(gpu), presented_as_cuda(gpu):
     rows = [torch.randn(1, 1, 4096, 64, device="cuda", requires_grad=True) for _ in range(3)]
     from torch.nn.attention.flex_attention import flex_attention
     kept("flex attention", lambda q, k, v: flex_attention(q, k, v), *rows)
+
+    def attended(q, k, v):
+        with torch.autocast("cuda", torch.bfloat16):
+            return flex_attention(q, k, v)
+
+    kept("flex attention under autocast", attended, *rows)
     found["padding"] = [note for note in notes if "padded" in note]
     reserved = {}
     for mode in ("default", "reduce-overhead"):
@@ -329,6 +335,12 @@ def test_cuda_graphs_take_a_pool_that_nothing_else_uses(found: dict[str, Any]) -
     """Eight matrices after the steps lie where the buffers of these were, but for those of graphs."""
     assert found["reserved"]["reduce-overhead"] > found["reserved"]["default"]
     assert any("CUDA graphs" in note and "estimate" in note for note in found["notes"])
+
+
+def test_flex_attention_is_cast_as_other_attention_is(found: dict[str, Any]) -> None:
+    """Under autocast it works on rows of half the size, as CUDA's kernel of it casts them, and they are kept."""
+    under = found["flex attention under autocast"]["compiled"]
+    assert found["flex attention"]["compiled"] // 2 <= under < 4 * 1024 * 1024
 
 
 def test_flex_attention_keeps_no_scores(found: dict[str, Any]) -> None:

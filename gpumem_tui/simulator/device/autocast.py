@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch._C import DispatchKeySet
+from torch._ops import HigherOrderOperator
 
 from gpumem_tui.simulator.device.base import library
 from gpumem_tui.simulator.torch_internals import original, replace
@@ -68,7 +69,23 @@ def register(device_type: str) -> None:
         namespace, _, name = qualified.partition("::")
         if namespace == "aten" and name not in _OWN_RULES:
             aten.impl(name, _kernel(name, device_type), "AutocastPrivateUse1")
+    _follow_higher_order()
     _clear_with_autocast()
+
+
+def _follow_higher_order() -> None:
+    """Treat operators that call others, as flex_attention, as on CUDA: by a kernel of autocast's own, or as they are."""
+    dispatch = original(HigherOrderOperator, "dispatch")
+    key = torch._C._dispatch_key_parse("AutocastPrivateUse1")
+    cuda, without_autocast = torch._C._dispatch_key_parse("AutocastCUDA"), DispatchKeySet(key)
+
+    def dispatched(operator: Any, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_key != key:
+            return dispatch(operator, dispatch_key, *args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(without_autocast):
+            return operator.py_kernels.get(cuda, operator)(*args, **kwargs)
+
+    replace(HigherOrderOperator, "dispatch", dispatched)
 
 
 def _kernel(name: str, device_type: str) -> Callable[..., Any]:
