@@ -74,7 +74,7 @@ def register(device_type: str) -> None:
 
 
 def _follow_higher_order() -> None:
-    """Treat operators that call others, as flex_attention, as on CUDA: by a kernel of autocast's own, or as they are."""
+    """Treat operators that call others, as flex_attention, as on CUDA: by its kernel for autocast, or as they are."""
     dispatch = original(HigherOrderOperator, "dispatch")
     key = torch._C._dispatch_key_parse("AutocastPrivateUse1")
     cuda, without_autocast = torch._C._dispatch_key_parse("AutocastCUDA"), DispatchKeySet(key)

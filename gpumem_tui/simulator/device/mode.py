@@ -44,8 +44,10 @@ from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.scratch import COLLECTIVES
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
+    INTO_WIDER,
     PACK,
     TAKEN_FROM_VALUES,
+    WIDER_PRODUCTS,
     AssumedRows,
     NoExample,
     Shapes,
@@ -75,7 +77,7 @@ _FILLS = frozenset(
 )  # fmt: skip
 """In-place initializers. They return their first argument; listed, as asking torch's own function imports a lot."""
 
-_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN}
+_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN, **WIDER_PRODUCTS}
 
 _COMPOSED = frozenset(("to", "linear", "matmul"))
 """Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
@@ -356,6 +358,8 @@ class DeviceMode(FakeTensorMode):
         try:
             if func in _FILLS:
                 return args[0]
+            if func in INTO_WIDER:
+                return kwargs["out"]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             if func in _SHAPES:

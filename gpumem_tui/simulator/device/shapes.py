@@ -191,6 +191,20 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+# Products whose result is of a wider type than their factors (since torch 2.8)
+
+
+def _wider_product(args: tuple[Any, ...], _profile: object) -> torch.Tensor:
+    left, right, dtype = args[-3:]
+    return torch.empty((*left.shape[:-1], right.shape[-1]), dtype=dtype, device="meta")
+
+
+_PRODUCTS = tuple(getattr(_aten, name) for name in ("mm", "bmm", "addmm", "baddbmm") if hasattr(_aten.mm, "dtype"))
+WIDER_PRODUCTS = {packet.dtype: _wider_product for packet in _PRODUCTS}
+INTO_WIDER = frozenset(packet.dtype_out for packet in _PRODUCTS)
+"""Those of which torch's shape functions take the type for a factor, and those that write into a tensor given."""
+
+
 # In words why not
 
 
