@@ -220,6 +220,12 @@ with simulate(gpu), presented_as_cuda(gpu):
         del plain
         reserved[mode] = torch.cuda.memory_reserved() - before
     found["reserved"] = reserved
+    (matrix() @ matrix()).sum().backward()
+    before = torch.cuda.memory_allocated()
+    called = torch.compile(lambda x: (x @ x).sin(), mode="reduce-overhead")
+    result = called(matrix(torch.float64).detach())
+    found["workspaces given back"] = before + result.nbytes - torch.cuda.memory_allocated()
+    del result
     kept("left alone", lambda x: alone(x), matrix())
     kept("of graphs alone", chain, matrix(), backend="cudagraphs")
     twice = lambda x: widened(x * 2)
@@ -335,6 +341,11 @@ def test_cuda_graphs_take_a_pool_that_nothing_else_uses(found: dict[str, Any]) -
     """Eight matrices after the steps lie where the buffers of these were, but for those of graphs."""
     assert found["reserved"]["reduce-overhead"] > found["reserved"]["default"]
     assert any("CUDA graphs" in note and "estimate" in note for note in found["notes"])
+
+
+def test_cuda_graphs_leave_no_workspace(found: dict[str, Any]) -> None:
+    """An H200 held one of 32 MiB, of the backward's graph, and none of the forward thread beside it."""
+    assert found["workspaces given back"] >= 2 * 4 * 1024 * 1024
 
 
 def test_flex_attention_is_cast_as_other_attention_is(found: dict[str, Any]) -> None:

@@ -256,7 +256,7 @@ def _graphed(call: Callable[[list[Any]], Any], static_input_idxs: Sequence[int] 
 
     def run(inputs: list[Any]) -> Any:
         assert Streams.active is not None, "compiled code is called while a GPU is simulated"
-        with Streams.active.in_graph_pool():
+        with backend._gpu.memory.workspaces_of_its_own(), Streams.active.in_graph_pool():
             for place, given in enumerate(inputs):
                 if isinstance(given, torch.Tensor) and given.device.type == DEVICE_TYPE and place not in static:
                     inputs[place] = torch.empty_strided(
