@@ -232,7 +232,6 @@ with simulate(gpu), presented_as_cuda(gpu):
     kept("left alone", lambda x: alone(x), matrix())
     kept("of graphs alone", chain, matrix(), backend="cudagraphs")
     twice = lambda x: widened(x * 2)
-    torch.cuda.empty_cache()
     found["operators of its own"] = [highest(one, matrix()) for one in (twice, torch.compile(twice))]
     found["ordered"], newest, settings = {}, gpu.profile, torch._inductor.config
     for name, version, one in (("2.6", (2, 6), lambda x: x.sin() + 1), ("2.5", (2, 5), lambda x: x.cos() + 1)):
@@ -397,7 +396,8 @@ def test_an_unknown_version_is_traced_as_eager(found: dict[str, Any]) -> None:
 def test_what_an_operator_of_the_program_takes_within_itself_is_traced(found: dict[str, Any]) -> None:
     """Forward: twice the input, and as doubles a copy, its sine, their sum. Backward: ones, and three that its own
     compiled function makes: a cosine, a matrix of ones, their product."""
-    assert found["operators of its own"] == 2 * [[(1 + 3 * 2) * MATRIX, (1 + 3 * 2) * MATRIX]]
+    seven = pytest.approx((1 + 3 * 2) * MATRIX, abs=MATRIX // 8)  # a block keeps a rest of less than 1 MiB
+    assert found["operators of its own"] == 2 * [[seven, seven]]
 
 
 def test_kernels_are_ordered_for_a_low_peak_since_torch_2_6(found: dict[str, Any]) -> None:
