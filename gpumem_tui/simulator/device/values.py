@@ -443,7 +443,8 @@ class Values:
         if name in _COUNTING or (name in _CHOOSING and len(taken) == 1):
             kind = bool if name == "count_nonzero" or result.dtype is torch.bool else int
             each = tensors[0].numel() // max(1, result.numel()) if name in _COUNTING else 1
-            return Uniform(*(kind(end) * each for end in (first.value, first.low, first.high)), certain)
+            value, low, high = (kind(end) * each for end in (first.value, first.low, first.high))
+            return Uniform(value, low, high, certain)
         if torch.Tag.pointwise not in func.tags:
             return None
 
@@ -451,8 +452,7 @@ class Values:
             each = zip(numbers, tensors, strict=True)
             scalars = iter([torch.tensor(number, dtype=of.dtype, device="cpu") for number, of in each])
             given = [next(scalars) if isinstance(argument, torch.Tensor) else argument for argument in args]
-            made: int = torch.empty((), dtype=result.dtype, device="cpu").copy_(func(*given, **kwargs)).item()
-            return made
+            return int(torch.empty((), dtype=result.dtype, device="cpu").copy_(func(*given, **kwargs)))
 
         try:
             ends = [computed(*numbers) for numbers in product(*((one.low, one.high) for one in taken))]
