@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
+from gpumem_tui.run.generating import generate_in_full
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
@@ -52,31 +53,12 @@ def follow_libraries(program: Program) -> None:
     if hasattr(torch.cuda, "_compile_kernel"):
         replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
     _iterate_in_full(program)
-    after_import("transformers.generation.stopping_criteria", lambda module: _generate_in_full(program, module))
+    generate_in_full(program)
     follow_deepspeed(program.note, program.name)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
     )
-
-
-def _generate_in_full(program: Program, module: Any) -> None:
-    """Have transformers generate up to its limit where evaluations are followed; else say that it does not.
-
-    On the simulated GPU no token is known, and what is not known ends a text.
-    """
-    ends = module.EosTokenCriteria.__call__
-
-    def never(criteria: Any, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not tokens.is_cuda:
-            return ends(criteria, tokens, *args, **kwargs)
-        if not program.evaluations.are_wanted:
-            program.note("texts are generated for one token only: --through eval has them reach their limit")
-            return ends(criteria, tokens, *args, **kwargs)
-        program.note("texts are generated up to their limit, as no token is known to end one")
-        return torch.full((len(tokens),), False, device=tokens.device)
-
-    module.EosTokenCriteria.__call__ = never
 
 
 def _iterate_in_full(program: Program) -> None:

@@ -23,6 +23,7 @@ from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
+    all_kept_words,
     caveat,
     compared,
     found_line,
@@ -173,7 +174,8 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     is_enough = traced.fits_leaving(batch_size, 0)
     change = "" if is_enough else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
     room, network = room_words(traced.fit(batch_size), traced.free_range(batch_size)), config.workload.network
-    return "; ".join(filter(None, (f"{fits_line(config.workload, traced, batch_size)}; {room}", network))) + change
+    answer = f"{fits_line(config.workload, traced, batch_size)}; {room}"
+    return "; ".join(filter(None, (answer, network, all_kept_words(traced.done.notes)))) + change
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.command.running import Project
@@ -73,7 +75,80 @@ def test_values_that_only_steer_are_assumed(project: Project) -> None:
     )
     notes = project.predict("python", "train.py").json["traced"]["notes"]
     assert "train.py:8: values that are checked are taken as valid, and as one" in notes
-    assert "train.py:17: truth values computed on the GPU, which only steer, are taken as false" in notes
+    assert "assumes all 4 rows kept at train.py:17" in notes
+
+
+EDGES = """
+import torch
+
+N, E = 5_000, 600_000
+edges = {edges}
+layer = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(N, 64, device="cuda")
+    mask = edges[0] != edges[1]
+    kept = edges[:, mask]
+    print("kept", kept.shape[1], "of", int((edges[0] != edges[1]).sum()), edges[:, ~mask].shape[1])
+    layer(x)[kept[0]].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_mask_on_whole_numbers_keeps_the_most_that_it_may(project: Project) -> None:
+    """As graphs lose their loops and Hugging Face's masks choose tokens: none of them can be less on a GPU."""
+    project.write("train.py", EDGES.format(edges='torch.randint(0, N, (2, E), device="cuda")'))
+    done = project.predict("python", "train.py")
+    assert "kept 600000 of 600000 600000" in done.stderr
+    traced = done.json["traced"]
+    assert traced["buckets"]["activations"] >= 600_000 * 64 * 4
+    notes = [note for note in traced["notes"] if note.startswith("assumes all")]
+    assert notes == [f"assumes all 600,000 rows kept at train.py:{line}" for line in (11, 12)]
+    verdict = project.run("predict", "--gpu", "sim:a100-80gb", "--", sys.executable, "train.py").stdout.splitlines()[0]
+    assert verdict.endswith(
+        "; assumes all 600,000 rows kept at train.py:11 and at 1 other place (--assume-rows takes fewer)"
+    )
+
+
+def test_a_mask_on_the_data_of_the_host_keeps_what_it_keeps_there(project: Project) -> None:
+    project.write("train.py", EDGES.format(edges="torch.arange(2 * E).view(E, 2).T.contiguous().remainder(7).cuda()"))
+    done = project.predict("python", "train.py")
+    assert "kept 600000 of 600000 0" in done.stderr
+    assert not any(note.startswith("assumes") for note in done.json["traced"]["notes"])
+
+
+def test_a_count_is_the_most_as_a_size_and_the_least_where_it_decides(project: Project) -> None:
+    """A loop until nothing is left ends, as before; what is as long as what a mask keeps is as long as it can be."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            hidden = net(torch.randn(500, 64).cuda())
+            ids = hidden.argmax(-1)
+            while (ids > 10).sum() > 0 or (ids > 10).sum().item() > 0:
+                raise AssertionError("went on")
+            made = torch.zeros((ids > 10).sum().item(), 4, device="cuda")
+            lengths = (ids.view(5, 100) > 3).sum(1)
+            print("made", len(made), "lengths", lengths.tolist(), lengths.max().item())
+            unfinished = torch.ones(500, dtype=torch.long, device="cuda")
+            for count in range(4):
+                unfinished = unfinished.mul((net(hidden).argmax(-1) != 2).long())
+                if unfinished.max() == 0:
+                    break
+            else:
+                print("went to the end")
+            hidden.square().mean().backward()
+            optimizer.step()
+        """,
+    )
+    written = project.predict("python", "train.py").stderr
+    assert "made 500 lengths [100, 100, 100, 100, 100] 100" in written
+    assert "went to the end" in written
 
 
 @pytest.mark.parametrize("option", [pytest.param("0.125", marks=pytest.mark.slow), "train.py:13=0.125"])

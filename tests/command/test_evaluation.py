@@ -178,10 +178,12 @@ def test_the_evaluation_of_transformers_trainer(project: Project) -> None:
 
 @pytest.mark.scripts
 @needs("transformers")
-def test_texts_are_generated_up_to_their_limit_where_evaluations_are_followed(project: Project) -> None:
+def test_a_step_trains_on_texts_of_their_limit(project: Project) -> None:
+    """With a prompt of 64 and 64 tokens generated an H200 took 4.07 GiB; one of 65 tokens was predicted as 2.73."""
     project.write(
         "train.py",
         """
+        import sys
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -191,19 +193,23 @@ def test_texts_are_generated_up_to_their_limit_where_evaluations_are_followed(pr
         )
         model = LlamaForCausalLM(config).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        ids = torch.ones(2, 8, dtype=torch.int64).cuda()
+        ids, tokens = torch.ones(2, 8, dtype=torch.int64).cuda(), int(sys.argv[1])
         for step in range(5):
-            print("generated", tuple(model.generate(ids, max_new_tokens=20, do_sample=False).shape))
-            model(ids, labels=ids).loss.backward()
+            texts = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+            print("generated", tuple(texts.shape))
+            model(texts, labels=texts).loss.backward()
             optimizer.step()
         """,
     )
-    short = project.predict("python", "train.py")
-    assert any("for one token only: --through eval" in note for note in short.json["traced"]["notes"])
-    assert "generated (2, 28)" not in short.stderr
-    done = project.predict("python", "train.py", options=THROUGH)
+    done = project.predict("python", "train.py", "20")
     assert "generated (2, 28)" in done.stderr
-    assert any("up to their limit" in note for note in done.json["traced"]["notes"])
+    assert [note for note in done.json["traced"]["notes"] if "texts" in note] == [
+        "texts are generated up to their limit, as no token is known to end one"
+    ]
+    longer = project.predict("python", "train.py", "7000")
+    assert "generated (2, 7008)" in longer.stderr
+    assert any("of texts of 7,000 tokens the last 2 are" in note for note in longer.json["traced"]["notes"])
+    assert longer.json["traced"]["buckets"]["activations"] > 7008 * 2 * 64 * 4
 
 
 @pytest.mark.scripts

@@ -280,4 +280,4 @@ def test_weights_that_are_looked_through_in_inference_mode_are_followed(project:
         """,
     )
     notes = project.predict("python", "train.py").json["traced"]["notes"]
-    assert "train.py:7: values compared on the GPU in inference mode are taken as false" in notes
+    assert "train.py:7: no value of a network is taken for zero in inference mode" in notes

@@ -179,6 +179,19 @@ def test_writing_through_a_mask_needs_no_values() -> None:
         assert torch.where(tensor > 0, tensor, 0).shape == (3,)
 
 
+def test_a_product_may_be_of_a_wider_type_than_its_factors() -> None:
+    """As Liger's loss adds the gradient of a head up in 32 bits: nothing is made beside what is given."""
+    with on() as (device, cuda):
+        left, right = (torch.ones(64, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
+        total = torch.zeros(64, 64, device=device)
+        made = torch.addmm(total, left, right, out_dtype=torch.float32)
+        assert made.dtype == torch.float32
+        before = cuda.memory_allocated()
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+        torch.mm(left, right, out_dtype=torch.float32, out=total)
+        assert cuda.memory_allocated() == before
+
+
 # The device's own figures
 
 

@@ -6,11 +6,12 @@ version; only their grouping is written here (aten/src/ATen/autocast_mode.h, AT_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch._C import DispatchKeySet
+from torch._ops import HigherOrderOperator
 
 from gpumem_tui.simulator.device.base import library
 from gpumem_tui.simulator.torch_internals import original, replace
@@ -68,7 +69,23 @@ def register(device_type: str) -> None:
         namespace, _, name = qualified.partition("::")
         if namespace == "aten" and name not in _OWN_RULES:
             aten.impl(name, _kernel(name, device_type), "AutocastPrivateUse1")
+    _follow_higher_order()
     _clear_with_autocast()
+
+
+def _follow_higher_order() -> None:
+    """Treat operators that call others, as flex_attention, as on CUDA: by its kernel for autocast, or as they are."""
+    dispatch = original(HigherOrderOperator, "dispatch")
+    key = torch._C._dispatch_key_parse("AutocastPrivateUse1")
+    cuda, without_autocast = torch._C._dispatch_key_parse("AutocastCUDA"), DispatchKeySet(key)
+
+    def dispatched(operator: Any, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_key != key:
+            return dispatch(operator, dispatch_key, *args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(without_autocast):
+            return operator.py_kernels.get(cuda, operator)(*args, **kwargs)
+
+    replace(HigherOrderOperator, "dispatch", dispatched)
 
 
 def _kernel(name: str, device_type: str) -> Callable[..., Any]:
@@ -92,11 +109,12 @@ def _kernel(name: str, device_type: str) -> Callable[..., Any]:
             return op.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **kwargs)
         dtype = target_dtype(args)
         with torch._C._ExcludeDispatchKeyGuard(without_autocast):
-            named = _cast(kwargs, dtype)
-            # The last one first, as the compiler of PyTorch's wheels orders the casts of `WrapFunction_`'s arguments: a
-            # recorded Linear casts bias, weight and input.
-            given = [_cast(value, dtype) for value in reversed(args)]
-            return op(*reversed(given), **named)
+            named = _cast_from_last(kwargs, dtype)
+            given = _cast_from_last(dict(enumerate(args)), dtype)
+            try:
+                return op(*given.values(), **named)
+            finally:
+                _drop(given)
 
     def fp32_result(*args: Any, **kwargs: Any) -> Any:
         gives_dtype = len(args) > dtype_position and args[dtype_position] is not None
@@ -117,14 +135,28 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return []
 
 
+def _cast_from_last(values: Mapping[Any, Any], dtype: torch.dtype) -> dict[Any, Any]:
+    """Cast arguments, the last one first: a weight before what it is multiplied with.
+
+    `WrapFunction_` (aten/src/ATen/autocast_mode.h) casts in the arguments of one call, which GCC, of which PyTorch's
+    builds for Linux are, evaluates from the last, and destroys from the first (measured on an H200, torch 2.11).
+    """
+    made = {name: _cast(value, dtype) for name, value in reversed(list(values.items()))}
+    return {name: made[name] for name in values}
+
+
+def _drop(values: dict[Any, Any]) -> None:
+    """Let go of cast arguments, the first one first."""
+    for name in list(values):
+        del values[name]
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast every floating-point (not double) device tensor in `value`, as cached_cast does."""
     if isinstance(value, torch.Tensor):
         return _cast_tensor(value, dtype)
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
     return value
 
 

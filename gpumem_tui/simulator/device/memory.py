@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class DeviceMemory:
     def __init__(self, gpu: DeviceParts) -> None:
         self._gpu = gpu
         self._full: OutOfMemory | None = None
-        self._workspaces: set[tuple[str, bool]] = set()
+        self._workspaces: dict[tuple[str, bool], tuple[int, Block | None]] = {}
         self._tried: set[tuple[Hashable, bool]] = set()
         self.live: dict[int, StorageRef] = {}
         self.operator = ""
@@ -226,9 +227,27 @@ class DeviceMemory:
             return
         number, block = self._allocate(size_bytes, name, Bucket.TEMPORARY)
         if is_kept:
-            self._workspaces.add(key)
+            self._workspaces[key] = number, block
         else:
             self.free(number, block)
+
+    @contextmanager
+    def workspaces_of_its_own(self) -> Iterator[None]:
+        """Give the workspaces of both threads back before the context, and those taken within at its end.
+
+        As the graphs of `torch.compile(mode="reduce-overhead")` do, which take one from their own pool
+        (`clear_cublas_manager` in torch/_inductor/cudagraph_trees.py).
+        """
+        self._give_workspaces_back()
+        try:
+            yield
+        finally:
+            self._give_workspaces_back()
+
+    def _give_workspaces_back(self) -> None:
+        for held in self._workspaces.values():
+            self.free(*held)
+        self._workspaces.clear()
 
     def _tag_buffer(self, storage: torch.UntypedStorage) -> None:
         ref = self.live.get(storage._cdata)

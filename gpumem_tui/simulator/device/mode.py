@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 import threading
@@ -10,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch.utils._mode_utils import no_dispatch
 from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels, recurrent
 from gpumem_tui.simulator.device.answers import COPIES, COPY, MISS, TO_COPY, Answers
+from gpumem_tui.simulator.device.asking import decides, is_checked, passes_on
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 from gpumem_tui.simulator.device.detectors import Detectors, Kept
@@ -44,8 +44,10 @@ from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.scratch import COLLECTIVES, MAKING
 from gpumem_tui.simulator.device.shapes import (
     INDEXED,
+    INTO_WIDER,
     PACK,
     TAKEN_FROM_VALUES,
+    WIDER_PRODUCTS,
     AssumedRows,
     NoExample,
     Shapes,
@@ -57,9 +59,8 @@ from gpumem_tui.simulator.device.shapes import (
     is_unique,
     result_by_example,
 )
-from gpumem_tui.simulator.device.values import UnknownValue, Values
+from gpumem_tui.simulator.device.values import Uniform, UnknownValue, Values
 from gpumem_tui.step.phases import in_backward
-from gpumem_tui.step.sites import callers, is_own
 
 _aten: Any = torch.ops.aten
 _DEVICE: Any = torch.ops.prim.device.default
@@ -76,7 +77,7 @@ _FILLS = frozenset(
 )  # fmt: skip
 """In-place initializers. They return their first argument; listed, as asking torch's own function imports a lot."""
 
-_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN}
+_SHAPES = {**recurrent.SHAPES, **kernels.GIVEN, **WIDER_PRODUCTS}
 
 _COMPOSED = frozenset(("to", "linear", "matmul"))
 """Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
@@ -90,10 +91,6 @@ _LEAST_ROWS, _MOST_ROWS = 4, 1024
 that are traced anyway; a larger one would take a batch of twice as many, out of a program's own data."""
 
 _TRUE = torch.tensor(True, device="cpu")
-
-_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
-_LEAVING = {*dis.hasjrel, *dis.hasjabs, *(dis.opmap.get(name) for name in _ENDS)}
-"""The instructions after which code goes on elsewhere."""
 
 _fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
 _fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
@@ -280,10 +277,14 @@ class DeviceMode(FakeTensorMode):
         Where a truth value is unknown and one way on only raises, as that of an assertion, the program goes the other.
         """
         self._gpu.streams.synchronize()
-        value = self.values.read(tensor)
+        taken = self.values.taken_for(tensor)
+        as_size = taken is not None and tensor.dtype is not torch.bool and taken.high > taken.value and not decides()
+        value = self.values.read(tensor, as_size=as_size)
+        if as_size:
+            self._assumed_rows.keep_all(self._gpu.sites.calling_line(), value)
         if tensor.dtype is not torch.bool or self.values.of(tensor) is not None:
             return value
-        passing = _passes_on()
+        passing = passes_on()
         if passing is None or passing == value:
             return value
         self._note_assumed("a check of values computed on the GPU is taken as passed")
@@ -357,6 +358,8 @@ class DeviceMode(FakeTensorMode):
         try:
             if func in _FILLS:
                 return args[0]
+            if func in INTO_WIDER:
+                return kwargs["out"]
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
             if func in _SHAPES:
@@ -420,30 +423,32 @@ class DeviceMode(FakeTensorMode):
     def _assumed_share(self, func: Any, args: tuple[Any, ...]) -> Kept | None:
         """Return what an operator is assumed to keep at this line of the program; None where nothing tells.
 
-        Whole numbers and truth values that no gradient reaches hold next to no memory themselves: a mask on them is
-        what it reads as, else true everywhere. Where a function checks values, those are valid, and all the same one.
+        A mask on whole numbers and truth values, as on the edges of a graph, keeps all of them: the most that a GPU
+        may. Where a function checks values, those are valid, and all the same one.
         """
         if not can_be_assumed(func):
             return None
         told = self._assumed_rows.at(self._gpu.sites.calling_line(), func)
         if told is not None:
             return Kept(told)
-        if func is _NONZERO and self._steers:
-            truth = self.values.reads_as(args[0]) is not False
-            self._note_assumed(f"truth values computed on the GPU, which only steer, are taken as {str(truth).lower()}")
-            return Kept(float(truth))
-        if is_unique(func) and not args[0].is_floating_point() and _is_checked():
+        taken = self.values.taken_for(args[0]) if func is _NONZERO else None
+        if func is _NONZERO and (self._steers or (taken is not None and torch.is_inference_mode_enabled())):
+            return self._kept_by_mask(args[0], taken)
+        if is_unique(func) and not args[0].is_floating_point() and is_checked():
             self._note_assumed("values that are checked are taken as valid, and as one")
             return Kept(0.5 / max(1.0, float(args[0].numel())))  # one, as rows are rounded up
-        reads = self.values.reads_as(args[0]) if func is _NONZERO and torch.is_inference_mode_enabled() else None
-        if reads is not None:
-            self._note_assumed(f"values compared on the GPU in inference mode are taken as {str(reads).lower()}")
-            return Kept(float(reads))
         kept = self._detectors.kept(args[0].shape) if func is not _NONZERO or not args[0].is_floating_point() else None
         if kept is not None:
             words = f"as many boxes and anchors are taken as {kept.library} can keep, which only its predictions tell"
             self._assumed_rows.used[f"{words}; --assume-rows takes fewer"] = None
         return kept
+
+    def _kept_by_mask(self, mask: torch.Tensor, taken: Uniform | None) -> Kept:
+        if taken is None or taken.high:
+            self._assumed_rows.keep_all(self._gpu.sites.calling_line(), mask.shape[0] if mask.dim() else 1)
+            return Kept(1.0)
+        self._note_assumed("no value of a network is taken for zero in inference mode")
+        return Kept(0.0)
 
     def _note_assumed(self, words: str) -> None:
         """Say once of a line of the program what was assumed there."""
@@ -526,42 +531,6 @@ def _is_composed(func: Any) -> bool:
     return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
-
-
-def _is_checked() -> bool:
-    """Return whether the program checks values: whether a function whose name says so asks for them."""
-    return any(word in frame.f_code.co_name for frame in callers(sys._getframe(1)) for word in ("valid", "check"))
-
-
-def _passes_on() -> bool | None:
-    """Return the truth value by which the code that is asking for one does not raise; None where it would not anyway.
-
-    Asked by a conditional jump, of which one way raises without any other jump: ``assert x.max() > 0``,
-    ``if (x < 0).any(): raise``, and `torch._assert`.
-    """
-    for frame in callers(sys._getframe(1)):
-        truth = _truth_that_passes(frame.f_code, frame.f_lasti)
-        if truth is not None or is_own(frame.f_code.co_filename):
-            return truth
-    return None
-
-
-@lru_cache(None)
-def _truth_that_passes(code: CodeType, at: int) -> bool | None:
-    following = [one for one in dis.get_instructions(code) if one.offset >= at]
-    test = following[1 if following[0].opname == "TO_BOOL" else 0]
-    if not test.opname.endswith(("IF_TRUE", "IF_FALSE")):
-        return None
-    jumps_when = test.opname.endswith("IF_TRUE")
-    ways = {not jumps_when: test.offset + 2, jumps_when: test.argval}
-    raising = [truth for truth, start in ways.items() if _only_raises(following, start)]
-    return not raising[0] if len(raising) == 1 else None
-
-
-def _only_raises(instructions: Sequence[dis.Instruction], start: int) -> bool:
-    """Return whether the code from an offset on comes to a ``raise`` before it jumps or returns."""
-    end = next((one for one in instructions if one.offset >= start and one.opcode in _LEAVING), None)
-    return end is not None and end.opname == "RAISE_VARARGS"
 
 
 def _rows_asked_for(func: Any, args: tuple[Any, ...]) -> int:

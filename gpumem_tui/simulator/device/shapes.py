@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from gpumem_tui.simulator.allocator.rules import ASSUMES_ALL
 from gpumem_tui.simulator.device.kinds import is_sparse
 from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
 
@@ -102,11 +103,12 @@ class AssumedRows:
 
     Attributes:
         shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1.
-        used: a line for each place at which one was assumed.
+        used: a line for each place at which something was assumed.
     """
 
     shares: tuple[tuple[str, float], ...] = ()
     used: dict[str, None] = field(default_factory=dict)
+    _all_kept: dict[str, int] = field(default_factory=dict)
 
     def at(self, line: str, func: Any) -> float | None:
         """Return the share at a line of the program, None where none is given."""
@@ -116,6 +118,18 @@ class AssumedRows:
         if found is not None:
             self.used[f"{line}: {func} is assumed to keep {100 * found:g} % (--assume-rows)"] = None
         return found
+
+    def keep_all(self, line: str, rows: int) -> None:
+        """Note that a mask, of which nothing is known, is assumed to keep all of so many rows at a line."""
+        before = self._all_kept.get(line, 0)
+        if rows > before:
+            self.used.pop(_all_kept_words(line, before), None)
+            self._all_kept[line] = rows
+            self.used[_all_kept_words(line, rows)] = None
+
+
+def _all_kept_words(line: str, rows: int) -> str:
+    return f"{ASSUMES_ALL} {rows:,} rows kept at {line}"
 
 
 def is_unique(func: Any) -> bool:
@@ -175,6 +189,20 @@ def _kept(shape: tuple[int, ...], share: float) -> int:
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+# Products whose result is of a wider type than their factors (since torch 2.8)
+
+
+def _wider_product(args: tuple[Any, ...], _profile: object) -> torch.Tensor:
+    left, right, dtype = args[-3:]
+    return torch.empty((*left.shape[:-1], right.shape[-1]), dtype=dtype, device="meta")
+
+
+_PRODUCTS = tuple(getattr(_aten, name) for name in ("mm", "bmm", "addmm", "baddbmm") if hasattr(_aten.mm, "dtype"))
+WIDER_PRODUCTS = {packet.dtype: _wider_product for packet in _PRODUCTS}
+INTO_WIDER = frozenset(packet.dtype_out for packet in _PRODUCTS)
+"""Those of which torch's shape functions take the type for a factor, and those that write into a tensor given."""
 
 
 # In words why not

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +37,9 @@ from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS
 _MOST_WHOLE_NUMBERS = 1 << 20
 _MOST_FLOATS = 1 << 18
 _MOST_DRAWN = 1 << 16
-"""Elements of a tensor up to which its values are kept: whole numbers and truth values, others, and random ones."""
+_MOST_COPIED = 1 << 22
+"""Elements of a tensor up to which its values are kept: whole numbers and truth values, others, random ones, and whole
+numbers as the host has them, such as the edges of a graph."""
 
 _aten: Any = torch.ops.aten
 SHAPED_BY_VALUES = frozenset(
@@ -75,6 +78,9 @@ _SAME_OF_EQUALS = ("max", "min", "avg")
 """Reductions of DTensor's collectives that give ranks, which all hold the same, that back."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _PUT = ("index_put_", "_index_put_impl_")
+_COUNTING = ("sum", "count_nonzero")
+_CHOOSING = ("_to_copy", "clone", "max", "min", "amax", "amin", "all", "any")
+"""Operators that add elements up, and whose results are one of them, perhaps of another type."""
 _ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
 
 _KEPT_TYPES = frozenset(
@@ -84,13 +90,34 @@ _KEPT_TYPES = frozenset(
     }
 )  # fmt: skip
 
+_WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every element of a tensor of truth values is `value`; not `certain` where it only reads so."""
+    """What each element of a tensor of truth values or whole numbers is taken for.
 
-    value: bool
-    certain: bool
+    Attributes:
+        value: as which it reads where a program goes one way or another.
+        low: the least that it can be.
+        high: the most; sizes are taken from it, as how many rows a mask keeps.
+        certain: whether it is `value`.
+    """
+
+    value: int
+    low: int
+    high: int
+    certain: bool = False
+
+    @classmethod
+    def known(cls, value: int) -> Uniform:
+        """Return what is certain."""
+        return cls(value, value, value, certain=True)
+
+    @classmethod
+    def truth(cls, value: bool) -> Uniform:
+        """Return what reads as `value` and may be either."""
+        return cls(value, False, True)
 
 
 class Unwritten(Enum):
@@ -179,25 +206,31 @@ class Values:
         if content is None or (isinstance(content, Uniform) and not _is_small(tensor)):
             return None
         if isinstance(content, Uniform):
-            return torch.tensor(content.value, device="cpu").expand(tensor.shape) if content.certain else None
+            value = torch.tensor(content.value, dtype=tensor.dtype, device="cpu")
+            return value.expand(tensor.shape) if content.certain else None
         seen = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return seen.set_(content, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
-    def read(self, tensor: torch.Tensor) -> Any:
-        """Return the value of a tensor of one element; where it is unknown, false, zero, or a number near zero."""
+    def read(self, tensor: torch.Tensor, *, as_size: bool = False) -> Any:
+        """Return the value of a tensor of one element; where it is unknown, false, zero, or a number near zero.
+
+        Args:
+            as_size: whether the program may take a size from it, of which the most is told.
+        """
         content = self._content(tensor)
         if isinstance(content, Uniform):
-            return content.value
+            value = content.high if as_size else content.value
+            return bool(value) if tensor.dtype is torch.bool else value
         with self.worked_out():
             known = self._known(tensor) if content is not None else None
         if known is not None:
             return known.item()
         return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
 
-    def reads_as(self, tensor: torch.Tensor) -> bool | None:
-        """Return the one truth value that a tensor reads as; None where there is none."""
+    def taken_for(self, tensor: torch.Tensor) -> Uniform | None:
+        """Return what every element of a tensor is taken for; None where nothing is assumed of them."""
         content = self._content(tensor)
-        return content.value if isinstance(content, Uniform) else None
+        return content if isinstance(content, Uniform) else None
 
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
@@ -206,7 +239,9 @@ class Values:
             known = self._known(tensor)
         if known is not None:
             return known.to(dtype or tensor.dtype, copy=True)
-        value = content.value if isinstance(content, Uniform) else _UNKNOWN_NUMBER * tensor.is_floating_point()
+        value: float = _UNKNOWN_NUMBER * tensor.is_floating_point()
+        if isinstance(content, Uniform):
+            value = content.value if tensor.dtype is torch.bool else content.high
         return torch.full(tensor.shape, value, dtype=dtype or tensor.dtype, device="cpu")
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -217,7 +252,7 @@ class Values:
         elif rule.is_computed:
             first = args[0] if args else None
             if rule.needs_values and self._is_unknown(first):
-                self._assume(func, args, result)
+                self._assume(func, args, kwargs, result)
             else:
                 self._follow_result(rule, func, args, kwargs, result)
         elif func._opname in _UNINITIALIZED and is_dense(type(result)) and _is_small(result):
@@ -246,10 +281,12 @@ class Values:
         finally:
             self._worked = before
 
-    def learn(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
-        """Keep the values of a new device tensor, which has a storage for itself."""
+    def learn(self, tensor: torch.Tensor, known: torch.Tensor, *, most: int = 0) -> None:
+        """Keep the values of a new device tensor, which has a storage for itself, or of up to `most` elements."""
         holder = self._holder(tensor)
-        if holder is None or known.dtype != tensor.dtype or known.shape != tensor.shape or not _is_small(tensor):
+        if holder is None or known.dtype != tensor.dtype or known.shape != tensor.shape:
+            return
+        if not _is_small(tensor) and tensor.numel() > most:
             return
         if not (_covers_storage(tensor) and known.stride() == tensor.stride() and _covers_storage(known)):
             if tensor.untyped_storage().nbytes() != span_bytes(tensor) or tensor.storage_offset():
@@ -277,7 +314,8 @@ class Values:
             self._begin_to_write(args[0])
         if all(self._content(tensor) is None for tensor in tensors):
             return
-        if func._opname in _PUT and any(self.reads_as(index) is False for index in _tensors(args[1:2])):
+        masks = map(self.taken_for, _tensors(args[1:2])) if func._opname in _PUT else ()
+        if any(mask is not None and not mask.value for mask in masks):
             return  # nothing is taken to be changed
         try:
             self.result_on_host(func, args, kwargs)
@@ -295,15 +333,17 @@ class Values:
         self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]
     ) -> None:
         """Keep how the change can be worked out where that is possible; else forget what was known."""
-        deferred = None
+        kept: Deferred | Uniform | None = None
         if rule.writes == (0,) and not rule.is_drawn and isinstance(args[0], torch.Tensor):
             run = partial(self._run, rule, func)
             with suppress(NotDeferrable):
-                deferred = deferred_change(self._content, run, args, self._named(kwargs), args[0])
+                kept = deferred_change(self._content, run, args, self._named(kwargs), args[0])
+            if kept is None and args[0].dtype in _WHOLE and _covers_storage(args[0]):
+                kept = self._follows(func, args, kwargs, args[0])
         self._forget(changed)
         holder = self._holder(changed[0])
-        if deferred is not None and holder is not None:
-            holder.values = deferred
+        if kept is not None and holder is not None:
+            holder.values = kept
 
     def _overwrite(
         self, rule: _Rule, func: Any, target: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -329,7 +369,7 @@ class Values:
                 continue
             if holder is None or holder.values is not None:
                 return
-            if not _is_small(tensor, is_drawn=rule.is_drawn and func is not _PERMUTATION):
+            if not _is_small(tensor, is_drawn=rule.is_drawn and func is not _PERMUTATION) and not _is_data(func, args):
                 self._defer(rule, func, args, kwargs, result)
                 return
         if not made:
@@ -340,10 +380,10 @@ class Values:
             known = self.result_on_host(func, args, kwargs)
         except UnknownValue:
             if not self._defer(rule, func, args, kwargs, result):
-                self._assume(func, args, result)
+                self._assume(func, args, kwargs, result)
             return
         for tensor, values in zip(made, _tensors((known,)), strict=True):
-            self.learn(tensor, values)
+            self.learn(tensor, values, most=_MOST_COPIED)
 
     def _defer(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         """Keep how a result can be worked out, where that is possible."""
@@ -359,38 +399,79 @@ class Values:
             return False
         return True
 
-    def _assume(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+    def _assume(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Assume what tests of unknown values read as: numbers are finite, and compare as a small one."""
-        if not is_dense(type(result)) or result.dtype is not torch.bool:
+        if not is_dense(type(result)) or result.dtype not in _WHOLE:
             return
         holder = self._holder(result)
         if holder is not None and holder.values is None:
-            holder.values = self._assumed(func, args)
+            tested = self._tested(func, args) if result.dtype is torch.bool else None
+            holder.values = tested or self._follows(func, args, kwargs, result)
 
-    def _assumed(self, func: Any, args: tuple[Any, ...]) -> Uniform | None:
+    def _tested(self, func: Any, args: tuple[Any, ...]) -> Uniform | None:
+        """Return what a test of numbers is assumed to give; None where it is none, or elements may differ."""
         name = func._opname
         if name in _ARE_NO_NUMBERS:
-            return Uniform(False, True)
+            return Uniform.known(False)
         if name == "isin":  # what is looked for, as the end of a text, is not found
-            return Uniform(False, False)
-        if name in _COMPARISONS:
-            one, other = args[:2]
-            is_certain = one is other or (type(other) is float and math.isinf(other))
-            left, right = self._as_number(one), self._as_number(other)
-            if one.dtype is not torch.bool and left is not None and right is not None:
-                return Uniform(_COMPARISONS[name](left, right), is_certain)
-        contents = [self._content(argument) for argument in args if isinstance(argument, torch.Tensor)]
-        uniforms = [content for content in contents if isinstance(content, Uniform)]
-        if len(uniforms) < len(contents):
+            return Uniform.truth(False)
+        if name not in _COMPARISONS or args[0].dtype is torch.bool:
             return None
-        certain = all(content.certain for content in uniforms)
-        if name in ("all", "any"):
-            return Uniform(uniforms[0].value, certain)
+        one, other = args[:2]
+        left, right = self._as_number(one), self._as_number(other)
+        if left is None or right is None:
+            return None
+        value = _COMPARISONS[name](left, right)
+        if one is other or (type(other) is float and math.isinf(other)):
+            return Uniform.known(value)
+        is_of_zero = one.is_floating_point() and abs(right) < _UNKNOWN_NUMBER
+        if is_of_zero and not value and torch.is_inference_mode_enabled():  # are there weights that were never trained?
+            return Uniform(False, False, False)
+        return Uniform.truth(value)
+
+    def _follows(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor
+    ) -> Uniform | None:
+        """Return what each element of a result is, of tensors whose elements are alike; None where none follows."""
+        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        found = [self._of_each(tensor, is_counted=result.dtype is not torch.bool) for tensor in tensors]
+        taken = [one for one in found if one is not None]
+        if len(taken) < len(found) or not taken:
+            return None
+        name, certain = func._opname, all(one.certain for one in taken)
+        first = taken[0]
+        if name in _COUNTING or (name in _CHOOSING and len(taken) == 1):
+            kind = bool if name == "count_nonzero" or result.dtype is torch.bool else int
+            each = tensors[0].numel() // max(1, result.numel()) if name in _COUNTING else 1
+            value, low, high = (kind(end) * each for end in (first.value, first.low, first.high))
+            return Uniform(value, low, high, certain)
         if torch.Tag.pointwise not in func.tags:
             return None
-        scalars = iter([torch.tensor(content.value, device="cpu") for content in uniforms])
-        computed = func(*(next(scalars) if isinstance(argument, torch.Tensor) else argument for argument in args))
-        return Uniform(bool(computed), certain)
+
+        def computed(*numbers: int) -> int:
+            each = zip(numbers, tensors, strict=True)
+            scalars = iter([torch.tensor(number, dtype=of.dtype, device="cpu") for number, of in each])
+            given = [next(scalars) if isinstance(argument, torch.Tensor) else argument for argument in args]
+            return int(torch.empty((), dtype=result.dtype, device="cpu").copy_(func(*given, **kwargs)))
+
+        try:
+            ends = [computed(*numbers) for numbers in product(*((one.low, one.high) for one in taken))]
+            return Uniform(computed(*(one.value for one in taken)), min(ends), max(ends), certain)
+        except RuntimeError:  # such as a division by zero
+            return None
+
+    def _of_each(self, tensor: torch.Tensor, *, is_counted: bool) -> Uniform | None:
+        """Return what each element of a tensor is taken for; None where they may differ, or nothing is known."""
+        content = self._content(tensor) if isinstance(tensor, FakeTensor) else None
+        if isinstance(content, Uniform):
+            return content
+        if content is None and is_counted and tensor.dtype is torch.bool and isinstance(tensor, FakeTensor):
+            return Uniform.truth(False)
+        known = self.of(tensor) if isinstance(tensor, FakeTensor) else tensor
+        if known is None or known.dtype not in _WHOLE or not known.numel() or known.is_meta:
+            return None
+        least, most = (int(end) for end in torch.aminmax(known.int() if known.dtype is torch.bool else known))
+        return Uniform.known(least) if least == most else None
 
     def _as_number(self, value: Any) -> float | None:
         """Return one number for all elements: as `read` where they are unknown, None where they may differ."""
@@ -398,7 +479,8 @@ class Values:
             return float(value)
         known = self.of(value) if isinstance(value, FakeTensor) else value
         if known is None:
-            return _UNKNOWN_NUMBER if value.is_floating_point() else 0.0
+            taken = self.taken_for(value)
+            return float(taken.value) if taken is not None else _UNKNOWN_NUMBER * value.is_floating_point()
         return float(known.item()) if known.numel() == 1 else None
 
     def _run(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -472,6 +554,13 @@ def _is_small(tensor: torch.Tensor, *, is_drawn: bool = False) -> bool:
         return False
     most = _MOST_FLOATS if tensor.is_floating_point() else _MOST_WHOLE_NUMBERS
     return tensor.numel() <= (_MOST_DRAWN if is_drawn else most)
+
+
+def _is_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether an operator copies whole numbers of the host to the device, and not too many."""
+    if func not in _COPIES or isinstance(args[0], FakeTensor) or args[0].dtype not in _WHOLE:
+        return False
+    return bool(args[0].numel() <= _MOST_COPIED)
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
