@@ -94,7 +94,7 @@ class BatchFinder:
         most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, level="most")
         if self.trace.is_open:
             computed = [size for _, size in self.trace.at(batch_size).computed if size.rule != CONVOLUTIONS["measured"]]
-            larger = [most for size in computed if (most := size.bytes_at("most")) > size.size_bytes]
+            larger = [size.bytes_at("most") for size in computed if size.bytes_at("most") > size.size_bytes]
             own_bytes = self._own_segment_bytes(max(larger)) if larger else 0
             alone = reserved + max(0, min(own_bytes, room - reserved))
             most = max(most, most_allocated + reserved - allocated, alone)
