@@ -112,6 +112,13 @@ class _Assumed(_Printed):
     why: str
 
 
+class _Passes(_Printed):
+    """Passes of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
+
+    passes: int
+    largest: _Range
+
+
 class _Phase(_Printed):
     step: int
     phase: str
@@ -165,6 +172,9 @@ class _Traced(_Printed):
     notes: list[str] | UnsetType = UNSET
     traced_layers: list[int] | UnsetType = UNSET
     assumed: list[_Assumed] | UnsetType = UNSET
+    convolutions: dict[str, _Passes] | UnsetType = UNSET
+    momentary_peak_bytes: int | UnsetType | None = UNSET
+    momentary_reserved_bytes: int | UnsetType | None = UNSET
     phases: list[_Phase] | UnsetType = UNSET
     frozen_saving_bytes: int | UnsetType = UNSET
     parts: list[_Part] | UnsetType = UNSET

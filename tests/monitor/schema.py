@@ -53,6 +53,7 @@ _SAID: dict[str, Any] = {
     "peak_allocated_bytes": _COUNT,
     "peak_reserved_bytes": _COUNT,
     "inactive_split_bytes": _COUNT,
+    "limit_left_bytes": _COUNT,
     "retries": _COUNT,
     "ooms": _COUNT,
     "step_s": _NUMBER,

@@ -53,6 +53,13 @@ def cuda_of(torch_version: str) -> int:
     return next(int(cuda) for since, cuda in FACTS["cuda"] if version >= _numbers(since))
 
 
+def cudnn_of(torch_version: str) -> int:
+    """Return the version of cuDNN, such as 91900, that comes with a torch such as ``2.11.0+cu130``; 0 if not known."""
+    version = _numbers(torch_version)
+    known = FACTS["cudnn"].get(str(cuda_of(torch_version)), ())
+    return next((cudnn for since, cudnn in known if version >= _numbers(since)), 0)
+
+
 def context_of(gpu: Gpu, cuda: int, libraries: Sequence[str] | None = None) -> Context:
     """Return what the context takes once a training step's kernels and libraries are loaded.
 

@@ -14,6 +14,7 @@ from gpumem_tui.simulator.allocator.contexts import (
     capability_text,
     context_of,
     cuda_of,
+    cudnn_of,
     hipblas_workspace_bytes,
     nccl_buffers,
     together,
@@ -82,7 +83,6 @@ class Profile:
         compute_capability: of the architecture.
         cudnn: the version that the wheel brings, such as 91900; 0 on ROCm. Where the wheel's CUDA is not said, that of
             the wheel on PyPI.
-        prefers_cudnn_attention: attention of 16-bit values takes cuDNN's kernel first.
         multiprocessors, threads_per_multiprocessor: how far a reduction is split, and so what scratch it takes.
     """
 
@@ -99,11 +99,19 @@ class Profile:
     compute_capability: tuple[int, int]
     cuda: int
     cudnn: int = 0
-    prefers_cudnn_attention: bool = False
     nccl: Context | None = None
     groups: tuple[int, ...] = ()
     libraries: tuple[str, ...] | None = None
     alone: Profile | None = None
+
+    @property
+    def prefers_cudnn_attention(self) -> bool:
+        """Whether attention of 16-bit values takes cuDNN's kernel first."""
+        if self.compute_capability not in _CUDNN_ATTENTION_ON or not self.cudnn:
+            return False
+        older_than = next((cudnn for since, cudnn in reversed(_CUDNN_ATTENTION_SINCE) if self.version >= since), None)
+        is_asked_not_to = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+        return older_than is not None and self.cudnn > older_than and not is_asked_not_to
 
     def with_context(self, context_bytes: int, source: str) -> Profile:
         """Return the same profile with a context that was measured."""
@@ -160,12 +168,6 @@ there) since #73439, of March 2022: 1 MiB, taken for each product until pytorch/
 to the thread, and cuBLAS' own since #168175 and #175879 (January to March 2026): with 2.11 an H200 took
 its 1 MiB."""
 
-_CUDNN_OF_CUDA_12: tuple[tuple[_Version, int], ...] = (((2, 6), 90501), ((2, 8), 91002))
-_CUDNN_OF_CUDA_13: tuple[tuple[_Version, int], ...] = (
-    ((2, 9), 91300), ((2, 10), 91501), ((2, 11), 91900), ((2, 12), 92000),
-)  # fmt: skip
-"""cuDNN by the torch version since which its wheels bring it (their `Requires-Dist`). Wheels of CUDA 12 stay with an
-older one ("CUDA <= 12.9 wheels ship with older cuDNN", sdp_utils.cpp)."""
 _CUDNN_ATTENTION_SINCE: tuple[tuple[_Version, int], ...] = (((2, 9), 90900), ((2, 10), 91500))
 """`check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: cuDNN's kernel comes first
 where cuDNN is newer than this, since pytorch/pytorch#162073 (for 2.9) and #171627 (2.10). From 2.6 on it was asked for
@@ -196,7 +198,7 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
     """Return the profile for a torch version such as ``2.13.0+cpu`` on a GPU of the catalog."""
     version = minor_of(torch_version)
     cublas_bytes, cublaslt_bytes = _cublas_workspace_bytes(version, gpu), _cublaslt_workspace_bytes(version, gpu)
-    cuda = cuda_of(torch_version)
+    cuda, cudnn = cuda_of(torch_version), 0 if gpu.arch else cudnn_of(torch_version)
     context = context_of(gpu, cuda)
     return Profile(
         name=f"torch {'.'.join(map(str, version))} {gpu.sm}",
@@ -211,24 +213,8 @@ def profile_for(torch_version: str, gpu: Gpu) -> Profile:
         context_range=context.between,
         compute_capability=gpu.compute_capability,
         cuda=cuda,
-        cudnn=_cudnn(torch_version, gpu),
-        prefers_cudnn_attention=_prefers_cudnn_attention(torch_version, gpu),
+        cudnn=cudnn,
     )
-
-
-def _cudnn(torch_version: str, gpu: Gpu) -> int:
-    """Return the version of cuDNN that comes with a version of torch such as ``2.11.0+cu130``."""
-    version = minor_of(torch_version)
-    known = _CUDNN_OF_CUDA_13 if cuda_of(torch_version) >= 13 else _CUDNN_OF_CUDA_12
-    return 0 if gpu.arch else next((number for since, number in reversed(known) if version >= since), 0)
-
-
-def _prefers_cudnn_attention(torch_version: str, gpu: Gpu) -> bool:
-    if gpu.compute_capability not in _CUDNN_ATTENTION_ON or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
-        return False
-    version = minor_of(torch_version)
-    older_than = next((cudnn for since, cudnn in reversed(_CUDNN_ATTENTION_SINCE) if version >= since), None)
-    return older_than is not None and _cudnn(torch_version, gpu) > older_than
 
 
 def not_known_of(gpu: Gpu) -> str:
