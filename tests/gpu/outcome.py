@@ -175,12 +175,15 @@ def predicting(command: Sequence[str], row: Row, gpu: str, clones: Path | None, 
 
 
 def _predicted(traced: Mapping[str, Any]) -> Predicted:
-    ends = traced["device_used_range"]
+    """Read a trace's figures: with what cudnn.benchmark tries for a moment, as the measured programs had room for it."""
+    ends, settled_reserved = traced["device_used_range"], traced["peak_reserved_bytes"]
+    reserved = traced.get("momentary_reserved_bytes") or settled_reserved
+    beyond = max(0, reserved - settled_reserved)
     return Predicted(
-        allocated=traced["peak_allocated_bytes"],
-        reserved=traced["peak_reserved_bytes"],
-        low=ends["low_bytes"],
-        high=ends["high_bytes"],
+        allocated=traced.get("momentary_peak_bytes") or traced["peak_allocated_bytes"],
+        reserved=max(reserved, settled_reserved),
+        low=ends["low_bytes"] + beyond,
+        high=ends["high_bytes"] + beyond,
         fit=traced["fit"],
     )
 
