@@ -204,6 +204,7 @@ class TraceDone:
             empty where it was traced itself.
         batch_multiple: it answers for the multiples of it, as the program takes no others.
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
+        is_compiled: some of it runs as `torch.compile` made it.
         unsure_bytes: what of it a GPU may do without, as a note says.
         allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
     """
@@ -222,6 +223,7 @@ class TraceDone:
     traced_layers: tuple[int, ...] = ()
     batch_multiple: int = 1
     is_estimate: bool = False
+    is_compiled: bool = False
     unsure_bytes: int = 0
     allocator: str = ""
     event: Literal["trace"] = "trace"

@@ -175,7 +175,7 @@ def predicting(command: Sequence[str], row: Row, gpu: str, clones: Path | None, 
 
 
 def _predicted(traced: Mapping[str, Any]) -> Predicted:
-    """Read a trace's figures: with what cudnn.benchmark tries for a moment, as the measured programs had room for it."""
+    """Read a trace's figures, with what cudnn.benchmark tries for a moment: the measured programs had room for it."""
     ends, settled_reserved = traced["device_used_range"], traced["peak_reserved_bytes"]
     reserved = traced.get("momentary_reserved_bytes") or settled_reserved
     beyond = max(0, reserved - settled_reserved)

@@ -57,10 +57,10 @@ class Followed:
         return tuple(self._notes)
 
     def unsure(self, asked: str, gpu: Gpu) -> dict[str, Any]:
-        """Return how sure a trace on a GPU, as an asked torch, is; the compilers of two versions differ."""
+        """Return what a trace on a GPU, as an asked torch, cannot be sure of; the compilers of two versions differ."""
         by_another = self.compiles and followed_as(asked, torch.__version__)
         is_estimate = self.is_estimate or bool(by_another or not_known_of(gpu))
-        return {"is_estimate": is_estimate, "unsure_bytes": self.unsure_bytes}
+        return {"is_estimate": is_estimate, "is_compiled": self._graphs > 0, "unsure_bytes": self.unsure_bytes}
 
     def counted(self, counters: Any) -> None:
         """Take over what Dynamo has counted (`torch._dynamo.utils.counters`)."""
