@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._device import DeviceContext
 
 from gpumem_tui.probe.compiler import invisible
@@ -24,6 +25,10 @@ from gpumem_tui.step.walking import tensors_in
 _LEAF = "torch::autograd::AccumulateGrad"
 """The node of a parameter, without a number of its own. It runs right after the node that made its gradient, whose line
 counts for it."""
+
+_DEFAULTS_STAY_BELOW = hasattr(_device, "_push_mode")
+"""Whether a default device is a mode that stays below all others (torch/utils/_device.py). In older versions it is the
+topmost: one that ended above another mode would take that one out, and stay itself."""
 
 
 class ForwardLines(TorchFunctionMode):
@@ -54,18 +59,22 @@ class ForwardLines(TorchFunctionMode):
     def start(self) -> str:
         """Begin to note, in this thread; or return the reason why that would get into the program's way.
 
-        A second call does nothing. A default device is a mode too, and one that stays below all others
-        (torch/utils/_device.py).
+        A second call does nothing.
         """
         if self._thread:
             return ""
-        places = range(torch._C._len_torch_function_stack())
-        if not all(isinstance(torch._C._get_function_stack_at(place), DeviceContext) for place in places):
-            return "the program has a mode of its own for torch's functions active"
-        self._next = torch._C._autograd._get_sequence_nr()
+        try:
+            modes = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+            if not all(isinstance(mode, DeviceContext) for mode in modes):
+                return "the program has a mode of its own for torch's functions active"
+            if modes and not _DEFAULTS_STAY_BELOW:
+                return f"torch {torch.__version__} has a default device in the way"
+            self._next = torch._C._autograd._get_sequence_nr()
+            self.__enter__()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001  the program's module must not fail for it
+            return f"{type(error).__name__}: {error}"
         self._thread = threading.get_ident()
         self.active = True
-        self.__enter__()  # type: ignore[no-untyped-call]
         return ""
 
     def stop(self) -> bool:
