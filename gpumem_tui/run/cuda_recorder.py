@@ -219,6 +219,9 @@ def _within_module(frames: Iterable[dict[str, Any]]) -> bool:
 
 # Which errors mean that the memory ran out
 
+OutOfMemoryError: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+"""PyTorch's own, which older versions have in `torch.cuda` only: a search on a real GPU works with these too."""
+
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED"
@@ -242,7 +245,7 @@ NEARLY_FULL_BYTES = 512 * MIB
 
 def is_out_of_memory(error: BaseException, free_bytes: int) -> bool:
     """Return whether `error`, raised with `free_bytes` left on the device, means that the step does not fit."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, OutOfMemoryError):
         return True
     if not isinstance(error, RuntimeError):
         return False
