@@ -26,6 +26,9 @@ _LEAF = "torch::autograd::AccumulateGrad"
 """The node of a parameter, without a number of its own. It runs right after the node that made its gradient, whose line
 counts for it."""
 
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # since torch 2.3
+"""What the program compiles below the mode is traced through it, where a call that cannot be traced is an error."""
+
 _DEFAULTS_STAY_BELOW = hasattr(_device, "_push_mode")
 """Whether a default device is a mode that stays below all others (torch/utils/_device.py). In older versions it is the
 topmost: one that ended above another mode would take that one out, and stay itself."""
@@ -100,7 +103,7 @@ class ForwardLines(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and torch._C._autograd._get_sequence_nr() != self._next:
+        if not _is_compiling() and self.active and torch._C._autograd._get_sequence_nr() != self._next:
             self._note()
         return result
 

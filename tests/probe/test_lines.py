@@ -223,6 +223,22 @@ def test_a_default_device_that_would_take_another_mode_out_is_left_alone(monkeyp
     assert lines.stop()
 
 
+def test_what_is_compiled_meanwhile_is_compiled_whole() -> None:
+    """A program's first compilation may come while a look goes on, and may ask for one graph."""
+    compiled = torch.compile(lambda x: (x * 2).sin().sum(), backend="eager", fullgraph=True)
+    x = torch.ones(3, requires_grad=True)
+    lines = ForwardLines(str, lambda _: None)
+    assert lines.start() == ""
+    try:
+        compiled(x).backward()
+        assert lines.active
+    finally:
+        assert lines.stop()
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()  # else looks take the process for one that compiles
+    assert x.grad is not None
+
+
 def test_what_cannot_begin_does_not_reach_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> int:
         raise AttributeError("not in this torch")
