@@ -27,7 +27,7 @@ _LEAF = "torch::autograd::AccumulateGrad"
 counts for it."""
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # since torch 2.3
-"""What the program compiles below the mode is traced through it, where a call that cannot be traced is an error."""
+"""torch.compile traces what the program calls through the mode, where a call that cannot be traced is an error."""
 
 _DEFAULTS_STAY_BELOW = hasattr(_device, "_push_mode")
 """Whether a default device is a mode that stays below all others (torch/utils/_device.py). In older versions it is the
@@ -37,8 +37,8 @@ topmost: one that ended above another mode would take that one out, and stay its
 class ForwardLines(TorchFunctionMode):
     """Knows which line and module made each node of autograd's graph, and tells of the one that backward calls.
 
-    What was made without a function of torch's, such as the node of a `torch.autograd.Function`, is of the line that
-    calls torch next: mostly in the forward of that very function.
+    A node that no function of torch's made, such as that of a `torch.autograd.Function`, counts for the line that calls
+    torch next: mostly in the forward of that very function.
 
     Args:
         module: gives the qualified name of the module that runs.

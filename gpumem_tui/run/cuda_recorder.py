@@ -186,7 +186,7 @@ _MODULE_CALL = "torch/nn/modules/module.py"
 def merge(history: Iterable[dict[str, Any]], notes: Iterable[HistoryNote], failed: bool = False) -> Timeline:
     """Replay history entries with the notes at their places.
 
-    What is said to be data is none if a module has made it, as on the simulated GPU.
+    Data that a module has made counts as the module's, as on the simulated GPU.
     """
     recorder = TimelineRecorder()
     live: dict[int, int] = {}

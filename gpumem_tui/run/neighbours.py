@@ -1,4 +1,4 @@
-"""What this process holds on a GPU beside its allocator's segments, told apart from what others hold there.
+"""The memory of a GPU that this process holds outside its allocator's segments, told apart from other processes'.
 
 Standard library and torch only: it runs in the process that trains, which need not have a binding to NVML. Its C
 library comes with the driver, and is asked directly (nvml.h; "Device Queries" of NVIDIA's NVML API reference).
