@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._device import DeviceContext
 
 from gpumem_tui.probe.compiler import invisible
@@ -25,12 +26,19 @@ _LEAF = "torch::autograd::AccumulateGrad"
 """The node of a parameter, without a number of its own. It runs right after the node that made its gradient, whose line
 counts for it."""
 
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # since torch 2.3
+"""torch.compile traces what the program calls through the mode, where a call that cannot be traced is an error."""
+
+_DEFAULTS_STAY_BELOW = hasattr(_device, "_push_mode")
+"""Whether a default device is a mode that stays below all others (torch/utils/_device.py). In older versions it is the
+topmost: one that ended above another mode would take that one out, and stay itself."""
+
 
 class ForwardLines(TorchFunctionMode):
     """Knows which line and module made each node of autograd's graph, and tells of the one that backward calls.
 
-    What was made without a function of torch's, such as the node of a `torch.autograd.Function`, is of the line that
-    calls torch next: mostly in the forward of that very function.
+    A node that no function of torch's made, such as that of a `torch.autograd.Function`, counts for the line that calls
+    torch next: mostly in the forward of that very function.
 
     Args:
         module: gives the qualified name of the module that runs.
@@ -54,18 +62,22 @@ class ForwardLines(TorchFunctionMode):
     def start(self) -> str:
         """Begin to note, in this thread; or return the reason why that would get into the program's way.
 
-        A second call does nothing. A default device is a mode too, and one that stays below all others
-        (torch/utils/_device.py).
+        A second call does nothing.
         """
         if self._thread:
             return ""
-        places = range(torch._C._len_torch_function_stack())
-        if not all(isinstance(torch._C._get_function_stack_at(place), DeviceContext) for place in places):
-            return "the program has a mode of its own for torch's functions active"
-        self._next = torch._C._autograd._get_sequence_nr()
+        try:
+            modes = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+            if not all(isinstance(mode, DeviceContext) for mode in modes):
+                return "the program has a mode of its own for torch's functions active"
+            if modes and not _DEFAULTS_STAY_BELOW:
+                return f"torch {torch.__version__} has a default device in the way"
+            self._next = torch._C._autograd._get_sequence_nr()
+            self.__enter__()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001  the program's module must not fail for it
+            return f"{type(error).__name__}: {error}"
         self._thread = threading.get_ident()
         self.active = True
-        self.__enter__()  # type: ignore[no-untyped-call]
         return ""
 
     def stop(self) -> bool:
@@ -91,7 +103,7 @@ class ForwardLines(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and torch._C._autograd._get_sequence_nr() != self._next:
+        if not _is_compiling() and self.active and torch._C._autograd._get_sequence_nr() != self._next:
             self._note()
         return result
 

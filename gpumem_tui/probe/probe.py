@@ -446,7 +446,7 @@ class Probe:
             self._due = 0.0
 
     def _answer(self, document: LookAnswer) -> None:
-        self._kept = document.kept or self._kept
+        self._kept = self._kept if document.kept is None else document.kept
         if document.request == wire.UNASKED:
             return
         ring = self._open_ring()

@@ -22,6 +22,7 @@ from gpumem_tui.launchers import ranks_here
 from gpumem_tui.run.cuda_recorder import (
     CudaMemory,
     CudaRecorder,
+    OutOfMemoryError,
     cap_reserved,
     free_bytes_on,
     history_of,
@@ -338,7 +339,7 @@ class _Real(_Trial):
         self._cap()
         with suppress(RuntimeError):  # cudaMallocAsync, and allocators of the program's own, tell nobody
             internals._cuda_attach_out_of_memory_observer(self._allocation_failed)
-        _when_made(torch.OutOfMemoryError, self._out_of_memory)
+        _when_made(OutOfMemoryError, self._out_of_memory)
 
     def _device(self) -> torch.device | None:
         """Return the device that this process trains on; None where it alone knows which of several."""

@@ -186,7 +186,7 @@ _MODULE_CALL = "torch/nn/modules/module.py"
 def merge(history: Iterable[dict[str, Any]], notes: Iterable[HistoryNote], failed: bool = False) -> Timeline:
     """Replay history entries with the notes at their places.
 
-    What is said to be data is none if a module has made it, as on the simulated GPU.
+    Data that a module has made counts as the module's, as on the simulated GPU.
     """
     recorder = TimelineRecorder()
     live: dict[int, int] = {}
@@ -219,6 +219,9 @@ def _within_module(frames: Iterable[dict[str, Any]]) -> bool:
 
 # Which errors mean that the memory ran out
 
+OutOfMemoryError: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+"""PyTorch's own, which older versions have in `torch.cuda` only: a search on a real GPU works with these too."""
+
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED"
@@ -242,7 +245,7 @@ NEARLY_FULL_BYTES = 512 * MIB
 
 def is_out_of_memory(error: BaseException, free_bytes: int) -> bool:
     """Return whether `error`, raised with `free_bytes` left on the device, means that the step does not fit."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, OutOfMemoryError):
         return True
     if not isinstance(error, RuntimeError):
         return False

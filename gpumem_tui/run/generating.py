@@ -75,7 +75,8 @@ def _new_tokens(config: Any, named: Mapping[str, Any]) -> int:
 
 
 def _layers(config: Any) -> int:
-    return int(getattr(config.get_text_config(), "num_hidden_layers", 1))
+    of_text = config.get_text_config() if hasattr(config, "get_text_config") else config  # older transformers have none
+    return int(getattr(of_text, "num_hidden_layers", 1))
 
 
 def _with_longer_prompt(named: Mapping[str, Any], more: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What this process holds on a GPU beside its allocator's segments, told apart from what others hold there.
+"""The memory of a GPU that this process holds outside its allocator's segments, told apart from other processes'.
 
 Standard library and torch only: it runs in the process that trains, which need not have a binding to NVML. Its C
 library comes with the driver, and is asked directly (nvml.h; "Device Queries" of NVIDIA's NVML API reference).
@@ -89,7 +89,7 @@ class Neighbours:
     """Tells what this process holds beside its allocator on a GPU that others may use as well.
 
     Made before this process uses the GPU. The driver's figure of this process comes first. Where it gives none, the
-    device's figure counts, less what others held, if that leaves what a context can be.
+    device's figure counts, less what others held, if that leaves what a context can be: neither more nor less.
 
     Args:
         uuid: the GPU's; empty where it is not known.
@@ -111,15 +111,15 @@ class Neighbours:
         self.note = ""
         if held_bytes is not None and held_bytes > reserved_bytes:
             return held_bytes - reserved_bytes
-        expected_bytes, most_bytes = self._profile.context_bytes, self._profile.context_range.high_bytes
+        expected_bytes, possible = self._profile.context_bytes, self._profile.context_range
         try:
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         except RuntimeError:  # CUDA answers no more after a failed kernel
             reason = "the driver does not say what the process held"
         else:
             beside_bytes = total_bytes - free_bytes - reserved_bytes - self._others_bytes
-            if beside_bytes > 0 and (beside_bytes <= most_bytes or not self._others_bytes):
+            if beside_bytes > 0 and (beside_bytes in possible or not self._others_bytes):
                 return beside_bytes
-            reason = "other processes of the GPU took or gave back memory meanwhile"
+            reason = "other processes of the GPU may have taken or given back memory"
         self.note = f"{reason}: {format_bytes(expected_bytes)} beside the allocator are assumed"
         return expected_bytes

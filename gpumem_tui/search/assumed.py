@@ -1,4 +1,4 @@
-"""What a trace assumes of kernels, and between what the workspaces lie that cuDNN chooses, in words and as JSON."""
+"""A trace's assumptions about kernels, and the ranges of cuDNN's workspaces, in words and as JSON."""
 
 from __future__ import annotations
 

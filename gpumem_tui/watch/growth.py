@@ -144,6 +144,29 @@ def step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> StepGrowth
         samples: as in `PostMortem.samples`, oldest first. Where all of them do not rise steadily the later half may:
             the first steps of a program make what stays.
     """
+    points = _held_after(samples, device)
+    for found in (points, points[len(points) // 2 :]):
+        if len(found) >= _LEAST_SAMPLES:
+            mean = _mean(found)
+            rises = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(found)]
+            least, most = _STEADY
+            if mean >= _LEAST_STEP_BYTES and all(least * mean <= rise <= most * mean for rise in rises):
+                return StepGrowth(round(mean), found[0][0])
+    return StepGrowth()
+
+
+def mean_step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> float | None:
+    """Return the bytes by which memory grew in a step on average, steadily or not; None with too few samples to tell.
+
+    Args:
+        samples: as in `step_growth`.
+    """
+    points = _held_after(samples, device)
+    return _mean(points) if len(points) >= _LEAST_SAMPLES else None
+
+
+def _held_after(samples: Sequence[Mapping[str, Any]], device: int) -> list[tuple[int, int]]:
+    """Return what a device held after each step seen, beside parameters, gradients and optimizer state."""
     points: list[tuple[int, int]] = []
     for one in samples:
         names = ("step", "allocated_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes")
@@ -152,14 +175,11 @@ def step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> StepGrowth
             held_bytes = allocated_bytes - sum(value for value in fixed if isinstance(value, int))
             if allocated_bytes >= 0 and (not points or step > points[-1][0]):
                 points.append((step, held_bytes))
-    for found in (points, points[len(points) // 2 :]):
-        if len(found) >= _LEAST_SAMPLES:
-            mean = (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0])
-            rises = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(found)]
-            least, most = _STEADY
-            if mean >= _LEAST_STEP_BYTES and all(least * mean <= rise <= most * mean for rise in rises):
-                return StepGrowth(round(mean), found[0][0])
-    return StepGrowth()
+    return points
+
+
+def _mean(points: Sequence[tuple[int, int]]) -> float:
+    return (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
 
 
 def is_worth_an_alert(growth: Growth) -> bool:

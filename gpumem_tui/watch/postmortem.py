@@ -23,7 +23,7 @@ from gpumem_tui.text import printable
 from gpumem_tui.watch.documents import read_document
 from gpumem_tui.watch.ends import memory_phrase
 from gpumem_tui.watch.expected import FIXED, Expected, expect
-from gpumem_tui.watch.growth import StepGrowth, step_growth
+from gpumem_tui.watch.growth import StepGrowth, mean_step_growth, step_growth
 from gpumem_tui.watch.records import FOR_MEMORY, End, ProbedProcess, ProcessState, device_name, kept_place
 
 _BEST_REMEDIES = 4
@@ -53,11 +53,17 @@ class Case:
 
     @property
     def grew(self) -> StepGrowth:
-        """By how much memory grew from step to step; by nothing where it did not, or nobody saw it."""
+        """By how much memory grew from step to step; by nothing where it did not, or nobody saw it.
+
+        Steps that were recorded may be long past: what they kept counts where the last samples do not contradict.
+        """
         found = self.post_mortem
-        seen = StepGrowth() if found.device is None else step_growth(found.samples, found.device)
-        kept_bytes = sum(one.bytes for one in found.kept)
-        return seen if seen.bytes or kept_bytes < MIB else StepGrowth(kept_bytes)
+        if found.device is None:
+            return StepGrowth()
+        seen, kept_bytes = step_growth(found.samples, found.device), sum(one.bytes for one in found.kept)
+        mean_bytes = mean_step_growth(found.samples, found.device)
+        is_past = mean_bytes is not None and mean_bytes < kept_bytes / 2
+        return seen if seen.bytes or kept_bytes < MIB or is_past else StepGrowth(kept_bytes)
 
     @property
     def grown_bytes(self) -> int:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functions
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils.checkpoint import checkpoint
 
 from gpumem_tui.probe.finding import Finder
@@ -208,6 +209,45 @@ def test_a_default_device_may_come_and_go() -> None:
     finally:
         torch.set_default_device(None)
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_default_device_that_would_take_another_mode_out_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch before 2.6 had it: the topmost mode goes, whichever that is."""
+    for name in ("__enter__", "__exit__"):
+        monkeypatch.setattr(DeviceContext, name, getattr(TorchFunctionMode, name))
+    monkeypatch.setattr("gpumem_tui.probe.lines._DEFAULTS_STAY_BELOW", False)
+    lines = ForwardLines(str, lambda _: None)
+    with torch.device("cpu"):
+        assert lines.start() == f"torch {torch.__version__} has a default device in the way"
+    assert torch._C._len_torch_function_stack() == 0
+    assert lines.stop()
+
+
+def test_what_is_compiled_meanwhile_is_compiled_whole() -> None:
+    """A program's first compilation may come while a look goes on, and may ask for one graph."""
+    compiled = torch.compile(lambda x: (x * 2).sin().sum(), backend="eager", fullgraph=True)
+    x = torch.ones(3, requires_grad=True)
+    lines = ForwardLines(str, lambda _: None)
+    assert lines.start() == ""
+    try:
+        compiled(x).backward()
+        assert lines.active
+    finally:
+        assert lines.stop()
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()  # else looks take the process for one that compiles
+    assert x.grad is not None
+
+
+def test_what_cannot_begin_does_not_reach_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise AttributeError("not in this torch")
+
+    monkeypatch.setattr(torch._C._autograd, "_get_sequence_nr", fail)
+    lines = ForwardLines(str, lambda _: None)
+    assert lines.start() == "AttributeError: not in this torch"
+    assert torch._C._len_torch_function_stack() == 0
+    assert lines.stop()
 
 
 def test_what_fails_does_not_reach_the_program() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from gpumem_tui.memory import GIB, MIB
+from gpumem_tui.probe.probe import Probe
 from gpumem_tui.probe.rising import Rising
+from gpumem_tui.probe.wire import UNASKED, KeptPlace, LookAnswer
 from gpumem_tui.watch.postmortem import case_lines, open_case
 from gpumem_tui.watch.reader import Watcher
 from tests.probe.watched import run
@@ -65,6 +67,15 @@ def test_the_line_that_keeps_is_named(steps: int, tmp_path: Path) -> None:
     assert lines[3].startswith("the process limits itself to 8.00 GiB (torch.cuda.set_per_process_memory_fraction)")
     assert lines[3].endswith("; the device had 111.48 GiB free")
     assert any(line.endswith("8.00 GiB  = the process's own limit") for line in lines)
+
+
+def test_steps_that_keep_nothing_take_the_place_of_earlier_ones_that_did() -> None:
+    answer = LookAnswer(request=UNASKED, step=9, step_s=0.1, method="", devices=(), unavailable={})
+    place = KeptPlace(device=0, operator="", module="", source="train.py:11", bytes=MIB, allocations=1)
+    probe = Probe("call")
+    for kept, known in (((place,), (place,)), (None, (place,)), ((), ())):
+        probe._answer(replace(answer, kept=kept))
+        assert probe._look_around().kept == known
 
 
 def _due(size_at: Callable[[int], float], samples: int = 60, **more: Any) -> int:

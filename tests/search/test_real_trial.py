@@ -27,7 +27,7 @@ from gpumem_tui.run.command_trial import _Real
 from gpumem_tui.run.control import Control, Terms, converse
 from gpumem_tui.run.cuda_recorder import history_of
 from gpumem_tui.run.events import ChildEvent, Failed, Output, TrialDone, TrialRequest, decode_event
-from gpumem_tui.run.neighbours import own_bytes
+from gpumem_tui.run.neighbours import Neighbours, own_bytes
 from gpumem_tui.run.session import Reporter
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.simulator.allocator.profile import profile_for
@@ -390,6 +390,22 @@ def test_a_process_is_told_from_its_neighbours(
     before: dict[int, int] | None, now: dict[int, int], held: int | None
 ) -> None:
     assert own_bytes(before, now, 7) == held
+
+
+@pytest.mark.parametrize(
+    ("later_bytes", "is_measured"), [(GIB, True), (2 * GIB, False), (GIB // 2, False), (GIB // 4, False)]
+)
+def test_the_devices_figure_counts_only_where_a_context_can_be_what_is_left(
+    later_bytes: int, is_measured: bool
+) -> None:
+    """The driver lists no process here, and a neighbour that leaves meanwhile would make the context smaller."""
+    profile = profile_for("2.11.0+cu130", GPU)
+    with cuda_played(Machine([Card(others_bytes=GIB, others_later_bytes=later_bytes)])):
+        neighbours = Neighbours("", GIB, profile)
+        torch.cuda.init()
+        beside_bytes = neighbours.beside_allocator_bytes(torch.device("cuda", 0))
+    assert beside_bytes == (Card().context_bytes if is_measured else profile.context_bytes)
+    assert bool(neighbours.note) is not is_measured
 
 
 # A trial of a model or of a workload file

@@ -42,7 +42,8 @@ def chosen(
     [
         (A100, BF16, 64, "flash"),
         (A100, FP16, 64, "flash"),
-        (H100, BF16, 256, "flash"),
+        (H100, BF16, 256, "cudnn"),
+        (H100, BF16, 264, "efficient"),
         (A100, BF16, 257, "math"),
         (A100, BF16, 264, "efficient"),
         (A100, BF16, 50, "flash"),

@@ -109,15 +109,17 @@ def test_what_a_benchmark_tried_is_not_more_than_said() -> None:
 
 def test_the_rule_of_an_h200_is_not_that_of_others() -> None:
     images = _images(64, 128, 56)
-    ours, older, other = (
+    h200 = find_gpu("h200-141gb")
+    ours, older, older_cudnn, other = (
         _forward(images, 128, 3, profile=profile)
-        for profile in (_H200, profile_for("2.10.0", find_gpu("h200-141gb")), _A100)
+        for profile in (_H200, profile_for("2.10.0", h200), profile_for("2.11.0+cu128", h200), _A100)
     )
     assert ours is not None
     assert older is not None
     assert other is not None
     assert ours.size_bytes > 2 * images.nbytes
-    assert older.size_bytes == other.size_bytes == 0
+    assert older_cudnn is not None
+    assert older.size_bytes == older_cudnn.size_bytes == other.size_bytes == 0
     assert other.bytes_at("least") == 0
     assert other.bytes_at("most") > 2 * images.nbytes
 

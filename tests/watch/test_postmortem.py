@@ -127,6 +127,10 @@ def test_growth_without_a_line_says_how_to_get_one(tmp_path: Path) -> None:
     assert lines[1].startswith("memory grew 0.20 GiB a step and was never released: fix that first; `gpumem-tui look")
     few = case_of(tmp_path / "few", None, kept=[KEPT])
     assert few.grew.bytes == GIB // 4, "too few samples, and its steps were recorded"
+    varied = rising(GIB, 4 * GIB, 3 * GIB, 6 * GIB)
+    assert case_of(tmp_path / "varied", None, samples=varied, kept=[KEPT]).grew.bytes == GIB // 4
+    past = case_of(tmp_path / "past", None, samples=rising(GIB, GIB, GIB), kept=[KEPT])
+    assert past.grew.bytes == 0, "its steps were recorded long before, and memory grows no more"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a process holds of a GPU beside PyTorch's allocator, each figure with its source. No torch import.
+"""The memory of a GPU that a process holds outside PyTorch's allocator, each figure with its source. No torch import.
 
 The CUDA context, kernels, what libraries take as they are first used, and NCCL's buffers: `contexts.json` has the
 figures, by architecture and version of CUDA, and says where they are from.

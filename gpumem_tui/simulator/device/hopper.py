@@ -32,7 +32,7 @@ Direction = Literal["result", "input", "weight"]
 
 Knowledge = Literal["measured", "bounded", "unknown"]
 
-_CAPABILITY, _MEASURED_SINCE = (9, 0), (2, 11)
+_CAPABILITY, _MEASURED_CUDNN = (9, 0), 91900
 
 _HALVES = (torch.float16, torch.bfloat16)
 _ROW_BYTES = 16
@@ -66,9 +66,11 @@ with 8 images and not with 64, 2.1 for 1024 to 256 channels and not for 256 to 1
 def is_measured(profile: Profile, images: torch.Tensor) -> bool:
     """Return whether such a convolution was measured on this architecture: on tensor cores, in fp32 by TF32.
 
+    Wheels of the same torch for CUDA 12 bring an older cuDNN, which was not.
+
     Those of one dimension were not: totals of an H100 (milabench's Whisper, torch 2.6) ask for 1.5 copies.
     """
-    if profile.compute_capability != _CAPABILITY or profile.version < _MEASURED_SINCE:
+    if profile.compute_capability != _CAPABILITY or profile.cudnn < _MEASURED_CUDNN:
         return False
     return images.dtype in _HALVES or (images.dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -321,7 +322,7 @@ def _is_held_once(args: tuple[Any, ...]) -> bool:
     )
 
 
-_OURS = str(Path(__file__).parents[2])
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _OF_LINEAR = tuple(str(Path(nn.__file__).parent / name) for name in ("modules/linear.py", "functional.py"))
 
 
