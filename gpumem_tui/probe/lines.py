@@ -92,10 +92,11 @@ class ForwardLines(TorchFunctionMode):
         if not self._thread or in_backward():
             return not self._thread
         if self._thread == threading.get_ident():
-            last = torch._C._len_torch_function_stack() - 1
-            if last < 0 or torch._C._get_function_stack_at(last) is not self:
+            modes = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+            if self in modes[:-1]:
                 return False
-            self.__exit__(None, None, None)
+            if self in modes:  # else somebody took it out already
+                self.__exit__(None, None, None)
         self._thread = 0
         return True
 

@@ -455,8 +455,12 @@ class HistoryRecorder:
             )
 
     def _module_changed(self) -> None:
-        for notes in self._active_notes():
-            notes.add(module=self._modules.innermost)
+        try:
+            for notes in self._active_notes():
+                notes.add(module=self._modules.innermost)
+        except Exception as error:  # noqa: BLE001  the program's module must not fail for it
+            self.unavailable["module"] = f"{type(error).__name__}: {error}"
+            return
         if self.active and "line" not in self.unavailable and not in_backward() and (reason := self._lines.start()):
             self.unavailable["line"] = f"{reason}; backward's are not known"
 

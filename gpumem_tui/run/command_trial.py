@@ -374,9 +374,10 @@ class _Real(_Trial):
 
     def failed(self, detail: str, error: BaseException) -> None:
         """Report an error of which the memory is the cause, though CUDA or a library raised it."""
-        free_bytes = free_bytes_on(torch.cuda, self._used(), self.profile.context_bytes)
-        if not self.reporter.is_concluded and is_out_of_memory(error, free_bytes):
-            self._out_of_memory(error)
+        with suppress(Exception):  # a broken device answers nothing; the program's own error is reported all the same
+            free_bytes = free_bytes_on(torch.cuda, self._used(), self.profile.context_bytes)
+            if not self.reporter.is_concluded and is_out_of_memory(error, free_bytes):
+                self._out_of_memory(error)
         super().failed(detail, error)
 
     def _allocation_failed(self, _device: int, requested: int, _device_total: int, device_free: int) -> None:

@@ -196,6 +196,15 @@ def test_below_a_mode_that_was_entered_since_it_waits() -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
+def test_one_that_the_program_took_out_is_gone() -> None:
+    lines = ForwardLines(str, lambda _: None)
+    assert lines.start() == ""
+    torch._C._pop_torch_function_stack()
+    assert lines.stop()
+    assert lines.start() == ""
+    assert lines.stop()
+
+
 def test_a_default_device_may_come_and_go() -> None:
     torch.set_default_device("cpu")
     try:
