@@ -203,10 +203,16 @@ class DeviceMode(FakeTensorMode):
         with self._turn:
             self._in_turn = threading.get_ident()
             caller = sys._getframe().f_back
-            if not parameters:
-                return self._follow(func, types, args, kwargs, caller)
-            with as_fakes(parameters):
-                return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
+            try:
+                if not parameters:
+                    return self._follow(func, types, args, kwargs, caller)
+                with as_fakes(parameters):
+                    return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
+            except Exception as error:
+                is_final = isinstance(error, Untraceable) or self.is_dispatching
+                if is_final or not (in_backward() or isinstance(error, NotImplementedError)):
+                    raise
+                raise self._failed(func, args, error) from error
 
     def _follow(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
