@@ -29,6 +29,7 @@ from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.device import attention, autocast, kernels, older, recurrent, unregistered
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.engine import Passes
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.mode import DeviceMode
 from gpumem_tui.simulator.device.shapes import AssumedRows
@@ -94,6 +95,7 @@ class SimulatedGpu:
         self._groups: dict[str, int] = {}
         self._libraries: list[str] = []
         self.streams = Streams(self.recorder, self.allocator)
+        self.passes = Passes()
         self.sites = SiteFinder()
         self.memory = DeviceMemory(self)
         self.mode = DeviceMode(self, self.memory, assumed_rows or AssumedRows())
@@ -347,9 +349,10 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     previous_streams, Streams.active = Streams.active, gpu.streams
 
     def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        result = engine(*args, **kwargs)
-        if not in_backward():
-            gpu.memory.raise_if_full()
+        if in_backward():
+            return engine(*args, **kwargs)
+        result = gpu.passes.run(engine, *args, **kwargs)
+        gpu.memory.raise_if_full()
         return result
 
     def followed_resize(resize: Any, storage: torch.UntypedStorage, size_bytes: int) -> Any:

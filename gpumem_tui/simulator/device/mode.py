@@ -249,6 +249,7 @@ class DeviceMode(FakeTensorMode):
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if in_backward():
+            self._gpu.passes.note_operator()
             func = kernels.in_place(func, args, self._memory.made_in, caller)
         if func is TO_COPY and self.arriving is not None and type(args[0]) is torch.Tensor:
             args = (self.arriving(args[0]), *args[1:])
