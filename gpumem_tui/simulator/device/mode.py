@@ -229,7 +229,7 @@ class DeviceMode(FakeTensorMode):
             args = tuple(map(plain, args))
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
-            return args[0].copy_(self.values.copied_to_host(args[1]))
+            return self.values.copy_to_host(args[0], args[1])
         if self._depth:
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
@@ -241,7 +241,7 @@ class DeviceMode(FakeTensorMode):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and host.is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
-            if host.is_offloaded(args[0]):
+            if host.is_copied_offloaded(args[0]):
                 return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and (attention.adds_in_place() or kernels.adds_bias(args, caller)):
@@ -271,7 +271,9 @@ class DeviceMode(FakeTensorMode):
             if func is _NONZERO or gives_numbers(func):
                 self.values.learn(result, self._given)
             self._given = None
-        if func in COPIES and host.holds_values(args):
+        if func is COPY and args[0].fake_device.type == "cpu":
+            self._wait_for_copy(args, kwargs)
+        elif func in COPIES and host.holds_values(args):
             self._memory.note_copy_from_host(args[0] if func is COPY else result)
             self._wait_for_copy(args, kwargs)
         self._memory.use_scratch(func, args, self._index_bytes, result)
