@@ -27,7 +27,7 @@ from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.simulator.device import attention, autocast, kernels, older, recurrent, unregistered
+from gpumem_tui.simulator.device import attention, autocast, eight_bit, kernels, older, recurrent, unregistered
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.engine import Passes
 from gpumem_tui.simulator.device.memory import DeviceMemory
@@ -334,6 +334,7 @@ def register() -> None:
     kernels.register(lambda tensor: backend._gpu.mode.read(tensor))
     attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
+    kernels.bodies.update(eight_bit.bodies(lambda: backend._gpu))
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
     for owner in (optimizers, _foreach_utils):
