@@ -50,4 +50,4 @@ class Passes:
             self._is_due = False
             witness = _Witness()
             self._witness = weakref.ref(witness)
-            torch.autograd.Variable._execution_engine.queue_callback(witness)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(witness)
