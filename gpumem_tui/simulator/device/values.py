@@ -247,9 +247,8 @@ class Values:
     def _for_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
         content = self._content(tensor)
         with self.worked_out():
-            known = self._known(tensor)
-        if known is not None:
-            return known
+            if (known := self._known(tensor)) is not None:
+                return known
         if isinstance(content, Uniform):
             return content.value if tensor.dtype is torch.bool else content.high
         return _UNKNOWN_NUMBER * tensor.is_floating_point()
