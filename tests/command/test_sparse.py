@@ -43,16 +43,17 @@ def test_a_graph_network_on_a_sparse_adjacency_matrix(project: Project) -> None:
     assert transposed >= indices + values
 
 
-def test_a_sparse_gradient_is_one_clear_line(project: Project) -> None:
+@pytest.mark.parametrize("kind", ["Embedding", "EmbeddingBag"])  # of which one operator of torch's gives the gradient
+def test_a_sparse_gradient_is_one_clear_line(project: Project, kind: str) -> None:
     project.write(
         "train.py",
-        """
+        f"""
         import torch
 
-        table = torch.nn.Embedding(1000, 64, sparse=True).cuda()
+        table = torch.nn.{kind}(1000, 64, sparse=True).cuda()
         optimizer = torch.optim.SparseAdam(table.parameters())
         for step in range(10):
-            table(torch.randint(1000, (8,)).cuda()).sum().backward()
+            table(torch.randint(1000, (8, 1)).cuda()).sum().backward()
             optimizer.step()
         """,
     )

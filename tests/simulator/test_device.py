@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
@@ -339,6 +340,23 @@ def test_dropout_keeps_one_byte_an_element_for_its_mask() -> None:
         before = memory.memory_allocated()
         output = F.dropout(inputs, 0.1)
         assert memory.memory_allocated() - before == output.numel() * (4 + 1)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_activations_saved_on_the_host_have_no_data_there(pinned: bool) -> None:
+    gpu = simulated_gpu()
+    with device_for(gpu, user_code=True):
+        saved = torch.autograd.graph.save_on_cpu(pin_memory=pinned)
+        activations = torch.randn(2**18, device="cuda")
+        numbers = torch.arange(2**18, device="cpu")
+        packed, indices = saved.pack_hook(activations), saved.pack_hook(numbers.cuda())
+        del activations
+        assert gpu.allocator.stats.allocated_bytes == 0
+        assert type(packed[1]) is FakeTensor
+        assert packed[1].device.type == "cpu"
+        assert torch.equal(indices[1], numbers), "from which shapes may follow"
+        back = saved.unpack_hook(packed)
+        assert gpu.allocator.stats.allocated_bytes == back.nbytes == 2**20
 
 
 def test_pinned_memory_of_the_host_can_be_copied_to_the_device() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from gpumem_tui.simulator.device.gpu import backend, simulate
 from tests.simulator.simulated_steps import simulated_gpu
@@ -135,3 +137,20 @@ def test_a_loss_with_logits_goes_on_in_its_own_result() -> None:
         return F.binary_cross_entropy_with_logits(x * 1.0, torch.ones_like(x))
 
     assert _taken_on_the_simulated_gpu(loss) == _taken_on_the_cpu(loss)
+
+
+def test_gradients_that_a_program_drops_at_once_go_in_its_own_order() -> None:
+    gpu = simulated_gpu()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(30)  # autograd's thread gets the interpreter only where this one waits
+    try:
+        with simulate(gpu) as device:
+            layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).to(device)
+            gradients = torch.autograd.grad(layers(torch.randn(8, 64, device=device)).sum(), tuple(layers.parameters()))
+            numbers = [gpu.memory.allocation_of(gradient) for gradient in gradients]
+            start = gpu.recorder.position
+            del gradients
+            timeline = gpu.finish()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [-event for event in timeline.events[start:]] == numbers[::-1]

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
+from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from tests.simulator.simulated_steps import simulated_gpu
@@ -142,12 +144,29 @@ def test_autocast_runs_float16_whatever_its_type(gpu: SimulatedGpu) -> None:
     assert {one.grad.dtype for one in layer.parameters() if one.grad is not None} == {torch.float32}
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LSTM(40, 96).bfloat16(), lambda: nn.GRU(40, 96)], ids=["bf16", "off"])
-def test_without_cudnn_the_cells_are_composed(gpu: SimulatedGpu, make: Callable[[], nn.RNNBase]) -> None:
-    layer = make().cuda()
-    values = torch.randn(7, 3, 40, device="cuda", dtype=next(layer.parameters()).dtype)
-    with torch.backends.cudnn.flags(enabled=values.dtype is torch.bfloat16):
-        output, _ = layer(values)
+@pytest.mark.parametrize(
+    ("name", "version", "is_cudnns"),
+    [
+        ("h200-141gb", "2.11.0+cu130", True),
+        ("h200-141gb", "2.11.0+cu128", False),  # whose cuDNN is 9.10
+        ("h200-141gb", "2.9.1+cu130", False),  # before pytorch/pytorch#164411
+        ("v100-32gb", "2.11.0+cu130", False),
+    ],
+)
+def test_cudnn_runs_bfloat16_since_9_13(name: str, version: str, is_cudnns: bool) -> None:
+    card = find_gpu(name)
+    with device_for(SimulatedGpu(card, profile_for(version, card)), user_code=True):
+        layer = nn.LSTM(40, 96).cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):  # asked of what comes in, before that is cast
+            output, _ = layer(torch.randn(7, 3, 40, device="cuda", dtype=torch.bfloat16))
+        assert ("Cudnn" in type(output.grad_fn).__name__) == is_cudnns
+        output.float().sum().backward()
+
+
+def test_without_cudnn_the_cells_are_composed(gpu: SimulatedGpu) -> None:
+    layer = nn.GRU(40, 96).cuda()
+    with torch.backends.cudnn.flags(enabled=False):
+        output, _ = layer(torch.randn(7, 3, 40, device="cuda"))
     assert "Cudnn" not in type(output.grad_fn).__name__
     output.sum().backward()
     assert not gpu.notes

@@ -72,7 +72,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Ite
     before, backend.devices, backend.rank = backend.devices, devices, rank
     try:
         with Replacements() as replacements, CudaNames() as names:
-            _answer_for_cuda(replacements)
+            _answer_for_cuda(replacements, gpu)
             _answer_for_runtime(replacements)
             _answer_for_accelerator(replacements)
             _follow_devices_in_python(replacements, gpu)
@@ -92,7 +92,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Ite
 # What `torch.cuda` and the libraries beside it answer
 
 
-def _answer_for_cuda(replacements: Replacements) -> None:
+def _answer_for_cuda(replacements: Replacements, gpu: SimulatedGpu) -> None:
     cuda: Any = torch.cuda
     answers = {name: getattr(backend, name) for name in dir(backend) if not name.startswith("__")}
     for name in ("current", "devices", "rank", "_gpu", "_statistic"):
@@ -128,7 +128,7 @@ def _answer_for_cuda(replacements: Replacements) -> None:
     replacements.set(backends.cuda, "is_built", lambda: True)
     for cudnn in (backends.cudnn, backends.cudnn.m):  # as others see it, and as its own functions do
         replacements.set(cudnn, "is_available", lambda: True)
-        replacements.set(cudnn, "version", lambda: _CUDNN_VERSION)
+        replacements.set(cudnn, "version", lambda: gpu.profile.cudnn or _CUDNN_VERSION)
         replacements.set(cudnn, "_init", lambda: True)
     version: Any = torch.version
     if version.cuda is None:

@@ -12,6 +12,7 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
+from gpumem_tui.simulator.device.engine import Passes
 from gpumem_tui.simulator.device.streams import Streams
 from gpumem_tui.step.sites import SiteFinder
 
@@ -34,6 +35,7 @@ class DeviceParts(Protocol):
     allocator: CachingAllocator
     recorder: TimelineRecorder
     streams: Streams
+    passes: Passes
     sites: SiteFinder
     notes: dict[str, None]
     dropout_state: torch.Tensor | None

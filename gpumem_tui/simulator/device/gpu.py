@@ -27,8 +27,9 @@ from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.simulator.device import attention, autocast, kernels, older, recurrent, unregistered
+from gpumem_tui.simulator.device import attention, autocast, eight_bit, kernels, older, recurrent, unregistered
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.engine import Passes
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.mode import DeviceMode
 from gpumem_tui.simulator.device.shapes import AssumedRows
@@ -94,6 +95,7 @@ class SimulatedGpu:
         self._groups: dict[str, int] = {}
         self._libraries: list[str] = []
         self.streams = Streams(self.recorder, self.allocator)
+        self.passes = Passes()
         self.sites = SiteFinder()
         self.memory = DeviceMemory(self)
         self.mode = DeviceMode(self, self.memory, assumed_rows or AssumedRows())
@@ -332,6 +334,7 @@ def register() -> None:
     kernels.register(lambda tensor: backend._gpu.mode.read(tensor))
     attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
+    kernels.bodies.update(eight_bit.bodies(lambda: backend._gpu))
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
     for owner in (optimizers, _foreach_utils):
@@ -347,9 +350,10 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
     previous_streams, Streams.active = Streams.active, gpu.streams
 
     def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        result = engine(*args, **kwargs)
-        if not in_backward():
-            gpu.memory.raise_if_full()
+        if in_backward():
+            return engine(*args, **kwargs)
+        result = gpu.passes.run(engine, *args, **kwargs)
+        gpu.memory.raise_if_full()
         return result
 
     def followed_resize(resize: Any, storage: torch.UntypedStorage, size_bytes: int) -> Any:

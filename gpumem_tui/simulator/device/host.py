@@ -48,6 +48,9 @@ _OFFLOADING = tuple(
 _OFFLOADING_IN_TORCH = os.path.join("", "torch", "distributed", "fsdp", "")
 """Where engines keep weights, gradients and optimizer state on the host, which nobody else reads."""
 
+_SAVED = torch.autograd.graph.save_on_cpu.__init__.__code__.co_filename, "pack_to_cpu"
+"""What brings activations there, in as large a number as they have on the device."""
+
 _FILES_OF_DATA: set[str] = set()
 _thread = threading.local()
 
@@ -63,12 +66,12 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
                 frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module)
                 for frame in callers(sys._getframe(1))
             )
-            or is_offloaded()
+            or is_offloaded(kwargs.get("dtype"))
         )
     source = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
     if source.numel() < _LARGE_ELEMENTS or not source.is_floating_point() or source.is_meta:
         return False
-    if is_offloaded():
+    if is_offloaded(source.dtype):
         return True
     if func in _LIKES:
         return False
@@ -80,16 +83,16 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return LIBRARIES.search(caller) is not None and _is_mapped(source.data_ptr())
 
 
-def is_offloaded(tensor: torch.Tensor | None = None) -> bool:
-    """Return whether an engine that offloads state to the host is what makes a tensor there.
+def is_offloaded(dtype: torch.dtype | None) -> bool:
+    """Return whether what makes a large tensor on the host offloads state, or activations, to it.
 
     Args:
-        tensor: what it copies; None where that is known to be large.
+        dtype: the tensor's, None for torch's default. Of activations whole numbers, as indices are, keep their values.
     """
-    if tensor is not None and (tensor.numel() < _LARGE_ELEMENTS or not tensor.is_floating_point()):
-        return False
     for frame in callers(sys._getframe(1)):
         path = frame.f_code.co_filename
+        if (path, frame.f_code.co_name) == _SAVED:
+            return dtype is None or dtype.is_floating_point
         if _OFFLOADING_IN_TORCH in path:
             return True
         if is_own(path):
@@ -125,6 +128,12 @@ def _is_mapped(address: int) -> bool:
     except OSError:
         return False
     return False
+
+
+def is_copied_offloaded(tensor: torch.Tensor) -> bool:
+    """Return whether a copy of a tensor on the device is offloaded to the host, and large enough to have no data."""
+    is_large = tensor.numel() >= _LARGE_ELEMENTS and tensor.is_floating_point()
+    return is_large and is_offloaded(tensor.dtype)
 
 
 def is_to_host(tensor: FakeTensor, kwargs: Mapping[str, Any]) -> bool:

@@ -190,10 +190,17 @@ _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
 """Namespaces of torch's own operators, and of ours, which stand for one kernel each."""
 
 
+bodies: dict[str, Callable[..., Any]] = {}
+"""What operators run on CUDA that a library does not tell torch, by name."""
+
+
 def body_of(func: Any) -> Callable[..., Any] | None:
-    """Return the function of Python that CUDA runs for an operator by `torch.library.custom_op`; None of any other."""
-    made = OPDEFS.get(f"{func.namespace}::{func._opname}") if func.namespace not in _WITHOUT_BODIES else None
-    return made and (made._backend_fns.get("cuda") or made._backend_fns.get(None))
+    """Return the function of Python that CUDA runs for an operator by `torch.library.custom_op`, or one of `bodies`."""
+    if func.namespace in _WITHOUT_BODIES:
+        return None
+    name = f"{func.namespace}::{func._opname}"
+    made = OPDEFS.get(name)
+    return made._backend_fns.get("cuda") or made._backend_fns.get(None) if made else bodies.get(name)
 
 
 def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

@@ -203,10 +203,16 @@ class DeviceMode(FakeTensorMode):
         with self._turn:
             self._in_turn = threading.get_ident()
             caller = sys._getframe().f_back
-            if not parameters:
-                return self._follow(func, types, args, kwargs, caller)
-            with as_fakes(parameters):
-                return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
+            try:
+                if not parameters:
+                    return self._follow(func, types, args, kwargs, caller)
+                with as_fakes(parameters):
+                    return self._follow(func, (*types, FakeTensor), args, kwargs, caller)
+            except Exception as error:
+                is_final = isinstance(error, Untraceable) or self.is_dispatching
+                if is_final or not (in_backward() or isinstance(error, NotImplementedError)):
+                    raise
+                raise self._failed(func, args, error) from error
 
     def _follow(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType | None
@@ -223,7 +229,7 @@ class DeviceMode(FakeTensorMode):
             args = tuple(map(plain, args))
         if func is COPY and not isinstance(args[0], FakeTensor):
             self._wait_for_copy(args, kwargs)
-            return args[0].copy_(self.values.copied_to_host(args[1]))
+            return self.values.copy_to_host(args[0], args[1])
         if self._depth:
             if func in TAKEN_FROM_VALUES:
                 return self._shaped_by_values(func, types, args, kwargs)
@@ -235,7 +241,7 @@ class DeviceMode(FakeTensorMode):
             return self._follow_sparse(func, types, args, kwargs)
         if func is TO_COPY and host.is_to_host(args[0], kwargs):
             self._wait_for_copy(args, kwargs)
-            if host.is_offloaded(args[0]):
+            if host.is_copied_offloaded(args[0]):
                 return self._work_out(func, types, args, kwargs)
             return self.values.copied_to_host(args[0], kwargs.get("dtype"))
         if func is _ADD and (attention.adds_in_place() or kernels.adds_bias(args, caller)):
@@ -243,6 +249,7 @@ class DeviceMode(FakeTensorMode):
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if in_backward():
+            self._gpu.passes.note_operator()
             func = kernels.in_place(func, args, self._memory.made_in, caller)
         if func is TO_COPY and self.arriving is not None and type(args[0]) is torch.Tensor:
             args = (self.arriving(args[0]), *args[1:])
@@ -264,7 +271,9 @@ class DeviceMode(FakeTensorMode):
             if func is _NONZERO or gives_numbers(func):
                 self.values.learn(result, self._given)
             self._given = None
-        if func in COPIES and host.holds_values(args):
+        if func is COPY and args[0].fake_device.type == "cpu":
+            self._wait_for_copy(args, kwargs)
+        elif func in COPIES and host.holds_values(args):
             self._memory.note_copy_from_host(args[0] if func is COPY else result)
             self._wait_for_copy(args, kwargs)
         self._memory.use_scratch(func, args, self._index_bytes, result)

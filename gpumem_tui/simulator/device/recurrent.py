@@ -58,8 +58,8 @@ _DROPOUT_STATE_BYTES = 48 * 1024
 """Of random states a multiprocessor, assumed: 1,024 threads, 48 bytes each (`curandStateXORWOW`). RNN.cpp calls all of
 them "slightly over 2MB"."""
 
-_BFLOAT16_SINCE = 91300
-"""The cuDNN with which torch has it run bfloat16 (`supportsBFloat16RNNWithCuDNN` in CUDAHooks.cpp)."""
+_BFLOAT16_SINCE = (2, 10), 91300
+"""The torch and its cuDNN since which that runs bfloat16, on Ampere and later (pytorch/pytorch#164411)."""
 
 
 def register(current: Callable[[], DeviceParts]) -> None:
@@ -112,7 +112,9 @@ def _is_cudnns(values: torch.Tensor, gpu: DeviceParts) -> bool:
     if not torch.backends.cudnn.enabled or not values.numel():
         return False
     if values.dtype is torch.bfloat16:
-        return gpu.gpu.compute_capability >= (8, 0) and (torch.backends.cudnn.version() or 0) >= _BFLOAT16_SINCE
+        version, cudnn = _BFLOAT16_SINCE
+        brought = gpu.profile.version >= version and gpu.profile.cudnn >= cudnn
+        return gpu.gpu.compute_capability >= (8, 0) and brought
     return values.dtype in (torch.float16, torch.float32, torch.float64)
 
 

@@ -61,7 +61,7 @@ index index_select index_add_ select_backward slice_backward max_pool2d_with_ind
 avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
 upsample_nearest2d_backward upsample_bilinear2d
 """
-_BITSANDBYTES = "dequantize_4bit dequantize_blockwise quantize_4bit quantize_blockwise"
+_BITSANDBYTES = "dequantize_4bit dequantize_blockwise quantize_4bit quantize_blockwise int8_linear_matmul"
 """Kernels of bitsandbytes that write their results and no more (csrc/kernels.cu)."""
 
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"})

@@ -216,7 +216,8 @@ class Untraceable(RuntimeError):
 
 def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> Exception:
     """Return what the fake tensors could not follow, naming operator and `line`; any other error as it is."""
-    if isinstance(error, NotImplementedError | UnsupportedOperatorException) and is_sparse(func, args):
+    has_no_shape = isinstance(error, NotImplementedError | UnsupportedOperatorException)
+    if has_no_shape and (is_sparse(func, args) or "Sparse" in str(error)):  # as results are of whose kind a flag tells
         problem = (
             "works on a sparse tensor, of which only products with dense ones are followed: make it dense (of an "
             "embedding, sparse=False), or run on a real GPU"
@@ -231,7 +232,7 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
         problem = (
             "works on a jagged tensor, of which only what is done row by row is followed: pad it, or run on a real GPU"
         )
-    elif isinstance(error, NotImplementedError | UnsupportedOperatorException):
+    elif has_no_shape:
         problem = "does not say what shape its result has (it has no meta kernel)"
     else:
         return error

@@ -234,15 +234,24 @@ class Values:
 
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
+        found = self._for_host(tensor)
+        if isinstance(found, torch.Tensor):
+            return found.to(dtype or tensor.dtype, copy=True)
+        return torch.full(tensor.shape, found, dtype=dtype or tensor.dtype, device="cpu")
+
+    def copy_to_host(self, target: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Write into a tensor of the host what it gets of a device tensor, and return it."""
+        found = self._for_host(tensor)
+        return target.copy_(found) if isinstance(found, torch.Tensor) else target.fill_(found)
+
+    def _for_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
         content = self._content(tensor)
         with self.worked_out():
-            known = self._known(tensor)
-        if known is not None:
-            return known.to(dtype or tensor.dtype, copy=True)
-        value: float = _UNKNOWN_NUMBER * tensor.is_floating_point()
+            if (known := self._known(tensor)) is not None:
+                return known
         if isinstance(content, Uniform):
-            value = content.value if tensor.dtype is torch.bool else content.high
-        return torch.full(tensor.shape, value, dtype=dtype or tensor.dtype, device="cpu")
+            return content.value if tensor.dtype is torch.bool else content.high
+        return _UNKNOWN_NUMBER * tensor.is_floating_point()
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Learn what an operator that ran on the device makes known, and forget what it has changed unknowably."""
