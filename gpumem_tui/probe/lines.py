@@ -96,7 +96,7 @@ class ForwardLines(TorchFunctionMode):
             if self in modes[:-1]:
                 return False
             if self in modes:  # else somebody took it out already
-                self.__exit__(None, None, None)
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._thread = 0
         return True
 
