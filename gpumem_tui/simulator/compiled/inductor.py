@@ -183,8 +183,6 @@ def _replace(told: Followed, ahead: Ahead) -> None:
     asked = original(random, "get_device")
     replace(random, "get_device", lambda *given: (asked(*given) or "cuda").replace(DEVICE_TYPE, "cuda"))
     replace(inner, "get_input_idxs_to_check", lambda *_, **__: [])  # it asks for addresses
-    if mixed := getattr(_module("_inductor.scheduler"), "MixOrderReduction", None):  # since torch 2.10
-        replace(mixed, "can_fuse", classmethod(functools.partial(_can_mix, original(mixed, "can_fuse").__func__)))
     replace(_module("_inductor.codegen.triton").TritonKernel, "codegen_kernel", _no_kernel)
     replace(_module("_inductor.graph").GraphLowering, "compile_to_module", _written)
     compile_graph = original(inner, "fx_codegen_and_compile")
@@ -201,20 +199,6 @@ def _replace(told: Followed, ahead: Ahead) -> None:
     compile_ = functools.partial(_compile, told, ahead, original(inner, "compile_fx"))
     replace(inner, "compile_fx", compile_)
     ahead.prepare()
-
-
-def _can_mix(can_fuse: Any, mixed: Any, one: Any, other: Any) -> bool:
-    """Say whether a reduction over rows and one over columns become one kernel, with a workspace, as CUDA's do.
-
-    A norm's backward is: `MixOrderReduction` in torch/_inductor/scheduler.py, which asks for the device by name.
-    """
-    if not (one.is_reduction() and other.is_reduction()):
-        return False
-    with Replacements() as replaced:
-        for kind in {type(one), type(other)}:
-            owner = next(of for of in kind.__mro__ if "get_device" in vars(of))
-            replaced.set(owner, "get_device", lambda _: torch.device("cuda", 0))
-        return bool(can_fuse(mixed, one, other))
 
 
 def _on_the_host(make_patterns: Callable[..., None], _device: Any = None) -> None:
