@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import sys
+from importlib.metadata import version
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
@@ -116,6 +117,12 @@ def test_causes_are_written_as_the_rows_are_now(tmp_path: Path) -> None:
     assert [again.complaint(row) for row in found] == ["", "", ""]
 
 
+OTHERWISE_BY_NOW = {
+    "t5-adafactor": "transformers 5.24 makes a position bias contiguous, so that the efficient kernel takes it",
+}
+"""Rows whose programs take other memory with a later version of a library than machine.toml's."""
+
+
 @pytest.mark.scripts
 @pytest.mark.parametrize("row", FEW_NEEDS, ids=attrgetter("name"))
 def test_a_measured_row_is_predicted_or_its_cause_is_known(row: Row) -> None:
@@ -125,6 +132,8 @@ def test_a_measured_row_is_predicted_or_its_cause_is_known(row: Row) -> None:
         python.check(row)
     except NotHere as error:
         pytest.skip(str(error))
+    if row.name in OTHERWISE_BY_NOW and version("transformers") != MEASURED.machine.packages["transformers"]:
+        pytest.skip(OTHERWISE_BY_NOW[row.name])
     found = MEASURED.compared(row, predict(row, sys.executable, f"sim:{MEASURED.machine.simulated}", None))
     assert found.is_whole
     cause = MEASURED.causes.get(row.name)
