@@ -22,6 +22,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(character if character.isprintable() else " " for character in text)
 
 
+def minor_of(version: str) -> tuple[int, ...]:
+    """Return major and minor of a version such as ``2.13.0+cpu``."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
 def shortened(text: str, length: int = 60) -> str:
     """Return a printable text of at most `length` characters."""
     clean = printable(text)

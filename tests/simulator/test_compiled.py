@@ -37,12 +37,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
-from gpumem_tui.simulator.allocator.profile import minor_of, profile_for
+from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.compiled.following import follow_compiler
 from gpumem_tui.simulator.cuda.presented import presented_as_cuda
 from gpumem_tui.simulator.cuda.world import rank_zero_of
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
+from gpumem_tui.text import minor_of
 
 leave_compiler_unloaded(torch)
 notes = {}

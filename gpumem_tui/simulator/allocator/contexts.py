@@ -17,6 +17,7 @@ from typing import Any
 
 from gpumem_tui.catalog.shapes import Context, Gpu
 from gpumem_tui.memory import MIB
+from gpumem_tui.text import minor_of
 
 CUDA_GRAPH = "CUDA graph"
 """Among the libraries that a program uses, once for each graph."""
@@ -49,15 +50,15 @@ def cuda_of(torch_version: str) -> int:
     """Return the major version of CUDA that a torch such as ``2.11.0+cu130`` was built for, else that of its wheels."""
     if built_for := re.search(r"\+cu(\d+)\d$", torch_version):
         return int(built_for[1])
-    version = _numbers(torch_version)
-    return next(int(cuda) for since, cuda in FACTS["cuda"] if version >= _numbers(since))
+    version = minor_of(torch_version)
+    return next(int(cuda) for since, cuda in FACTS["cuda"] if version >= minor_of(since))
 
 
 def cudnn_of(torch_version: str) -> int:
     """Return the version of cuDNN, such as 91900, that comes with a torch such as ``2.11.0+cu130``; 0 if not known."""
-    version = _numbers(torch_version)
+    version = minor_of(torch_version)
     known = FACTS["cudnn"].get(str(cuda_of(torch_version)), ())
-    return next((cudnn for since, cudnn in known if version >= _numbers(since)), 0)
+    return next((cudnn for since, cudnn in known if version >= minor_of(since)), 0)
 
 
 def context_of(gpu: Gpu, cuda: int, libraries: Sequence[str] | None = None) -> Context:
@@ -190,7 +191,3 @@ def _connections(groups: Sequence[int], gpu: Gpu, words: str) -> Context:
 
 def _loads_all() -> bool:
     return os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -19,6 +19,7 @@ from gpumem_tui.simulator.allocator.contexts import (
     nccl_buffers,
     together,
 )
+from gpumem_tui.text import minor_of
 
 OLDEST_TORCH = (2, 6)
 """The oldest version that the simulated GPU was tried with."""
@@ -55,11 +56,6 @@ def followed_as(asked: str, torch_version: str) -> str:
         f"autocast casts and whether the compiler orders kernels for a low peak; the compiler otherwise, the kernels, "
         f"what operators keep and the allocator are torch {torch_version}'s"
     )
-
-
-def minor_of(torch_version: str) -> tuple[int, ...]:
-    """Return major and minor of a version such as ``2.13.0+cpu``."""
-    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map
 
 from gpumem_tui.errors import named
 from gpumem_tui.importing import Uncollected, after_import
-from gpumem_tui.simulator.allocator.profile import minor_of
 from gpumem_tui.simulator.compiled import inductor
 from gpumem_tui.simulator.compiled.ahead import Ahead
 from gpumem_tui.simulator.compiled.hidden import CALL, announced, name_meshes, while_called, while_compiled
@@ -37,6 +36,7 @@ from gpumem_tui.simulator.torch_internals import (
     without_replacements,
 )
 from gpumem_tui.step.sites import is_installed, is_own
+from gpumem_tui.text import minor_of
 
 _BACKENDS = ("inductor", "aot_eager", "eager", "aot_eager_decomp_partition", "cudagraphs")
 _PACKAGE = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.folding import Round, folded
-from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, minor_of, per_multiprocessor
+from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.simulator.device import attention, autocast, eight_bit, kernels, older, recurrent, unregistered
@@ -46,6 +46,7 @@ from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.sites import SiteFinder
 from gpumem_tui.step.walking import local
+from gpumem_tui.text import minor_of
 
 
 class SimulatedGpu:

@@ -15,11 +15,12 @@ from torch._library.custom_ops import OPDEFS
 from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import _engine_run_backward
 
-from gpumem_tui.simulator.allocator.profile import Profile, minor_of
+from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, library
 from gpumem_tui.simulator.torch_internals import original, replace_everywhere
 from gpumem_tui.step.phases import MarkedEngine
 from gpumem_tui.step.sites import callers
+from gpumem_tui.text import minor_of
 
 _ONE_KERNEL = ("silu_backward", "mish_backward")
 """ops with both a composite and a CUDA kernel of their own (native_functions.yaml, `CompositeImplicitAutograd` beside

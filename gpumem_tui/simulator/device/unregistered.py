@@ -19,9 +19,9 @@ from torch._ops import HigherOrderOperator
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpumem_tui.simulator.allocator.profile import minor_of
 from gpumem_tui.simulator.device.base import library
 from gpumem_tui.simulator.torch_internals import MissingInTorch, original, replace
+from gpumem_tui.text import minor_of
 
 _PRIVATE, _META = 20, 14
 """Device types by number (c10/core/DeviceType.h): the one that is made known, and one whose guard does nothing."""
