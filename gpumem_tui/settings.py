@@ -33,16 +33,11 @@ class Notify:
         'without a shell, such as "/home/me/tell.sh gpus" or a list of these. Empty: none.',
     )  # fmt: skip
     severity: str = _key("warning", "The least that is told: note, warning or critical.")
-    desktop: str = _key(
-        "off",
-        "A desktop notification by the terminal, through ssh too: off, osc9, osc777, or auto, which is off where the "
-        "terminal is not known to have one. tmux needs `set -g allow-passthrough on`.",
-    )  # fmt: skip
     timeout_s: float = _key(10.0, "Seconds after which a command that does not end is killed.", low=0.5, high=600)
     most_a_minute: int = _key(10, "Alerts told in a minute; what is beyond is counted with the next.", low=1, high=600)
 
 
-_CHOICES = {"severity": ("note", "warning", "critical"), "desktop": ("off", "auto", "osc9", "osc777")}
+_CHOICES = {"severity": ("note", "warning", "critical")}
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ def test_prices_have_one_currency() -> None:
 
 
 def test_who_is_told_is_a_table() -> None:
-    text = '[notify]\ncommand = "sh -c \'cat > x\'"\ndesktop = "auto"\ntimeout_s = 3\n'
-    assert parse(text).notify == Notify(("sh", "-c", "cat > x"), desktop="auto", timeout_s=3)
+    text = "[notify]\ncommand = \"sh -c 'cat > x'\"\ntimeout_s = 3\n"
+    assert parse(text).notify == Notify(("sh", "-c", "cat > x"), timeout_s=3)
     assert parse('[notify]\ncommand = ["a b", "c"]').notify.command == ("a b", "c")
     assert parse('[notify]\ncommand = ""').notify == Notify()
 
@@ -101,10 +101,6 @@ def test_who_is_told_is_a_table() -> None:
         (
             '[notify]\nseverity = "bad"',
             'settings.toml:2: notify.severity must be one of note, warning, critical, not "b',
-        ),
-        (
-            "[notify]\ndesktop = true",
-            "settings.toml:2: notify.desktop must be one of off, auto, osc9, osc777",
         ),
         ("[notify]\n\ntimeout_s = 0", "settings.toml:3: timeout_s must be 0.5 to 600, not 0"),
         ("[notify]\ncomand = 1", "settings.toml:2: unknown key 'comand'; did you mean command?"),

@@ -241,7 +241,7 @@ def grafana() -> int:
               help="Instead of the user's settings file.")  # fmt: skip
 def alerts(prometheus: bool, is_tried: bool, settings_path: Path | None) -> int:
     """The alerts that there can be. With --prometheus as rules for the metrics of `gpumem-tui monitor --metrics`; with
-    --try a made-up one goes to the command, and to the terminal, that the settings file names under [notify]."""  # noqa: D205, D209 - as --help prints it
+    --try a made-up one goes to the command that the settings file names under [notify]."""  # noqa: D205, D209 - as --help prints it
     from gpumem_tui.settings import load
 
     if prometheus and is_tried:
@@ -263,23 +263,15 @@ def alerts(prometheus: bool, is_tried: bool, settings_path: Path | None) -> int:
 
 def _try_notify(wanted: Notify) -> int:
     """Tell of a made-up alert and say what became of it."""
-    import os
-    import sys
     import time
 
     from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
-    from gpumem_tui.monitor.notify import Told, notification, outer_terminal, run_command
+    from gpumem_tui.monitor.notify import Told, run_command
 
     told = Told("this host", Alert(Severity.NOTE, "", AlertKind.NEAR_FULL, "a try of [notify]", time.time()))
-    if not wanted.command and wanted.desktop == "off":
-        raise OptionError("the settings file has no [notify] with a command or desktop; `gpumem-tui settings` shows it")
-    sequence = notification(told.text, wanted.desktop, os.environ, outer_terminal(os.environ))
-    if wanted.desktop != "off":
-        has = sequence and sys.stdout.isatty()
-        click.echo(f"desktop: {'sent to the terminal' if has else 'this terminal is not known to have any'}")
-        if has:
-            sys.stdout.write(sequence)
-    problem = run_command(wanted, told.body(0)) if wanted.command else ""
-    if wanted.command and not problem:
-        click.echo(f"command: {wanted.command[0]} was run and ended well")
-    return complain(problem, EXIT_FAILED) if problem else 0
+    if not wanted.command:
+        raise OptionError("the settings file has no [notify] with a command; `gpumem-tui settings` shows it")
+    if problem := run_command(wanted, told.body(0)):
+        return complain(problem, EXIT_FAILED)
+    click.echo(f"command: {wanted.command[0]} was run and ended well")
+    return 0

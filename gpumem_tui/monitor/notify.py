@@ -1,4 +1,4 @@
-"""Alerts that begin, told to a user who does not look: by a command of theirs, or by their terminal.
+"""Alerts that begin, told to a user who does not look, by a command of theirs.
 
 The command gets one JSON object on its standard input. It runs in a thread, one at a time, and is killed when it takes
 too long: whoever tells never waits.
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -43,11 +43,6 @@ class Told:
     host: str
     alert: Alert
 
-    @property
-    def text(self) -> str:
-        """Return it in one line, to be shown."""
-        return printable(f"{self.host}: {self.alert.message}")
-
     def body(self, left_out: int) -> dict[str, object]:
         """Return it as JSON, with how many before it were not told as there were too many."""
         alert = self.alert.as_json()
@@ -62,14 +57,12 @@ class Notifier:
         clock: seconds that only grow.
 
     Attributes:
-        show: has the terminal show a line as a desktop notification; it must not wait. None where there is none.
         problem: one line on why the last command failed; empty once one has done its work.
     """
 
     def __init__(self, wanted: Notify, clock: Callable[[], float] = time.monotonic) -> None:
         self.problem = ""
         self.wanted = wanted
-        self.show: Callable[[str], None] | None = None
         self._clock = clock
         order = list(Severity)
         self._enough = set(order[order.index(Severity(wanted.severity)) :])
@@ -86,7 +79,7 @@ class Notifier:
     @property
     def is_wanted(self) -> bool:
         """Return whether anybody is told."""
-        return bool(self.wanted.command) or self.show is not None
+        return bool(self.wanted.command)
 
     def update(self, host: str, alerts: Iterable[Alert]) -> None:
         """Tell of those of a host's alerts that were not there before. Never waits."""
@@ -119,15 +112,12 @@ class Notifier:
         self._told_s = {each: at_s for each, at_s in self._told_s.items() if now_s - at_s < _AGAIN_S} | {key: now_s}
         self._lately.append(now_s)
         left_out, self._left_out = self._left_out, 0
-        if self.show is not None:
-            self.show(told.text)
-        if self.wanted.command:
-            with self._news:
-                self._waiting.append((told, left_out))
-                self._news.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
-                self._thread.start()
+        with self._news:
+            self._waiting.append((told, left_out))
+            self._news.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
+            self._thread.start()
 
     # ---- in its thread
 
@@ -202,49 +192,3 @@ def _complaint(process: subprocess.Popen[bytes], timeout_s: float) -> str | None
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-# ---- desktop notifications by the terminal
-
-_OSC_9, _OSC_777 = "osc9", "osc777"
-_HAVE = (
-    (_OSC_9, {"iTerm.app", "WezTerm", "ghostty", "WarpTerminal", "xterm-kitty", "xterm-ghostty", "wezterm"}),
-    (_OSC_777, {"foot", "foot-extra", "rxvt-unicode", "rxvt-unicode-256color"}),
-)
-"""By TERM_PROGRAM or TERM: iTerm2's OSC 9 (https://iterm2.com/documentation-escape-codes.html), also of kitty
-(https://sw.kovidgoyal.net/kitty/desktop-notifications/), WezTerm (https://wezterm.org/escape-sequences.html), Warp and
-Ghostty; rxvt's OSC 777, also of foot (foot-ctlseqs(7))."""
-_MULTIPLEXED = ("tmux", "screen")
-
-
-def notification(text: str, desktop: str, environ: Mapping[str, str], outer_term: str = "") -> str:
-    """Return what has the terminal show a desktop notification; empty where it is not known to have any.
-
-    Args:
-        text: one line without control codes.
-        desktop: as in the settings.
-        outer_term: the TERM of the terminal that tmux draws on, where that is known.
-    """
-    term, program = environ.get("TERM", ""), environ.get("TERM_PROGRAM", "")
-    in_tmux = bool(environ.get("TMUX")) or term.startswith(_MULTIPLEXED)
-    names = {outer_term} if in_tmux else {term, program}
-    how = next((how for how, names_of in _HAVE if names & names_of), "") if desktop == "auto" else desktop
-    if how == _OSC_9:
-        sequence = f"\x1b]9;gpumem-tui: {text}\x07"
-    elif how == _OSC_777:
-        sequence = f"\x1b]777;notify;gpumem-tui;{text.replace(';', ',')}\x07"
-    else:
-        return ""
-    if environ.get("STY") and not environ.get("TMUX"):  # GNU screen
-        return f"\x1bP{sequence}\x1b\\"
-    return f"\x1bPtmux;{sequence.replace(chr(27), chr(27) * 2)}\x1b\\" if in_tmux else sequence
-
-
-def outer_terminal(environ: Mapping[str, str]) -> str:
-    """Return the TERM of the terminal that tmux draws on; empty outside of tmux, or where it does not say."""
-    if not environ.get("TMUX"):
-        return ""
-    ask: Sequence[str] = ("tmux", "display-message", "-p", "#{client_termname}")
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(ask, capture_output=True, text=True, timeout=2, check=False).stdout.strip()
-    return ""

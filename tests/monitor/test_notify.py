@@ -1,4 +1,4 @@
-"""Alerts told to a user who does not look: by commands that work, fail, hang or talk too much, and by the terminal."""
+"""Alerts told to a user who does not look: by commands that work, fail, hang or talk too much."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
-from gpumem_tui.monitor.notify import Notifier, Told, notification, run_command
+from gpumem_tui.monitor.notify import Notifier, Told, run_command
 from gpumem_tui.settings import Notify
 from tests.waiting import wait_for_file, wait_until
 
@@ -161,36 +161,11 @@ def test_where_no_file_can_be_written_that_is_said_and_later_alerts_are_told(
     notifier.close()
 
 
-def test_without_a_command_nothing_is_started() -> None:
+def test_without_a_command_nobody_is_told() -> None:
     notifier = Notifier(Notify())
-    shown: list[str] = []
     notifier.update("a", (FULL,))
-    notifier.show = shown.append
-    notifier.update("b", (FULL, TRIFLE))
-    assert shown == ["b: GPU 0: 97 % of memory in use"]
+    assert (notifier.is_wanted, notifier._thread) == (False, None)
     notifier.close()
-
-
-IN_TMUX = {"TERM": "tmux-256color", "TMUX": "/tmp/tmux-1/default,1,0"}
-
-
-@pytest.mark.parametrize(
-    ("desktop", "environ", "outer", "expected"),
-    [
-        ("off", {"TERM": "foot"}, "", ""),
-        ("auto", {"TERM": "xterm-256color"}, "", ""),
-        ("auto", {"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "", "\x1b]9;gpumem-tui: a; b\x07"),
-        ("auto", {"TERM": "foot"}, "", "\x1b]777;notify;gpumem-tui;a, b\x07"),
-        ("osc9", {"TERM": "xterm"}, "", "\x1b]9;gpumem-tui: a; b\x07"),
-        ("auto", IN_TMUX, "xterm-kitty", "\x1bPtmux;\x1b\x1b]9;gpumem-tui: a; b\x07\x1b\\"),
-        ("auto", IN_TMUX, "xterm-256color", ""),
-        ("auto", {**IN_TMUX, "TERM_PROGRAM": "iTerm.app"}, "", ""),
-        ("osc777", {"TERM": "tmux-256color"}, "", "\x1bPtmux;\x1b\x1b]777;notify;gpumem-tui;a, b\x07\x1b\\"),
-        ("osc9", {"TERM": "screen", "STY": "1.pts"}, "", "\x1bP\x1b]9;gpumem-tui: a; b\x07\x1b\\"),
-    ],
-)
-def test_the_sequence_is_the_terminals_own(desktop: str, environ: Mapping[str, str], outer: str, expected: str) -> None:
-    assert notification("a; b", desktop, environ, outer) == expected
 
 
 def test_the_python_of_a_user_reads_it(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ USED: dict[type, tuple[str, ...]] = {
     ),
     Widget: ("_layout_updates",),
     Screen: ("on_event", "_compositor"),
-    App: ("on_event", "is_attached", "post_message", "_handle_exception", "_driver"),
+    App: ("on_event", "is_attached", "post_message", "_handle_exception"),
     Key: ("is_forwarded",),
 }  # fmt: skip
 """By class of Textual, the names that are used here and might be gone or mean something else in its next version."""
@@ -151,12 +151,6 @@ def screen_text(screen: Screen[object]) -> str:
     """Return what a screen shows, as lines without the spaces at their ends."""
     strips = screen._compositor.render_strips()  # noqa: SLF001 - named in `USED`
     return "\n".join(strip.text.rstrip() for strip in strips).rstrip() + "\n"
-
-
-def write_to_terminal(app: App[object], sequence: str) -> None:
-    """Write a sequence that draws nothing, between two frames; nothing where there is no terminal of ours."""
-    if isinstance(driver := app._driver, TerminalDriver):  # noqa: SLF001 - named in `USED`
-        driver.write(sequence)
 
 
 Result = TypeVar("Result")

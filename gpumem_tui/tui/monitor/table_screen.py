@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from gpumem_tui.tui.kit.background import in_daemon_thread, report_error, setter_for
 from gpumem_tui.tui.kit.main_screen import KeyBar
-from gpumem_tui.tui.kit.textual_internals import AbstractScreen, write_to_terminal
+from gpumem_tui.tui.kit.textual_internals import AbstractScreen
 from gpumem_tui.tui.monitor.state import TableState, sorted_by
 from gpumem_tui.tui.replay.keys import ReplayKeys
 
@@ -40,16 +38,6 @@ _LONGEST_S = 1.0
 SORT, REVERSE = "Sort by the next column, or by the one before", "Sort the other way round"
 UNFILTER = "List all processes again"
 USERS = "Totals by user: memory, GPUs, processes"
-
-
-def desktop_shower(app: App[Any], desktop: str) -> Callable[[str], None] | None:
-    """Return what shows a line as a desktop notification; None where the settings or the terminal have none."""
-    from gpumem_tui.monitor.notify import notification, outer_terminal
-
-    outer = outer_terminal(os.environ) if desktop == "auto" else ""
-    if desktop == "off" or not notification("", desktop, os.environ, outer):
-        return None
-    return lambda text: write_to_terminal(app, notification(text, desktop, os.environ, outer))
 
 
 class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
@@ -99,8 +87,6 @@ class TableScreen(ReplayKeys, Generic[State], metaclass=AbstractScreen):
 
     def follow(self, subscribe: Callable[[Callable[[], None]], None]) -> None:
         """Look now, and from here on whenever there is something new: looking again and again costs CPU time."""
-        if self.notifier is not None:
-            self.notifier.show = desktop_shower(self.app, self.notifier.wanted.desktop)
         self._news = asyncio.Event()
         subscribe(setter_for(self._news))
         self.look()
