@@ -9,7 +9,6 @@ from typing import Any
 from gpumem_tui.memory import format_bytes, format_count
 from gpumem_tui.report.objects import SCHEMA, picked
 from gpumem_tui.report.tables import largest_first
-from gpumem_tui.snapshots.against import AllocationRequest, Comparison
 from gpumem_tui.snapshots.analysis import Analysis, Part
 from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentRow
 from gpumem_tui.snapshots.model import MemorySnapshot
@@ -222,71 +221,6 @@ def _segment_line(row: SegmentRow) -> str:
     stream = f", stream {row.segment.stream}" if row.segment.stream else ""
     pieces = f" in {row.free_pieces:,} pieces" if row.free_pieces > 1 else ""
     return f"{size:>{_SIZE_WIDTH}} [{segment_cells(row, _MAP_CELLS, '#+.')}] {free}{pieces}{stream}"
-
-
-# Against a trace
-
-
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return a recording held against a trace."""
-
-    def request(one: AllocationRequest | None) -> dict[str, Any] | None:
-        if one is None:
-            return None
-        action = "alloc" if one.is_allocation else "free"
-        return {"event": one.event, "action": action, "bytes": one.size_bytes, "source": one.place}
-
-    first = comparison.first
-    sides = ("file_start", "traced_start", "file_events", "traced_events")
-    return {
-        **picked(comparison, "aligned", *sides, "equal", "reordered"),
-        "first_difference": None if first is None else {"file": request(first[0]), "traced": request(first[1])},
-        "only_in_file_bytes": comparison.bytes_only(in_file=True),
-        "only_in_trace_bytes": comparison.bytes_only(in_file=False),
-        "differences": [
-            {"in": "file" if one.in_file else "trace", "bytes": one.size_bytes, "count": one.count, "source": one.place}
-            for one in comparison.differing[:_MOST_JSON_PARTS]
-        ],
-    }
-
-
-def comparison_lines(comparison: Comparison, file_peak_bytes: int, traced_peak_bytes: int) -> Iterator[str]:
-    """Yield how a recording differs from a trace, as text.
-
-    Args:
-        file_peak_bytes, traced_peak_bytes: the most that each had allocated.
-    """
-    if not comparison.aligned:
-        yield "the file and the trace have no stretch of events in common: another model, batch size or optimizer?"
-        return
-    yield (
-        f"{comparison.file_events:,} allocations and releases of the file, from event {comparison.file_start:,}, "
-        f"against {comparison.traced_events:,} of the trace, from event {comparison.traced_start:,}"
-    )
-    yield f"{comparison.equal:,} agree in order and size, {comparison.reordered:,} come in another order"
-    if comparison.first is None:
-        yield "first difference: none"
-    else:
-        file, traced = comparison.first
-        yield f"first difference: the file {_request_text(file)}"
-        yield f"                  the trace {_request_text(traced)}"
-    file_peak, traced_peak = format_bytes(file_peak_bytes), format_bytes(traced_peak_bytes)
-    yield f"peak {file_peak} in the file, {traced_peak} in the trace ({traced_peak_bytes - file_peak_bytes:+,} bytes)"
-    for in_file, whose in ((True, "only in the file"), (False, "only in the trace")):
-        yield f"\nallocations {whose}: {format_bytes(comparison.bytes_only(in_file=in_file))}"
-        yield from largest_first(
-            [one for one in comparison.differing if one.in_file == in_file],
-            _MOST_PLACES,
-            lambda one: _sized(one.total_bytes, f"{one.count:,} of {one.size_bytes:,} bytes, {one.place}"),
-            lambda rest: _sized(sum(one.total_bytes for one in rest), f"{len(rest):,} smaller ones"),
-        )
-
-
-def _request_text(request: AllocationRequest | None) -> str:
-    if request is None:
-        return "goes on where the other one is again"
-    verb = "allocates" if request.is_allocation else "releases"
-    return f"{verb} {request.size_bytes:,} bytes at event {request.event:,}, {request.place}"
 
 
 def segment_cells(row: SegmentRow, cells: int, signs: str) -> str:

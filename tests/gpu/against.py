@@ -1,5 +1,8 @@
 """A recorded run held against a traced one: the first event that differs, and what every difference sums to.
 
+`python -m tests.gpu.against RECORDED TRACED` compares what `torch.cuda.memory._dump_snapshot` wrote on a GPU with what
+`gpumem-tui predict --snapshot TRACED` wrote of the same program.
+
 Addresses are the driver's affair, so what is compared is the order of requests and releases and their sizes, rounded as
 the smallest block is: some versions of PyTorch write down the request, others the block. A recording may begin
 anywhere. Where the two differ they are brought together again at the next stretch that both have, and what lies between
@@ -8,22 +11,26 @@ is counted; the same event at another place of such a gap is another order and n
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from gpumem_tui.memory import format_bytes
+from gpumem_tui.report.tables import largest_first
 from gpumem_tui.simulator.allocator.timeline import rounded
 from gpumem_tui.snapshots import model
 from gpumem_tui.snapshots.model import MemorySnapshot
-from gpumem_tui.snapshots.recording import RecordedRun
+from gpumem_tui.snapshots.read import read_snapshot
 from gpumem_tui.snapshots.states import Places
-from gpumem_tui.step import Site
 
 _ANCHORS = (32, 16, 8, 4)
 """Events that must agree for the two to be taken for the same stretch at the start: as many as can be had."""
 _AGREE = 8
 """Events that must agree for them to go on together."""
 _NEAR, _FAR = 256, 1 << 16
+_MOST_LINES = 20
 
 Key = tuple[bool, int]
 
@@ -96,7 +103,7 @@ class Comparison:
         return sum(one.total_bytes for one in self.differing if one.in_file == in_file)
 
 
-def requests_of_snapshot(snapshot: MemorySnapshot, device: int) -> list[AllocationRequest]:
+def requests_of(snapshot: MemorySnapshot, device: int) -> list[AllocationRequest]:
     """List the allocations and releases of a recording, in order."""
     history, places = snapshot.history(device), Places(snapshot)
     return [
@@ -106,26 +113,6 @@ def requests_of_snapshot(snapshot: MemorySnapshot, device: int) -> list[Allocati
         for event, action in enumerate(history.actions)
         if action in (model.ALLOC, model.FREE_REQUESTED)
     ]
-
-
-def requests_of_recording(recording: RecordedRun) -> list[AllocationRequest]:
-    """List the allocations and releases of a simulated run, in order."""
-    timeline = recording.timeline
-    table = [_place(site) for site in timeline.site_table] or [""]
-    return [
-        AllocationRequest(
-            event.action == "alloc",
-            rounded(event.size_bytes),
-            number,
-            table[timeline.sites[event.allocation - 1] if timeline.sites else 0],
-        )
-        for number, event in enumerate(recording.events)
-        if event.action in ("alloc", "free_requested")
-    ]
-
-
-def _place(site: Site) -> str:
-    return ", ".join(part for part in (f"{site.source} {site.function}".strip(), site.operator, site.module) if part)
 
 
 def compare(
@@ -267,3 +254,48 @@ class _Walk:
                 left[one.key] -= 1
             elif one.is_allocation:
                 self._only[in_file, one.size_bytes, one.place] += 1
+
+
+def report(comparison: Comparison) -> Iterator[str]:
+    """How a recording differs from a trace, as lines."""
+    if not comparison.aligned:
+        yield "the file and the trace have no stretch of events in common: another model, batch size or optimizer?"
+        return
+    yield (
+        f"{comparison.file_events:,} allocations and releases of the file, from event {comparison.file_start:,}, "
+        f"against {comparison.traced_events:,} of the trace, from event {comparison.traced_start:,}"
+    )
+    yield f"{comparison.equal:,} agree in order and size, {comparison.reordered:,} come in another order"
+    if comparison.first is None:
+        yield "first difference: none"
+    else:
+        file, traced = comparison.first
+        yield f"first difference: the file {_request_text(file)}"
+        yield f"                  the trace {_request_text(traced)}"
+    for in_file, whose in ((True, "only in the file"), (False, "only in the trace")):
+        yield f"allocations {whose}: {format_bytes(comparison.bytes_only(in_file=in_file))}"
+        yield from largest_first(
+            [one for one in comparison.differing if one.in_file == in_file],
+            _MOST_LINES,
+            lambda one: f"  {one.count:,} of {one.size_bytes:,} bytes, {one.place}",
+            lambda rest: f"  {len(rest):,} smaller ones, {sum(one.total_bytes for one in rest):,} bytes",
+        )
+
+
+def _request_text(request: AllocationRequest | None) -> str:
+    if request is None:
+        return "goes on where the other one is again"
+    verb = "allocates" if request.is_allocation else "releases"
+    return f"{verb} {request.size_bytes:,} bytes at event {request.event:,}, {request.place}"
+
+
+def main(recorded: Path, traced: Path) -> int:
+    """Print the comparison of the first device of each; return 1 where an event differs, else 0."""
+    file, trace = read_snapshot(recorded), read_snapshot(traced)
+    comparison = compare(requests_of(file, file.devices[0]), requests_of(trace, trace.devices[0]))
+    print("\n".join(report(comparison)))
+    return 0 if comparison.aligned and comparison.first is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))

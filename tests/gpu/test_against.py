@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpumem_tui.memory import MIB
-from gpumem_tui.snapshots.against import (
-    AllocationRequest,
-    Comparison,
-    compare,
-    requests_of_recording,
-    requests_of_snapshot,
-)
 from gpumem_tui.snapshots.read import read_snapshot
-from gpumem_tui.snapshots.recording import record, snapshot
+from gpumem_tui.snapshots.recording import RecordedRun, record, snapshot
+from tests.cli.conftest import Program, program
+from tests.gpu.against import AllocationRequest, Comparison, compare, main, report, requests_of
+from tests.recordings.snapshots import DATA
 from tests.scenes.snapshot import training
+from tests.sharing import WarmPython
 from tests.snapshots.files import written
+
+__all__ = ["program"]
 
 
 def requests(*sizes: int, place: str = "a.py:1") -> list[AllocationRequest]:
@@ -85,21 +86,35 @@ def test_nothing_in_common() -> None:
     assert not compare([], requests(MIB)).aligned
 
 
-def test_a_written_trace_is_the_trace(tmp_path: Path) -> None:
-    recording = record(training())
-    found = read_snapshot(written(tmp_path, snapshot(recording)))
-    comparison = compare(requests_of_snapshot(found, 0), requests_of_recording(recording))
-    assert comparison.first is None
-    assert comparison.equal == len(requests_of_recording(recording))
-
-
 def test_places_on_both_sides(tmp_path: Path) -> None:
-    found = read_snapshot(written(tmp_path, snapshot(record(training(growth=1)))))
-    comparison = compare(requests_of_snapshot(found, 0), requests_of_recording(record(training())))
+    def requests_of_run(run: RecordedRun) -> list[AllocationRequest]:
+        return requests_of(read_snapshot(written(tmp_path, snapshot(run))), 0)
+
+    comparison = compare(requests_of_run(record(training(growth=1))), requests_of_run(record(training())))
     assert comparison.first is not None
     file, traced = comparison.first
     assert file is not None
     assert traced is not None
-    assert file.place == "model.py:20 forward"
-    assert traced.place == "model.py:20 forward, aten.gelu, blocks.0"
+    assert file.place == traced.place == "model.py:20 forward"
     assert {one.size_bytes for one in comparison.differing if not one.in_file} == {45 * MIB}
+    assert list(report(comparison))[2].endswith("model.py:20 forward")
+
+
+@pytest.mark.slow
+def test_a_recording_of_a_real_gpu_against_the_program_it_was_made_of(
+    program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three training steps, written anew in `tests/recordings/decoder.py`, as an ordinary script that names CUDA."""
+    (recorded,) = DATA.glob("NiuHuangxiaozi*__forward_and_backward_memory_snapshot_100.*")
+    script, traced = tmp_path / "train.py", tmp_path / "traced.pickle"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(DATA.parent)!r})\nimport torch, decoder\n"
+        "kept = decoder.forward_and_backward(100, torch.device('cuda'))\n"
+    )
+    options = ("--gpu", "sim:rtx-4090-24gb", "--snapshot", str(traced), "--quiet")
+    done = program("predict", *options, "--", WarmPython.path(), str(script))
+    assert done.code == 0, done.err
+    assert main(recorded, traced) == 0
+    said = capsys.readouterr().out
+    assert "7,542 agree in order and size, 0 come in another order\nfirst difference: none" in said
+    assert said.endswith("only in the file: 0 B\nallocations only in the trace: 0 B\n")
