@@ -19,7 +19,6 @@ _COMMANDS = {
     "search": "gpumem_tui.cli.search:search",
     "predict": "gpumem_tui.cli.search:predict",
     "plan": "gpumem_tui.cli.plan:plan",
-    "noise-scale": "gpumem_tui.cli.goals:noise_scale_command",
     "monitor": "gpumem_tui.cli.monitor:monitor",
     "free": "gpumem_tui.cli.free:free",
     "serve": "gpumem_tui.cli.serve:serve",

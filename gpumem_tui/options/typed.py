@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScaleError
 from gpumem_tui.memory import GIB, KIB, MIB
 
 _TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -72,18 +71,3 @@ def tokens_from(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a number of tokens such as 2000000000, 2B or 1.5T")
     return round(float(match[1]) * _TOKEN_UNITS[match[2].upper()])
-
-
-def norm_from(text: str) -> MeasuredNorm:
-    """Return what BATCH=NORM says.
-
-    Raises:
-        ValueError: it is not; one line says what to type.
-    """
-    batch, _, norm = text.partition("=")
-    try:
-        return MeasuredNorm(int(batch), float(norm))
-    except NoiseScaleError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a batch size and a norm such as 64=1.3") from error

@@ -69,12 +69,8 @@ def command_line(plan: Plan) -> str | Unknown:
         words += ["--target-batch", str(plan.target_batch)]
     for extra in sorted(plan.extras):
         words += ["--extra", extra]
-    goals = (
-        (field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name not in ("norms", "prices")
-    )
+    goals = ((field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name != "prices")
     words += _options((field.name, value) for field, value in goals if value != field.default)
-    for one in plan.goals.norms:
-        words += ["--gradient-norm", f"{one.batch_size}={one.norm!r}"]
     return shlex.join(words)
 
 

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 from gpumem_tui.catalog.loader import US_DOLLARS, find_gpu
 from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.noise_scale import MeasuredNorm, NoiseScale, NoiseScaleError, noise_scale
 from gpumem_tui.settings import is_currency
 
 USUAL_MULTIPLE = 8
@@ -31,7 +30,6 @@ class Goals:
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
         reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
-        norms: of the gradient, at two batch sizes in samples; empty for not measured.
     """
 
     tokens: int | None = None
@@ -40,18 +38,8 @@ class Goals:
     node_gpus: int = USUAL_NODE
     reference_batch: int | None = None
     reference_rate: float | None = None
-    norms: tuple[MeasuredNorm, ...] = ()
     prices: tuple[tuple[str, float], ...] = ()
     currency: str = US_DOLLARS
-
-    @property
-    def noise(self) -> NoiseScale | None:
-        """The noise scale that the norms tell; None where there are none.
-
-        Raises:
-            NoiseScaleError: they tell nothing; `check` has said so.
-        """
-        return noise_scale(self.norms) if self.norms else None
 
     def check(self, *, has_tokens: bool) -> None:
         """Check that these goals can be, for a network whose samples are sequences of tokens or are not.
@@ -78,11 +66,9 @@ class Goals:
         if self.reference_rate is not None and self.reference_batch is None:
             raise OptionError("--reference-rate: belongs to a batch; add --reference-batch")
         try:
-            _ = self.noise, [find_gpu(name) for name, _ in self.prices]
+            _ = [find_gpu(name) for name, _ in self.prices]
         except CatalogError as error:
             raise OptionError(f"[prices] in the settings: {error}") from error
-        except NoiseScaleError as error:
-            raise OptionError(f"--gradient-norm: {error}") from error
 
 
 NO_GOALS = Goals()

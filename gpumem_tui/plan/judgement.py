@@ -245,25 +245,12 @@ def kaplan_critical_tokens(loss: float) -> float:
 
 def critical_batch(plan: Plan) -> Judgement:
     """Say where the plan's batch stands: beyond the critical batch size, more samples only waste compute."""
-    advice, batch, noise, seq_len = _Advice("critical-batch"), global_batch(plan), plan.goals.noise, plan.shape.seq_len
-    begins, measure = advice.text("begins"), advice.text("measure")
+    advice, batch, seq_len = _Advice("critical-batch"), global_batch(plan), plan.shape.seq_len
     known = {
-        "begins": begins,
-        "measure": measure,
+        "begins": advice.text("begins"),
         "samples": counted(batch, "sample"),
         "are": "is" if batch == 1 else "are",
     }
-    if noise is not None:
-        tokens = f" ({_about(noise.batch_size * seq_len)} tokens)" if seq_len else ""
-        scale, stands = _about(noise.batch_size), _stands(batch, noise.batch_size)
-        text = advice.text("measured", scale=scale, tokens=tokens, stands=stands, **known)
-        sizes = sorted({max(1, round(noise.batch_size * factor)) for factor in (0.25, 0.5, 1, 2, 4)} | {batch})
-        rows = [
-            (f"{size:,}{' (here)' * (size == batch)}", f"{noise.steps(size):.2f}×", f"{noise.examples(size):.2f}×")
-            for size in sizes
-        ]
-        table = Table(("global batch", "steps of the fewest", "samples of the fewest"), tuple(rows))
-        return advice.judgement(text, table, after="your gradient norms")
     if plan.shape.record.predicts_tokens:
         text = advice.text("by_loss", tokens=f"{batch * seq_len:,}", **known)
         critical = [(loss, kaplan_critical_tokens(loss)) for loss in _LOSSES]
@@ -365,12 +352,6 @@ def learning_rate(plan: Plan) -> Judgement:
     if known is None:
         return advice.judgement(advice.text("unknown"))
     begins = advice.text("begins", reference=f"{known.batch_size:,.0f}", whose=known.source, batch=f"{batch:,}")
-    noise = plan.goals.noise
-    if noise is not None:
-        factor = noise.rate_factor(known.batch_size, batch)
-        rates = "" if known.learning_rate is None else f", to {known.learning_rate * factor:.3g}"
-        text = advice.text("by_noise", begins=begins, factor=f"{factor:.2f}", rates=rates)
-        return advice.judgement(text, before=advice.text("noise_source"))
     cap, scaled, capped = _cap(plan, advice), float(batch), ""
     if cap is not None and batch > max(cap[0], known.batch_size):
         scaled, capped = max(cap[0], known.batch_size), advice.text("capped", why=cap[1])

@@ -232,10 +232,8 @@ def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
 
 
 def _asked(plan: Plan) -> str:
-    """Say the critical batch where gradient norms are given, and the learning rate where one is."""
-    noise, rate = plan.goals.noise, plan.goals.reference_rate
-    critical = "" if noise is None else f"Critical batch: about {noise.batch_size:,.3g} samples."
-    return " ".join(filter(None, (critical, "" if rate is None else learning_rate(plan).text)))
+    """Say the learning rate where one is given for another batch."""
+    return "" if plan.goals.reference_rate is None else learning_rate(plan).text
 
 
 def _takes(plan: Plan) -> str:

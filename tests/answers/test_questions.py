@@ -281,17 +281,16 @@ def test_13_accumulation_for_half_a_million_tokens(folder: Path) -> None:
 
 
 def test_14_the_learning_rate_and_the_critical_batch(folder: Path) -> None:
-    # McCandlish et al. 2018: |G|² and tr Σ from the norms at two batch sizes (A.1), and the best rate (2.6).
-    small, large, norm_small, norm_large = 8, 64, 2.1**2, 1.3**2
-    gradient = (large * norm_large - small * norm_small) / (large - small)
-    critical = (norm_small - norm_large) / (1 / small - 1 / large) / gradient
-    _asked(folder, "noise-scale 8=2.1 64=1.3", rf"critical batch: about {critical:.3g} samples")
-    known = "--reference-batch 256 --reference-rate 6e-4 --gradient-norm 8=2.1 --gradient-norm 64=1.3"
-    words = f"--model gpt2 --batch-size 8 --target-batch 512 --precision amp-bf16 {known}"
-    form = rf"Critical batch: about {critical:.3g} samples\. .* multiply the learning rate by ([\d.]+),"
-    found = re.search(form, _asked(folder, f"plan --plain --no-trace {words}", form))
+    # Kaplan et al. 2020: 2.1e8 tokens / loss^(1/0.21). GPT-3 of this size: 0.5M tokens; √2 to 2 for each doubling.
+    words = "--model gpt2 --batch-size 8 --target-batch 512 --precision amp-bf16"
+    form = r"multiply the learning rate by ([\d.]+) to ([\d.]+)"
+    said = _asked(folder, f"plan --plain --no-trace {words}", form)
+    doubled, found = 512 * 1024 / 0.5e6, re.search(form, said)
     assert found is not None
-    assert float(found[1]) == pytest.approx((1 + critical / 256) / (1 + critical / 512), rel=0.01)
+    assert [float(found[1]), float(found[2])] == pytest.approx([doubled**0.5, doubled], rel=0.01)
+    critical = re.search(r"^\| 3\.0 \| ([\d,]+) tokens \| within \|$", said, re.MULTILINE)
+    assert critical is not None
+    assert int(critical[1].replace(",", "")) == pytest.approx(2.1e8 / 3 ** (1 / 0.21), rel=0.05)
 
 
 def test_15_a_new_config_of_hugging_face(folder: Path) -> None:

@@ -17,7 +17,6 @@ from hypothesis import given
 from gpumem_tui.cli.goals import goals_from
 from gpumem_tui.cli.parameters import configured
 from gpumem_tui.cli.plan import _planned, plan
-from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.options.configuration import configure, options_of
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.goals import Goals
@@ -82,9 +81,8 @@ def test_a_model_of_a_file_survives_too_and_is_searched(tmp_path: Path) -> None:
 
 
 def test_goals_survive_too() -> None:
-    norms = (MeasuredNorm(8, 2.1), MeasuredNorm(64, 1.3))
     plan = parsed("gpumem-tui plan --model gpt2 --gpu sim:a100-80gb")
-    wanted = replace(plan, goals=Goals(3 * 10**11, 1.99, 16, 4, 512, 6e-4, norms, currency="EUR"))
+    wanted = replace(plan, goals=Goals(3 * 10**11, 1.99, 16, 4, 512, 6e-4, currency="EUR"))
     line = command_line(wanted)
     assert isinstance(line, str)
     assert parsed(line) == wanted
@@ -112,15 +110,6 @@ def test_speed_and_cost_in_json(program: Program) -> None:
     emulated = json.loads(program("plan", "--precision", "bf16", "--gpu", "sim:t4-16gb", "--no-trace", "--json").out)
     assert emulated["speed"]["samples_per_s"] is None
     assert "emulation" in emulated["speed"]["unavailable"]
-
-
-def test_noise_scale(program: Program) -> None:
-    found = json.loads(program("noise-scale", "8=3.6742346", "64=1.6007811", "--json").out)
-    assert found["noise_scale"] == pytest.approx(100, rel=1e-3)
-    for wrong in (["8=2"], ["8=2", "64=3"], ["eight=2", "64=1"]):
-        done = program("noise-scale", *wrong)
-        assert done.code == 2
-        assert len(done.err.strip().splitlines()) == 1
 
 
 def test_json_has_the_same_numbers_as_predict(program: Program) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.plan.answers import largest_batch
 from gpumem_tui.plan.goals import Goals
@@ -25,8 +24,6 @@ from gpumem_tui.plan.plan import Plan
 from tests.plan.plans import GPT2
 
 RESNET = Plan(find_model("resnet-50"), Recipe(), find_gpu("a100-80gb"), batch_size=32)
-NORMS = (MeasuredNorm(8, (1 + 100 / 8) ** 0.5), MeasuredNorm(64, (1 + 100 / 64) ** 0.5))
-"""Of a true gradient of norm 1 and a noise scale of 100 samples."""
 
 
 class TestCriticalBatch:
@@ -42,15 +39,6 @@ class TestCriticalBatch:
         table = critical_batch(replace(RESNET, batch_size=1, target_batch=target)).table
         assert table is not None
         assert [row[2] for row in table.rows].count("above") == above
-
-    def test_measured_norms_take_the_place_of_both(self) -> None:
-        found = critical_batch(replace(GPT2, batch_size=8, target_batch=200, goals=Goals(norms=NORMS)))
-        assert "is about 100 samples (100,000 tokens)" in found.text
-        assert "The plan's 200 samples are above it" in found.text
-        assert found.table is not None
-        rows = {row[0]: row[1:] for row in found.table.rows}
-        assert rows["100"] == ("2.00×", "2.00×")
-        assert rows["200 (here)"] == ("1.50×", "3.00×")
 
 
 class TestMultiples:
@@ -92,11 +80,6 @@ class TestLearningRate:
         assert "From a global batch of 8 (your own) to 32" in text
         assert "2.00 to 4.00, from 0.001 to 0.002 to 0.004" in text
 
-    def test_a_noise_scale_says_one_factor(self) -> None:
-        goals = Goals(reference_batch=100, reference_rate=1e-3, norms=NORMS)
-        text = learning_rate(replace(GPT2, batch_size=8, target_batch=400, goals=goals)).text
-        assert "by 1.60, to 0.0016, by your noise scale" in text
-
     def test_small_batches_need_no_warm_up(self) -> None:
         text = learning_rate(GPT2).text
         assert "Warm up" not in text
@@ -115,7 +98,6 @@ class TestLearningRate:
         (Goals(reference_rate=1e-3), True, "--reference-rate: belongs to a batch"),
         (Goals(reference_batch=8, reference_rate=0), True, "--reference-rate: must be above 0"),
         (Goals(prices=(("a100_40gb", 1.0),)), True, "prices. in the settings: unknown GPU .* did you mean a100-40gb"),
-        (Goals(norms=NORMS[:1]), True, "--gradient-norm: norms at 1 batch sizes"),
     ],
 )
 def test_goals_that_cannot_be(goals: Goals, has_tokens: bool, said: str) -> None:

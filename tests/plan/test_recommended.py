@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
-from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
@@ -225,13 +224,13 @@ def test_a_command_that_no_run_makes_fit_has_what_does_by_formula() -> None:
     assert command_plan_json(larger)["answer"] == command_answer(CommandAnswer.of(larger))
 
 
-def test_a_learning_rate_and_gradient_norms_that_are_given_are_answered_in_the_first_line() -> None:
-    goals = Goals(reference_batch=256, reference_rate=6e-4, norms=(MeasuredNorm(8, 2.1), MeasuredNorm(64, 1.3)))
+def test_a_learning_rate_that_is_given_is_answered_in_the_first_line() -> None:
+    goals = Goals(reference_batch=256, reference_rate=6e-4)
     asked = replace(GPT2, target_batch=512, goals=goals)
     said = plan_json(asked, TRACED)["answer"]
-    assert "Critical batch: about 19.1 samples. From a global batch of 256 (your own) to 512: multiply" in said
-    assert "to 0.00062" in said
-    assert "Critical batch" not in plan_json(GPT2, TRACED)["answer"]
+    assert "From a global batch of 256 (your own) to 512 (+1.0 doublings): multiply" in said
+    assert "from 0.0006 to 0.000849 to 0.0012" in said
+    assert "multiply" not in plan_json(GPT2, TRACED)["answer"]
 
 
 def test_the_passes_of_a_wanted_batch_are_in_the_first_line() -> None:

@@ -19,9 +19,8 @@ from textual.widgets import Input, Label, Static
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
-from gpumem_tui.formula.noise_scale import MeasuredNorm
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.typed import norm_from, tokens_from
+from gpumem_tui.options.typed import tokens_from
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_csv, plan_json
@@ -197,10 +196,6 @@ def _summary(plan: Plan) -> str:
 _Read = Callable[[str], Any]
 
 
-def _norms(text: str) -> tuple[MeasuredNorm, ...]:
-    return tuple(norm_from(word) for word in text.split())
-
-
 _FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
     "tokens": ("--tokens", "Tokens", tokens_from, "to train on, such as 2B; says hours and cost"),
     "price": ("--price", "Price", float, "of one GPU for an hour"),
@@ -211,7 +206,6 @@ _FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
         "--reference-batch", "Known batch", int, "a global batch, in samples, whose learning rate you know"
     ),
     "reference_rate": ("--reference-rate", "its rate", float, "such as 3e-4"),
-    "norms": ("--gradient-norm", "Norms", _norms, "the gradient's at two batch sizes: 8=2.1 64=1.3"),
 }  # fmt: skip
 """By field of `Goals`: its option, its label, how it is read, and what it means."""
 
@@ -258,8 +252,6 @@ class GoalsScreen(ModalScreen[Goals | None]):
 
 def goal_text(goals: Goals, name: str) -> str:
     """Return a goal as it is typed; nothing where there is none."""
-    if name == "norms":
-        return " ".join(f"{one.batch_size}={one.norm:g}" for one in goals.norms)
     value = getattr(goals, name)
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
