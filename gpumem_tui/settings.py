@@ -64,13 +64,8 @@ class Settings:
     )
     prices: tuple[tuple[str, float], ...] = _key(
         (),
-        "What an hour of one GPU costs you. As a table: [prices], then h100-80gb = 2.10, and so on.",
+        "What an hour of one GPU costs you, in US dollars. As a table: [prices], then h100-80gb = 2.10, and so on.",
     )
-    currency: str = _key(
-        "USD",
-        "Of these prices and of --price: three letters. List prices, where you have none, are in USD and compared with "
-        "nothing else.",
-    )  # fmt: skip
     notify: Notify = Notify()
 
 
@@ -203,8 +198,6 @@ def _fault(key: str, value: object, table: type = Settings) -> str:
     if not (type(value) is wanted or (wanted is float and type(value) is int)):
         words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
         return f"{key} must be {words[wanted]}, not {_toml(value)}"
-    if key == "currency" and not is_currency(str(value)):
-        return f"currency must be three capital letters such as EUR, not {_toml(value)}"
     if isinstance(value, (int, float)) and low is not None and not low <= value <= high:
         return f"{key} must be {low:g} to {high:g}, not {_toml(value)}"
     return ""
@@ -226,15 +219,7 @@ def _faults_of_prices(value: object) -> Iterator[tuple[str, str]]:
         return
     for name, price in value.items():
         if type(price) not in (int, float) or not 0 <= price < 1e6:
-            what = "the price of one GPU for an hour"
-            if name == "currency":
-                what = 'the price of a GPU (`currency = "EUR"` stands above the tables)'
-            yield name, f"prices.{name} must be {what}, not {_toml(price)}"
-
-
-def is_currency(text: str) -> bool:
-    """Return whether a text can be the code of a currency, such as EUR (ISO 4217)."""
-    return len(text) == 3 and text.isascii() and text.isalpha() and text.isupper()
+            yield name, f"prices.{name} must be the price of one GPU for an hour, not {_toml(price)}"
 
 
 _FAULTS_OF = {"notify": _faults_of_notify, "prices": _faults_of_prices}

@@ -71,16 +71,6 @@ def test_prices_are_a_table_of_numbers() -> None:
             parse(f"[prices]\n{wrong}")
 
 
-def test_prices_have_one_currency() -> None:
-    assert (parse("").currency, parse('currency = "EUR"\n[prices]\nt4-16gb = 1').currency) == ("USD", "EUR")
-    for wrong, said in (
-        ('currency = "€"', "must be three capital"),
-        ('[prices]\ncurrency = "EUR"', "above the tables"),
-    ):
-        with pytest.raises(SettingsError, match=said):
-            parse(wrong)
-
-
 def test_who_is_told_is_a_table() -> None:
     text = "[notify]\ncommand = \"sh -c 'cat > x'\"\ntimeout_s = 3\n"
     assert parse(text).notify == Notify(("sh", "-c", "cat > x"), timeout_s=3)

@@ -50,12 +50,9 @@ def gpus() -> Mapping[str, Gpu]:
     return MappingProxyType({name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()})
 
 
-US_DOLLARS = "USD"
-
-
 @dataclass(frozen=True)
 class GpuPrice:
-    """The price of an hour of one GPU.
+    """The price of an hour of one GPU, in US dollars.
 
     Attributes:
         source: who says so, and when.
@@ -63,7 +60,7 @@ class GpuPrice:
 
     an_hour: float
     source: str
-    currency: str = US_DOLLARS
+    currency: Literal["USD"] = "USD"
 
     @property
     def words(self) -> str:

@@ -20,8 +20,7 @@ GOAL_OPTIONS = [
         "--tokens", type=TOKENS,
         help="To train on, e.g. 2B: says hours, and with --price the cost.",
     ),
-    click.option("--price", type=Finite(min=0), help="Of one GPU for an hour."),
-    click.option("--currency", help="Of --price, such as EUR; else the settings', USD where they say none."),
+    click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in US dollars."),
     click.option(
         "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
     ),
@@ -44,9 +43,8 @@ def goals_from(values: dict[str, Any]) -> Goals:
     """
     from gpumem_tui.plan.goals import Goals
 
-    given, known = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}, load()
-    given["currency"] = given.get("currency") or known.currency
-    return Goals(**given, prices=known.prices if given["currency"] == known.currency else ())
+    given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
+    return Goals(**given, prices=load().prices)
 
 
 def refuse_goals(goals: Goals) -> None:
@@ -58,5 +56,5 @@ def refuse_goals(goals: Goals) -> None:
     from gpumem_tui.plan.goals import Goals
 
     for field in fields(Goals):
-        if field.name not in ("prices", "currency") and getattr(goals, field.name) != field.default:
+        if field.name != "prices" and getattr(goals, field.name) != field.default:
             raise click.UsageError(f"--{field.name.replace('_', '-')}: is for models with a closed form; leave it out")

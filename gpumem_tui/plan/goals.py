@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gpumem_tui.catalog.loader import US_DOLLARS, find_gpu
+from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.catalog.shapes import CatalogError
 from gpumem_tui.errors import OptionError
-from gpumem_tui.settings import is_currency
 
 USUAL_MULTIPLE = 8
 """Tensor cores are used best where the dimensions of products are multiples of 8 (NVIDIA's guide to matrix
@@ -24,9 +23,8 @@ class Goals:
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
-        price: of the plan's GPU for an hour; None for not said.
-        currency: of that price and of those in the settings: three letters. List prices are in US dollars.
-        prices: by a GPU's name, as the user's settings have them.
+        price: of the plan's GPU for an hour, in US dollars; None for not said.
+        prices: the same by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
         reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
@@ -39,7 +37,6 @@ class Goals:
     reference_batch: int | None = None
     reference_rate: float | None = None
     prices: tuple[tuple[str, float], ...] = ()
-    currency: str = US_DOLLARS
 
     def check(self, *, has_tokens: bool) -> None:
         """Check that these goals can be, for a network whose samples are sequences of tokens or are not.
@@ -53,8 +50,6 @@ class Goals:
             raise OptionError(f"--tokens: must be from 1 to {MOST_TOKENS:,}, not {self.tokens:,}")
         if self.price is not None and not 0 <= self.price < 1e6:
             raise OptionError(f"--price: must be the price of one GPU for an hour, not {self.price:g}")
-        if not is_currency(self.currency):
-            raise OptionError(f"--currency: must be three capital letters such as EUR, not {self.currency!r}")
         if not 1 <= self.batch_multiple <= 4096:
             raise OptionError(f"--batch-multiple: must be from 1 to 4,096, not {self.batch_multiple:,}")
         if not 1 <= self.node_gpus <= 1024:

@@ -242,7 +242,7 @@ def _takes(plan: Plan) -> str:
     if isinstance(found, Unknown):
         return ""
     a_second = sorted(found.tokens / hours / 3600 for hours in found.hours)
-    cost = "" if found.cost is None else f", cost {span(*found.cost)} {plan.goals.currency}"
+    cost = "" if found.cost is None else f", cost {span(*found.cost)} USD"
     return f"{span(*a_second)} tokens/s: {span(*found.hours)} h for {found.tokens:,} tokens{cost}."
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
-from gpumem_tui.catalog.loader import US_DOLLARS, GpuPrice, list_prices
+from gpumem_tui.catalog.loader import GpuPrice, list_prices
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import accumulation
 from gpumem_tui.formula.interconnect import (
@@ -227,17 +227,15 @@ class Cost:
 def price_of(plan: Plan, gpu: Gpu | None = None) -> GpuPrice | None:
     """Return the price of a GPU: of the plan's own as it says, else as the user's settings or a list say; or None.
 
-    All are in the plan's currency, so that they can be compared.
-
     Args:
         gpu: None for the plan's.
     """
     gpu = gpu or plan.gpu
     if gpu == plan.gpu and plan.goals.price is not None:
-        return GpuPrice(plan.goals.price, _YOURS, plan.goals.currency)
+        return GpuPrice(plan.goals.price, _YOURS)
     if (paid := dict(plan.goals.prices).get(gpu.name)) is not None:
-        return GpuPrice(paid, _YOURS, plan.goals.currency)
-    return list_prices().get(gpu.name) if plan.goals.currency == US_DOLLARS else None
+        return GpuPrice(paid, _YOURS)
+    return list_prices().get(gpu.name)
 
 
 def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
@@ -247,7 +245,7 @@ def cost_of(plan: Plan, gpu: Gpu) -> Cost | Unknown:
     """
     price, found = price_of(plan, gpu), rate(replace(plan, gpu=gpu))
     if price is None:
-        return Unknown(f"no price of {gpu.title} in {plan.goals.currency} is known: [prices] in the settings")
+        return Unknown(f"no price of {gpu.title} is known: [prices] in the settings")
     if isinstance(found, Unknown):
         return found
     a_sample = price.an_hour / _HOUR_S * 1e6 / (plan.shape.seq_len or 1)

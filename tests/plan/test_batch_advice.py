@@ -92,7 +92,6 @@ class TestLearningRate:
         (Goals(tokens=0), True, "--tokens: must be from 1"),
         (Goals(tokens=5), False, "--tokens: this network has no tokens"),
         (Goals(price=-1), True, "--price: must be"),
-        (Goals(currency="eur"), True, "--currency: must be three capital letters such as EUR, not 'eur'"),
         (Goals(batch_multiple=0), True, "--batch-multiple: must be"),
         (Goals(reference_batch=0), True, "--reference-batch: must be"),
         (Goals(reference_rate=1e-3), True, "--reference-rate: belongs to a batch"),

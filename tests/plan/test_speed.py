@@ -231,18 +231,6 @@ class TestPrices:
         assert price_of(both) == GpuPrice(0.5, "your price", "USD")
         assert price_of(both, T4) == list_prices()[T4.name]
 
-    def test_what_costs_in_one_currency_is_not_compared_with_another(self) -> None:
-        """List prices are in US dollars: beside a price in euros only others in euros count."""
-        goals = Goals(price=1.0, currency="EUR", prices=((T4.name, 0.2),))
-        plan = replace(AMP, batch_size=1, goals=goals)
-        costs = by_cost(plan, largest_by_gpu(plan, None))
-        assert {(row.gpu.name, cost.price.words) for row, cost in costs} <= {
-            (AMP.gpu.name, "1 EUR"), (T4.name, "0.2 EUR"),
-        }  # fmt: skip
-        assert costs
-        assert "in EUR is known" in str(cost_of(plan, find_gpu("h100-80gb")))
-        assert "1 EUR (your price)" in cost(replace(plan, goals=replace(goals, tokens=10**9))).text
-
     def test_the_cheapest_is_first_and_what_does_not_fit_is_left_out(self) -> None:
         plan = replace(GPT2, batch_size=16)
         costs = by_cost(plan, largest_by_gpu(plan, None))

@@ -219,7 +219,6 @@ async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: P
         form = pilot.app.screen
         form.query_one("#tokens", Input).value = "2B"
         form.query_one("#price", Input).value = "1.5"
-        form.query_one("#currency", Input).value = "EUR"
         form.query_one("#node_gpus", Input).value = "0"
         await pilot.press("enter")
         await until(pilot, lambda: "--node-gpus: must be" in str(form.query_one("#wrong", Static).render()))
@@ -229,7 +228,7 @@ async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: P
         await until(pilot, lambda: plan_now(pilot).goals.tokens == 2_000_000_000)
         await pilot.press("j")
         await until(pilot, lambda: "an hour they cost" in " ".join(text_of(pilot, "#pane").split()))
-        assert "At 1.5 EUR (your price) for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
+        assert "At 1.5 USD (your price) for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
         await pilot.press("u")
         assert plan_now(pilot) == plan
         await plan_scene.settled(pilot)

@@ -198,8 +198,7 @@ _Read = Callable[[str], Any]
 
 _FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
     "tokens": ("--tokens", "Tokens", tokens_from, "to train on, such as 2B; says hours and cost"),
-    "price": ("--price", "Price", float, "of one GPU for an hour"),
-    "currency": ("--currency", "Currency", str, "of your prices, such as EUR; list prices are in USD"),
+    "price": ("--price", "Price", float, "of one GPU for an hour, in US dollars"),
     "batch_multiple": ("--batch-multiple", "Multiple", int, f"of micro-batches; {USUAL_MULTIPLE}"),
     "node_gpus": ("--node-gpus", "Machine", int, f"GPUs of one, when their number is solved for; {USUAL_NODE}"),
     "reference_batch": (
@@ -241,8 +240,7 @@ class GoalsScreen(ModalScreen[Goals | None]):
         """Give back what was typed, or say what is wrong with it."""
         typed = {name: self.query_one(f"#{name}", Input).value.strip() for name in _FIELDS}
         try:
-            goals = goals_from_text(typed)
-            goals = replace(goals, prices=self._goals.prices if goals.currency == self._goals.currency else ())
+            goals = replace(goals_from_text(typed), prices=self._goals.prices)
             goals.check(has_tokens=self._has_tokens)
         except OptionError as error:
             self.query_one("#wrong", Static).update(Content(str(error)))
