@@ -28,8 +28,6 @@ GOAL_OPTIONS = [
         "--node-gpus", type=AT_LEAST_ONE, default=8, show_default=True,
         help="GPUs of one machine: --solve gpus answers in whole machines beyond one.",
     ),
-    click.option("--reference-batch", type=AT_LEAST_ONE, help="A global batch whose learning rate you know."),
-    click.option("--reference-rate", type=Finite(min=0, min_open=True), help="That learning rate."),
 ]  # fmt: skip
 
 

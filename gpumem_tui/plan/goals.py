@@ -1,4 +1,4 @@
-"""A plan's goals (tokens, price, known batch size and learning rate), and the numbers that a plan is solved for."""
+"""A plan's goals (tokens, prices, multiples of batch and GPUs), and the numbers that a plan is solved for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_TOKENS = 10**15
 
 @dataclass(frozen=True)
 class Goals:
-    """The tokens to train, their price, and what is known of batch and rate. None of it changes what fits.
+    """The tokens to train, what an hour of a GPU costs, and in what multiples. None of it changes what fits.
 
     Attributes:
         tokens: to train on, all passes over the data together; None for not said.
@@ -27,15 +27,12 @@ class Goals:
         prices: the same by a GPU's name, as the user's settings have them.
         batch_multiple: micro-batches are rounded down to a multiple of it.
         node_gpus: of one machine: more than those come in whole machines.
-        reference_batch, reference_rate: a global batch, in samples, and the learning rate that is right for it.
     """
 
     tokens: int | None = None
     price: float | None = None
     batch_multiple: int = USUAL_MULTIPLE
     node_gpus: int = USUAL_NODE
-    reference_batch: int | None = None
-    reference_rate: float | None = None
     prices: tuple[tuple[str, float], ...] = ()
 
     def check(self, *, has_tokens: bool) -> None:
@@ -54,12 +51,6 @@ class Goals:
             raise OptionError(f"--batch-multiple: must be from 1 to 4,096, not {self.batch_multiple:,}")
         if not 1 <= self.node_gpus <= 1024:
             raise OptionError(f"--node-gpus: must be from 1 to 1,024, not {self.node_gpus:,}")
-        if self.reference_batch is not None and self.reference_batch < 1:
-            raise OptionError(f"--reference-batch: must be at least 1, not {self.reference_batch:,}")
-        if self.reference_rate is not None and not 0 < self.reference_rate < float("inf"):
-            raise OptionError(f"--reference-rate: must be above 0, not {self.reference_rate:g}")
-        if self.reference_rate is not None and self.reference_batch is None:
-            raise OptionError("--reference-rate: belongs to a batch; add --reference-batch")
         try:
             _ = [find_gpu(name) for name, _ in self.prices]
         except CatalogError as error:

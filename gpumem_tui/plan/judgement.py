@@ -323,10 +323,8 @@ def rate_factors(reference_batch: float, batch: float) -> tuple[float, float]:
 
 
 def reference(plan: Plan) -> Reference | None:
-    """Return the user's own, else a published recipe's for such a network; None where there is none."""
-    advice, goals, shape = _Advice("learning-rate"), plan.goals, plan.shape
-    if goals.reference_batch is not None:
-        return Reference(goals.reference_batch, goals.reference_rate, advice.text("own"))
+    """Return a published recipe's for such a network; None where there is none."""
+    advice, shape = _Advice("learning-rate"), plan.shape
     if shape.record.predicts_tokens:
         parameters = count_parameters(shape)
         size, tokens, learning = min(_GPT3, key=lambda row: abs(log(row[0] / parameters)))

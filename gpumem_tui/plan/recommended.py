@@ -12,7 +12,7 @@ from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf,
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import CommandAnswer
 from gpumem_tui.plan.dialects import besides
-from gpumem_tui.plan.judgement import learning_rate, span
+from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
 from gpumem_tui.plan.techniques import (
@@ -208,7 +208,7 @@ def plan_answer(
     answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}"
     answer += f"; {network}." if network and by_trace else "."
     change = "" if fits else _to_change(plan, best, by_trace=by_trace)
-    sentences = (answer, change, _passes(now), _asked(plan), _takes(plan), _cheapest(plan, on_gpus))
+    sentences = (answer, change, _passes(now), _takes(plan), _cheapest(plan, on_gpus))
     return " ".join(filter(None, sentences))
 
 
@@ -229,11 +229,6 @@ def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
         return f"Nothing known makes it fit: {found.reason}{other}."
     how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
     return f"To change: {found.words}{how}."
-
-
-def _asked(plan: Plan) -> str:
-    """Say the learning rate where one is given for another batch."""
-    return "" if plan.goals.reference_rate is None else learning_rate(plan).text
 
 
 def _takes(plan: Plan) -> str:

@@ -82,7 +82,7 @@ def test_a_model_of_a_file_survives_too_and_is_searched(tmp_path: Path) -> None:
 
 def test_goals_survive_too() -> None:
     plan = parsed("gpumem-tui plan --model gpt2 --gpu sim:a100-80gb")
-    wanted = replace(plan, goals=Goals(3 * 10**11, 1.99, 16, 4, 512, 6e-4))
+    wanted = replace(plan, goals=Goals(3 * 10**11, 1.99, 16, 4))
     line = command_line(wanted)
     assert isinstance(line, str)
     assert parsed(line) == wanted

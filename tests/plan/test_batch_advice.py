@@ -74,12 +74,6 @@ class TestLearningRate:
         assert found.batch_size * GPT2.shape.seq_len == pytest.approx(0.5e6)
         assert found.learning_rate == 6.0e-4
 
-    def test_your_own_comes_first(self) -> None:
-        goals = Goals(reference_batch=8, reference_rate=1e-3)
-        text = learning_rate(replace(GPT2, batch_size=8, target_batch=32, goals=goals)).text
-        assert "From a global batch of 8 (your own) to 32" in text
-        assert "2.00 to 4.00, from 0.001 to 0.002 to 0.004" in text
-
     def test_small_batches_need_no_warm_up(self) -> None:
         text = learning_rate(GPT2).text
         assert "Warm up" not in text
@@ -93,9 +87,6 @@ class TestLearningRate:
         (Goals(tokens=5), False, "--tokens: this network has no tokens"),
         (Goals(price=-1), True, "--price: must be"),
         (Goals(batch_multiple=0), True, "--batch-multiple: must be"),
-        (Goals(reference_batch=0), True, "--reference-batch: must be"),
-        (Goals(reference_rate=1e-3), True, "--reference-rate: belongs to a batch"),
-        (Goals(reference_batch=8, reference_rate=0), True, "--reference-rate: must be above 0"),
         (Goals(prices=(("a100_40gb", 1.0),)), True, "prices. in the settings: unknown GPU .* did you mean a100-40gb"),
     ],
 )

@@ -12,7 +12,6 @@ from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan
 from gpumem_tui.plan.export import command_plan_json, plan_json
-from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Recommended, all_techniques, command_answer, plan_answer, recommended
@@ -222,15 +221,6 @@ def test_a_command_that_no_run_makes_fit_has_what_does_by_formula() -> None:
     larger = CommandPlan(config, 13, base_predicted(config), (changed(config, "checkpointing", activations=1),))
     assert "To change: checkpointed blocks" in command_answer(CommandAnswer.of(larger))
     assert command_plan_json(larger)["answer"] == command_answer(CommandAnswer.of(larger))
-
-
-def test_a_learning_rate_that_is_given_is_answered_in_the_first_line() -> None:
-    goals = Goals(reference_batch=256, reference_rate=6e-4)
-    asked = replace(GPT2, target_batch=512, goals=goals)
-    said = plan_json(asked, TRACED)["answer"]
-    assert "From a global batch of 256 (your own) to 512 (+1.0 doublings): multiply" in said
-    assert "from 0.0006 to 0.000849 to 0.0012" in said
-    assert "multiply" not in plan_json(GPT2, TRACED)["answer"]
 
 
 def test_the_passes_of_a_wanted_batch_are_in_the_first_line() -> None:

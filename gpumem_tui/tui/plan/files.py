@@ -201,10 +201,6 @@ _FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
     "price": ("--price", "Price", float, "of one GPU for an hour, in US dollars"),
     "batch_multiple": ("--batch-multiple", "Multiple", int, f"of micro-batches; {USUAL_MULTIPLE}"),
     "node_gpus": ("--node-gpus", "Machine", int, f"GPUs of one, when their number is solved for; {USUAL_NODE}"),
-    "reference_batch": (
-        "--reference-batch", "Known batch", int, "a global batch, in samples, whose learning rate you know"
-    ),
-    "reference_rate": ("--reference-rate", "its rate", float, "such as 3e-4"),
 }  # fmt: skip
 """By field of `Goals`: its option, its label, how it is read, and what it means."""
 

@@ -56,7 +56,7 @@ _TURNS: list[float] = []
 """The turns that threads had before each Plan screen that is there; the first is given back when the last one goes."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
 _PANES = "Numbers, techniques, curves, every GPU, limits, judgement, compare"
-_GOALS = "Goals: token budget, price, a known learning rate; the judgement answers"
+_GOALS = "Goals: token budget, price; the judgement answers"
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
