@@ -134,7 +134,7 @@ def plan_json(
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
         "traceable_combination": _combination_json(best.traceable, best.traced),
         "curves": [_curve_json(curve) for curve in all_curves(plan, traced, on_gpus)],
-        "judgements": [asdict(judgement) for judgement in judgements(plan, (), largest)],
+        "judgements": [asdict(judgement) for judgement in judgements(plan, largest)],
         "command": command if isinstance(command, str) else None,
     }
 
@@ -287,8 +287,8 @@ def _together_json(plan: CommandPlan, one: Together) -> dict[str, Any]:
 def _speed_json(plan: Plan) -> dict[str, Any]:
     """Return the least and the most of one GPU's speed, never measured here."""
     found = rate(plan)
-    if isinstance(found, Unknown) or found.engine is None:
-        return {"samples_per_s": None, "unavailable": found.reason if isinstance(found, Unknown) else ""}
+    if isinstance(found, Unknown):
+        return {"samples_per_s": None, "unavailable": found.reason}
     tokens, share = plan.shape.seq_len, found.engine.share
     return {
         "samples_per_s": [found.least, found.most],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log, log2
@@ -16,7 +15,6 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.records import BF16_SINCE, PRECISION_RECORDS
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import largest_batch, target_of
-from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import ALMOST, Rate, busy_share, kept_shares, passes, price_of, rate, run, saturating_batch
 from gpumem_tui.report.tables import counted
@@ -84,38 +82,34 @@ class _Advice:
         return Judgement(self._key, self._words.title, text, source, table, warning)
 
 
-def judgements(plan: Plan, measured: Sequence[MeasuredRate] = (), largest: int | None = None) -> tuple[Judgement, ...]:
+def judgements(plan: Plan, largest: int | None = None) -> tuple[Judgement, ...]:
     """Return all advice on `plan`.
 
     Args:
-        measured: the throughput of its step, by micro-batch, where it is known.
         largest: its largest batch as traced; None for the closed form's.
     """
     return (
-        busy(plan, measured),
-        cost(plan, measured),
+        busy(plan),
+        cost(plan),
         critical_batch(plan),
         multiples(plan, largest),
         learning_rate(plan),
         batch_norm(plan),
         precision(plan),
-        scaling(plan, measured),
+        scaling(plan),
     )
 
 
 # Speed and cost
 
 
-def busy(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
+def busy(plan: Plan) -> Judgement:
     """Say how fast one GPU is, and whether the micro-batch keeps it busy."""
-    advice, found = _Advice("throughput"), rate(plan, measured)
+    advice, found = _Advice("throughput"), rate(plan)
     saturated, steps, after = saturating_batch(plan), passes(plan), ""
-    if measured:
-        words = _fastest(advice, measured)
-    elif isinstance(found, Unknown):
+    if isinstance(found, Unknown):
         words = advice.text("unknown", reason=found.reason)
     else:
-        assert found.engine is not None
         assert plan.gpu.speed is not None
         share = found.engine.share
         words = advice.text("rate", share=share, engine=found.engine.words, rate=rate_words(plan, found))
@@ -127,16 +121,6 @@ def busy(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
     filled = advice.text("filled", batch=plan.batch_size, percent=percent, further=further)
     cost_of_steps = advice.text("passes" if steps != 1 else "one_pass", steps=steps)
     return advice.judgement(f"{words} {filled} {cost_of_steps}", after=after)
-
-
-def _fastest(advice: _Advice, measured: Sequence[MeasuredRate]) -> str:
-    """Say what the search's trials measured, in a sentence."""
-    most = max(measured, key=lambda one: one.samples_per_s)
-    enough = next(one for one in measured if one.samples_per_s >= ALMOST * most.samples_per_s)
-    text = advice.text("measured", most=f"{most.samples_per_s:.3g}", batch=most.batch_size)
-    if enough is not most:
-        text += advice.text("enough", batch=enough.batch_size, rate=f"{enough.samples_per_s:.3g}")
-    return f"{text}."
 
 
 def rate_words(plan: Plan, found: Rate) -> str:
@@ -167,9 +151,9 @@ def _three_digits(value: float) -> str:
     return f"{value:.3g}"
 
 
-def cost(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
+def cost(plan: Plan) -> Judgement:
     """Say what the wanted tokens take."""
-    advice, found, gpus = _Advice("cost"), run(plan, measured), plan.recipe.gpus
+    advice, found, gpus = _Advice("cost"), run(plan), plan.recipe.gpus
     if isinstance(found, Unknown):
         return advice.judgement(advice.text("unknown", reason=found.reason))
     over = advice.text("on_one")
@@ -187,9 +171,9 @@ def cost(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
 _SCALED = (2, 4, 8, 16, 64)
 
 
-def scaling(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Judgement:
+def scaling(plan: Plan) -> Judgement:
     """Say what data parallel training over more GPUs of this kind brings, by the link between them."""
-    advice, joined, found = _Advice("scaling"), links(plan.gpu), rate(plan, measured)
+    advice, joined, found = _Advice("scaling"), links(plan.gpu), rate(plan)
     if isinstance(joined, Unknown):
         return advice.judgement(advice.text("unknown", reason=joined.reason))
     if isinstance(found, Unknown):

@@ -186,7 +186,7 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
             "## Curves",
             *(_curve(curve) for curve in all_curves(plan, traced, on_gpus)),
             "## Batch size",
-            *(_judgement(judgement) for judgement in judgements(plan, (), largest)),
+            *(_judgement(judgement) for judgement in judgements(plan, largest)),
             "## This plan again",
             shell(command) if isinstance(command, str) else f"There is no command for it: {command.reason}.",
         )

@@ -1,10 +1,9 @@
-"""How fast a plan trains: as the search's trials measured it, else by a roofline of its GPU; and what that costs."""
+"""How fast a plan trains by a roofline of its GPU, and what that costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import log
 
 from gpumem_tui.catalog.loader import GpuPrice, list_prices
 from gpumem_tui.catalog.shapes import Gpu
@@ -21,7 +20,6 @@ from gpumem_tui.formula.roofline import Engine, engine, pass_seconds, relative_p
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import LargestOnGpu, target_of
 from gpumem_tui.plan.curves import Curve, CurveSeries
-from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 
 ALMOST = 0.95
@@ -35,15 +33,12 @@ class Rate:
     """Samples a second of one GPU, an optimizer step's passes and update together.
 
     Attributes:
-        least, most: the same where it was measured.
-        measured: the micro-batch that a trial timed; None for the roofline.
-        engine: what computes, and the share of its rate that is assumed; None where it was measured.
+        engine: what computes, and the share of its rate that is assumed.
     """
 
     least: float
     most: float
-    measured: int | None = None
-    engine: Engine | None = None
+    engine: Engine
 
 
 @dataclass(frozen=True)
@@ -62,14 +57,8 @@ class Run:
     cost: tuple[float, float] | None
 
 
-def rate(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Rate | Unknown:
-    """Return how fast one GPU of the plan is, or why that is not known.
-
-    Of measurements that of the nearest micro-batch.
-    """
-    if measured:
-        nearest = min(measured, key=lambda one: abs(log(one.batch_size / plan.batch_size)))
-        return Rate(nearest.samples_per_s, nearest.samples_per_s, nearest.batch_size)
+def rate(plan: Plan) -> Rate | Unknown:
+    """Return how fast one GPU of the plan is, or why that is not known."""
     if offloaded := sorted(extra for extra in plan.extras if extra.startswith("offload")):
         return Unknown(f"{' and '.join(offloaded)}: the host's bus bounds the step, and its rate is not known")
     found = engine(plan.shape, plan.recipe, plan.gpu)
@@ -81,7 +70,7 @@ def rate(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Rate | Unknown:
         if isinstance(seconds, Unknown):
             return seconds
         bounds.append(passes(plan) * plan.batch_size * plan.recipe.pipelined / seconds / plan.recipe.model_parallel)
-    return Rate(bounds[0], bounds[1], engine=found)
+    return Rate(bounds[0], bounds[1], found)
 
 
 def step_seconds(plan: Plan, share: float) -> float | Unknown:
@@ -149,20 +138,15 @@ def _first(enough: Callable[[int], bool]) -> int:
     return above
 
 
-def throughput(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Curve:
-    """Return throughput of one GPU against the micro-batch: as measured, else by the roofline, else relative."""
-    if measured:
-        points = tuple((float(one.batch_size), one.samples_per_s) for one in measured)
-        note = "measured by the search's trials on this GPU; the first step of each is left out"
-        return Curve("throughput", "Throughput", "micro-batch", "samples/s", (CurveSeries("measured", points),), note)
+def throughput(plan: Plan) -> Curve:
+    """Return throughput of one GPU against the micro-batch: by the roofline, else relative."""
     saturated = saturating_batch(plan)
     last = max(4 * saturated, 2 * plan.batch_size)
     sizes = sorted({min(last, 1 << power) for power in range(last.bit_length() + 1)} | {saturated, plan.batch_size})
     found = rate(plan)
-    if isinstance(found, Unknown) or found.engine is None:
-        reason = found.reason if isinstance(found, Unknown) else ""
+    if isinstance(found, Unknown):
         series = (CurveSeries("model", tuple((float(size), 100 * busy_share(plan, size)) for size in sizes)),)
-        note = f"model, not measured, and relative: {reason}"
+        note = f"model, not measured, and relative: {found.reason}"
         return Curve("throughput", "Throughput", "micro-batch", "% of the highest", series, note, plan.batch_size)
     lines = []
     for share in (found.engine.share.least, found.engine.share.most):
@@ -183,11 +167,11 @@ def _single_pass_rate(plan: Plan, size: int, share: float) -> float:
 # What the wanted tokens take
 
 
-def run(plan: Plan, measured: Sequence[MeasuredRate] = ()) -> Run | Unknown:
+def run(plan: Plan) -> Run | Unknown:
     """Return hours, and cost at the plan's price, for the plan's tokens; or why they are not known."""
-    tokens, found = plan.goals.tokens, rate(plan, measured)
+    tokens, found = plan.goals.tokens, rate(plan)
     if tokens is None:
-        return Unknown("no number of tokens is given: --tokens 2B, or g on the screen")
+        return Unknown("no number of tokens is given: --tokens 2B")
     if isinstance(found, Unknown):
         return found
     gpus = plan.recipe.gpus

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from rich.segment import Segment
 from textual.app import SystemCommand
@@ -33,10 +33,6 @@ from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES, to_ascii
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
-
-if TYPE_CHECKING:
-    from gpumem_tui.plan.measured import MeasuredRate
-    from gpumem_tui.tui.search.screen import SearchScreen
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -121,7 +117,6 @@ class GpuMemApp(ActingApp[int]):
         self.forbidden = forbidden
         self._made: dict[ScreenName, MainScreen] = {}
         self._making: dict[ScreenName, asyncio.Task[OptionError | None]] = {}
-        self._measured: list[MeasuredRate] = []
         for name in screens:
             self.add_mode(name, partial(self.main_screen, name))
         for own in THEMES:
@@ -169,19 +164,9 @@ class GpuMemApp(ActingApp[int]):
         finally:
             del self._making[name]
         self._made[name] = made
-        self._hand_over_measured()
         if self._ending:
             made.cancel()
         return None
-
-    def on_search_screen_measured(self, message: SearchScreen.Measured) -> None:
-        """Take what a search has measured into the plans of the same step."""
-        self._measured.append(message.rate)
-        self._hand_over_measured()
-
-    def _hand_over_measured(self) -> None:
-        if "plan" in self._made:
-            self._made["plan"].take_over(tuple(self._measured))
 
     def on_main_screen_wanted(self, message: MainScreen.Wanted) -> None:
         """Show the screen that is wanted, and have it take over what another one hands over."""

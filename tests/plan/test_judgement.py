@@ -9,35 +9,11 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import PRECISIONS, Recipe
 from gpumem_tui.plan.judgement import batch_norm, judgements, precision
-from gpumem_tui.plan.measured import MeasuredRate, rate_of, rates_for
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.run.events import TrialDone
-from gpumem_tui.workload.spec import WorkloadSpec
 from tests.plan.plans import GPT2
 
 A100 = find_gpu("a100-80gb")
 RESNET = Plan(find_model("resnet-50"), Recipe(), A100, batch_size=32)
-
-
-def _rate(batch_size: int, samples_per_s: float) -> MeasuredRate:
-    return MeasuredRate(GPT2.shape, GPT2.recipe, GPT2.gpu, batch_size, samples_per_s)
-
-
-class TestMeasured:
-    def test_only_the_same_step_on_the_same_gpu_is_measured(self) -> None:
-        rates = [_rate(8, 90.0), _rate(4, 60.0), _rate(8, 95.0)]
-        assert rates_for(replace(GPT2, batch_size=3), rates) == (rates[1], rates[2])
-        assert rates_for(replace(GPT2, recipe=Recipe("bf16")), rates) == ()
-        assert rates_for(replace(GPT2, gpu=find_gpu("h100-80gb")), rates) == ()
-        assert rates_for(replace(GPT2, extras=frozenset({"chunked-loss"})), rates) == ()
-
-    def test_a_trial_is_timed_without_its_first_step(self) -> None:
-        trial = TrialDone(8, "fit", 0, 0, 0, {}, "", 9.0, 4, step_seconds=(5.0, 0.1, 0.3, 0.2))
-        workload = WorkloadSpec(GPT2.recipe, GPT2.shape)
-        assert rate_of(workload, GPT2.gpu, trial) == _rate(8, 8 / 0.2)
-        assert rate_of(workload, GPT2.gpu, replace(trial, step_seconds=(5.0,))) is None
-        assert rate_of(workload, GPT2.gpu, replace(trial, outcome="oom")) is None
-        assert rate_of(WorkloadSpec(GPT2.recipe, file="train.py"), GPT2.gpu, trial) is None
 
 
 class TestBatchNorm:

@@ -1,4 +1,4 @@
-"""How fast a plan is: what is measured first, then a roofline, then nothing but a reason."""
+"""How fast a plan is by a roofline, or why that is not known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import largest_by_gpu
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import busy, cost, scaling
-from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import Cost, busy_share, by_cost, cost_of, price_of, rate, run, saturating_batch, throughput
 from tests.formula.flops import training_flops
@@ -20,13 +19,6 @@ from tests.plan.plans import GPT2
 
 A100, T4 = find_gpu("a100-80gb"), find_gpu("t4-16gb")
 AMP = replace(GPT2, recipe=Recipe("amp-bf16"))
-
-
-def measured(batch_size: int, samples_per_s: float) -> MeasuredRate:
-    return MeasuredRate(GPT2.shape, GPT2.recipe, GPT2.gpu, batch_size, samples_per_s)
-
-
-RATES = (measured(4, 60.0), measured(8, 96.0), measured(16, 98.0))
 
 
 class TestRate:
@@ -41,11 +33,6 @@ class TestRate:
         found = rate(Plan(find_model("resnet-50"), recipe, find_gpu(gpu), 256))
         assert not isinstance(found, Unknown)
         assert 0.95 * found.least < images_per_s < 1.05 * found.most
-
-    def test_a_measurement_comes_before_the_model(self) -> None:
-        found = rate(replace(GPT2, batch_size=7), RATES)
-        assert not isinstance(found, Unknown)
-        assert (found.least, found.most, found.measured) == (96.0, 96.0, 8)
 
     def test_what_is_not_known_says_why(self) -> None:
         emulated = rate(replace(AMP, gpu=T4))
@@ -113,15 +100,6 @@ class TestThroughput:
         assert curve.y_label == "% of the highest"
         assert "not in the catalog" in curve.note
 
-    def test_measured_points_take_its_place(self) -> None:
-        curve = throughput(GPT2, RATES)
-        assert curve.series[0].points == ((4.0, 60.0), (8.0, 96.0), (16.0, 98.0))
-        assert (curve.y_label, curve.series[0].name) == ("samples/s", "measured")
-        assert "model" not in curve.note
-        assert busy(GPT2, RATES).text.startswith(
-            "Measured by the search: 98 samples/s at most, at micro-batch 16; micro-batch 8 already gives 96. "
-        )
-
     def test_the_batch_that_is_busy_is_named_once(self) -> None:
         batch = saturating_batch(GPT2)
         assert f", {batch} at least 95 %." in busy(replace(GPT2, batch_size=batch + 1)).text
@@ -134,12 +112,13 @@ class TestThroughput:
 
 
 class TestCost:
-    def test_hours_and_cost_of_what_was_measured(self) -> None:
-        tokens = 96 * 1024 * 3600 * 10
-        found = run(replace(GPT2, goals=Goals(tokens=tokens, price=2.5)), RATES)
+    def test_hours_and_cost_by_hand(self) -> None:
+        found, speed = run(replace(AMP, goals=Goals(tokens=10**9, price=2.5))), rate(AMP)
         assert not isinstance(found, Unknown)
-        assert found.hours == pytest.approx((10, 10))
-        assert found.cost == pytest.approx((25, 25))
+        assert not isinstance(speed, Unknown)
+        hours = [10**9 / (samples_per_s * AMP.shape.seq_len) / 3600 for samples_per_s in (speed.most, speed.least)]
+        assert found.hours == pytest.approx(hours)
+        assert found.cost == pytest.approx([2.5 * one for one in hours])
 
     def test_more_gpus_take_less_time_and_no_less_money(self) -> None:
         one = run(replace(AMP, goals=Goals(tokens=10**9, price=1)))

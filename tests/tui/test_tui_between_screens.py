@@ -15,9 +15,7 @@ from textual.geometry import Size
 from textual.widgets import Static
 
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.store import PlanStore
-from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -52,25 +50,6 @@ async def test_a_plan_is_searched(tmp_path: Path) -> None:
         assert config.workload.recipe == Recipe("amp-bf16")
         assert (config.device.gpu.name, config.device.simulated) == ("a100-80gb", True)
         assert config.target_batch == plan_scene.GPT2.target_batch
-
-
-async def test_what_a_search_has_timed_is_in_the_plan_of_the_same_step(tmp_path: Path) -> None:
-    config = scene.config()
-    timed = replace(scene.trial(config, 8), step_seconds=(3.0, 0.5, 0.5))
-    events: list[SearchEvent] = [scene.predicted(config), TrialStarted(1, 8), TrialFinished(1, timed)]
-    search = scene.search_screen(scene.app(config, scene.scripted(events), autostart=False))
-    assert config.workload.shape is not None
-    same_step = Plan(config.workload.shape, config.workload.recipe, config.device.gpu)
-    plan = PlanScreen(same_step, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path), clock=scene.noon)
-    app = GpuMemApp({"search": lambda: search, "plan": lambda: plan}, "search")
-    async with app.run_test(size=(160, 60)) as pilot:
-        await pilot.press("s")
-        await until(pilot, lambda: len(search.state.trials) == 1)
-        await pilot.press("3")
-        await until(pilot, lambda: app.screen is plan)
-        plan.action_pane("judgement")
-        await until(pilot, lambda: "Measured by the search: 16 samples/s" in plan_scene.text_of(pilot, "#pane"))
-        assert "measured by the search" in plan_scene.text_of(pilot, "#pane"), "the chart too"
 
 
 async def test_a_running_search_is_not_replaced(tmp_path: Path) -> None:

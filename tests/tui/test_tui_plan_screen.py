@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
-from textual.widgets import Input, Static
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.errors import OptionError
-from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Bucket
 from gpumem_tui.options.configuration import Options, configure
 from gpumem_tui.plan.answers import answer
@@ -31,7 +29,6 @@ from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.controls import PlanControls
-from gpumem_tui.tui.plan.files import GoalsScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.start import open_plan
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -205,33 +202,6 @@ async def test_digits_are_the_programs_outside_the_controls(tmp_path: Path) -> N
         assert plan_now(pilot).batch_size == 2
         await pilot.press("tab", "2")
         await until(pilot, lambda: pilot.app.screen is not app.main_screen("plan"))
-
-
-# Goals
-
-
-async def test_goals_are_typed_checked_and_answered_in_the_judgement(tmp_path: Path) -> None:
-    plan = replace(GPT2, recipe=Recipe("amp-bf16"))
-    async with plan_scene.app(plan, tmp_path).run_test(size=MEDIUM) as pilot:
-        await plan_scene.settled(pilot)
-        await pilot.press("g")
-        await until(pilot, lambda: isinstance(pilot.app.screen, GoalsScreen))
-        form = pilot.app.screen
-        form.query_one("#tokens", Input).value = "2B"
-        form.query_one("#price", Input).value = "1.5"
-        form.query_one("#node_gpus", Input).value = "0"
-        await pilot.press("enter")
-        await until(pilot, lambda: "--node-gpus: must be" in str(form.query_one("#wrong", Static).render()))
-        assert plan_now(pilot) == plan
-        form.query_one("#node_gpus", Input).value = "8"
-        await pilot.press("enter")
-        await until(pilot, lambda: plan_now(pilot).goals.tokens == 2_000_000_000)
-        await pilot.press("j")
-        await until(pilot, lambda: "an hour they cost" in " ".join(text_of(pilot, "#pane").split()))
-        assert "At 1.5 USD (your price) for a GPU an hour they cost" in " ".join(text_of(pilot, "#pane").split())
-        await pilot.press("u")
-        assert plan_now(pilot) == plan
-        await plan_scene.settled(pilot)
 
 
 # The trace

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gpumem_tui.catalog.loader import DEFAULT_GPU
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.plan.measured import plan_of
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.running import plan_of
 from gpumem_tui.watch.records import ProbeSample
 from tests.monitor.snapshots import gpu
 from tests.scenes.watch import EXPECTED, GPT2, on_cpu, record, watched

@@ -17,7 +17,7 @@ from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from gpumem_tui.monitor.vendors import vendor
-from gpumem_tui.plan.measured import planned_gpu
+from gpumem_tui.plan.running import planned_gpu
 from gpumem_tui.remote.status import (
     HostPhase,
     HostStatus,

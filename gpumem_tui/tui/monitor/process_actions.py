@@ -151,7 +151,7 @@ class ProcessActions(TableScreen[MonitorState]):
 
     def action_plan(self) -> None:
         """Take it to the Plan screen."""
-        from gpumem_tui.plan.measured import plan_of
+        from gpumem_tui.plan.running import plan_of
 
         entry = self.chosen
         if entry is None or entry.watched is None:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
 
-from textual import on
-from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Input, Label, Static
+from textual.app import App
 
 from gpumem_tui.catalog.loader import gpus
-from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.typed import tokens_from
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.control import Option
 from gpumem_tui.plan.export import command_line, plan_csv, plan_json
-from gpumem_tui.plan.goals import USUAL_MULTIPLE, USUAL_NODE, Goals
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, untraced
 from gpumem_tui.plan.report import plan_markdown
@@ -191,77 +180,3 @@ def _known(tracer: BackgroundTracer, plan: Plan) -> TracedAnswer | Unknown:
 def _summary(plan: Plan) -> str:
     recipe = plan.recipe
     return f"{plan.shape.name}, {recipe.precision}, batch {plan.batch_size:,}, {recipe.gpus:,} × {plan.gpu.title}"
-
-
-_Read = Callable[[str], Any]
-
-
-_FIELDS: Mapping[str, tuple[str, str, _Read, str]] = {
-    "tokens": ("--tokens", "Tokens", tokens_from, "to train on, such as 2B; says hours and cost"),
-    "price": ("--price", "Price", float, "of one GPU for an hour, in US dollars"),
-    "batch_multiple": ("--batch-multiple", "Multiple", int, f"of micro-batches; {USUAL_MULTIPLE}"),
-    "node_gpus": ("--node-gpus", "Machine", int, f"GPUs of one, when their number is solved for; {USUAL_NODE}"),
-}  # fmt: skip
-"""By field of `Goals`: its option, its label, how it is read, and what it means."""
-
-
-class GoalsScreen(ModalScreen[Goals | None]):
-    """A form that gives back the goals that were typed; None for none."""
-
-    CSS_PATH = "goals_form.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "cancel"),
-        Binding("up", "app.focus_previous", show=False),
-        Binding("down", "app.focus_next", show=False),
-    ]
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self._goals = plan.goals
-        self._has_tokens = bool(plan.shape.seq_len)
-
-    def compose(self) -> ComposeResult:
-        """Yield a row a field."""
-        with Vertical(id="goals") as box:
-            box.border_title = "Goals"
-            box.border_subtitle = "↑↓ · enter applies · esc leaves"
-            for name, (_, label, _, means) in _FIELDS.items():
-                with Horizontal():
-                    yield Label(label)
-                    yield Input(goal_text(self._goals, name), placeholder=means, compact=True, id=name)
-            yield Static(id="wrong")
-
-    @on(Input.Submitted)
-    def _submitted(self) -> None:
-        """Give back what was typed, or say what is wrong with it."""
-        typed = {name: self.query_one(f"#{name}", Input).value.strip() for name in _FIELDS}
-        try:
-            goals = replace(goals_from_text(typed), prices=self._goals.prices)
-            goals.check(has_tokens=self._has_tokens)
-        except OptionError as error:
-            self.query_one("#wrong", Static).update(Content(str(error)))
-        else:
-            self.dismiss(goals)
-
-
-def goal_text(goals: Goals, name: str) -> str:
-    """Return a goal as it is typed; nothing where there is none."""
-    value = getattr(goals, name)
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def goals_from_text(typed: dict[str, str]) -> Goals:
-    """Return the goals behind what was typed.
-
-    Raises:
-        OptionError: something is not what its field holds; names the option of the command line.
-    """
-    values: dict[str, Any] = {}
-    for name, (option, _, read, _) in _FIELDS.items():
-        try:
-            if text := typed[name]:
-                values[name] = read(text)
-        except ValueError as error:
-            words = f"{text!r} is not a number" if read in (int, float) else str(error)
-            raise OptionError(f"{option}: {words}") from error
-    return Goals(**values)

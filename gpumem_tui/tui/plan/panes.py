@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,6 @@ from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.judgement import Judgement, Table, judgements
 from gpumem_tui.plan.limits import Limit, limit
-from gpumem_tui.plan.measured import MeasuredRate, rates_for
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import all_techniques
 from gpumem_tui.plan.speed import throughput
@@ -77,7 +76,6 @@ class PaneRequest:
         other: the plan to compare with, and what it is called.
         with_step: memory over a step is wanted too.
         traced: the trace that answers `plan`, where there is one and something of it is shown.
-        measured: the throughput of the plan's step, where it is shown and known.
         traces: how many further ones had arrived: with another the pane is worked out anew.
     """
 
@@ -86,7 +84,6 @@ class PaneRequest:
     other: tuple[str, Plan]
     with_step: bool
     traced: Traced | None = None
-    measured: tuple[MeasuredRate, ...] = ()
     traces: int = 0
 
     @classmethod
@@ -98,12 +95,11 @@ class PaneRequest:
         trace: TraceState,
         *,
         with_step: bool,
-        measured: Iterable[MeasuredRate] = (),
     ) -> PaneRequest:
         """Return what `pane` needs of all that; nothing is worked out anew for what it does not show."""
         needs = with_step or pane in ("curves", "compare", "gpus", "limits")
         traced = trace.traced if needs and isinstance(trace, TraceReady) else None
-        return cls(pane, plan, other, with_step, traced, rates_for(plan, measured) if pane == "judgement" else ())
+        return cls(pane, plan, other, with_step, traced)
 
 
 @dataclass(frozen=True)
@@ -174,7 +170,7 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
         case "judgement":
             known = tracer.known(plan)
             largest = None if known is None else known.known_batch_size
-            advice, rate = judgements(plan, request.measured, largest), throughput(plan, request.measured)
+            advice, rate = judgements(plan, largest), throughput(plan)
             return PaneContent(lambda width, _: judgement_rows(advice, rate, width))
         case "compare":
             name, other = request.other

@@ -22,7 +22,6 @@ from gpumem_tui.plan import state as states
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.control import Choice
 from gpumem_tui.plan.controls import control_of
-from gpumem_tui.plan.measured import MeasuredRate
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.plan.store import PlanStore
@@ -37,7 +36,7 @@ from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation
-from gpumem_tui.tui.plan.files import GoalsScreen, PlanFiles, why_no_search
+from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
 from gpumem_tui.tui.plan.numbers import (
     PANES,
     PaneNames,
@@ -56,7 +55,6 @@ _TURNS: list[float] = []
 """The turns that threads had before each Plan screen that is there; the first is given back when the last one goes."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
 _PANES = "Numbers, techniques, curves, every GPU, limits, judgement, compare"
-_GOALS = "Goals: token budget, price; the judgement answers"
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
@@ -90,7 +88,6 @@ class PlanScreen(MainScreen):
         Binding("r", "trace", "trace again", show=False, tooltip="Trace again, where a trace failed"),
         Binding("w", "save", "save", tooltip="Save the plan under a name"),
         Binding("o", "open", "open", tooltip="Open or delete a saved plan"),
-        Binding("g", "goals", "goals", show=False, tooltip=_GOALS),
         Binding("x", "export", "export", tooltip="Export: Markdown, a command line, JSON, CSV or SVG"),
         Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
@@ -120,7 +117,6 @@ class PlanScreen(MainScreen):
         self._answer = answer(plan)
         self._tracer = tracer(self._on_trace)
         self._traced: TraceState = Pending(plan)
-        self._measured: tuple[MeasuredRate, ...] = ()
         self._files = PlanFiles(store or PlanStore(), plan)
         self._clock = clock
         self._waits_since_s = self._took_s = 0.0
@@ -220,13 +216,6 @@ class PlanScreen(MainScreen):
         self.query_one(PlanControls).end_typing()
         self._enter(states.redone(self._state))
 
-    @work
-    async def action_goals(self) -> None:
-        """Ask what the plan is for: none of it changes what fits."""
-        goals = await self._program.push_screen_wait(GoalsScreen(self._state.plan))
-        if goals is not None:
-            self._enter(states.replaced(self._state, replace(self._state.plan, goals=goals)))
-
     # The panes
 
     def action_pane(self, pane: str) -> None:
@@ -306,16 +295,12 @@ class PlanScreen(MainScreen):
         self.run_worker(self._files.export(self._program, self._state.plan, self._traced, self._tracer))
 
     def take_over(self, what: object) -> str:
-        """Go on from another plan or another GPU, undo leads back; or take in what searches have measured so far."""
+        """Go on from another plan or another GPU; undo leads back."""
         match what:
             case Plan():
                 self._enter(states.replaced(self._state, what))
             case Gpu():
                 self._enter(states.replaced(self._state, replace(self._state.plan, gpu=what)))
-            case tuple():
-                self._measured = what
-                if self.is_mounted:
-                    self._draw_panes()
         return ""
 
     def action_search(self) -> None:
@@ -415,9 +400,7 @@ class PlanScreen(MainScreen):
         for names in self.query(PaneNames):
             names.show_panes(self._panes(), self._visible_pane())
         pane, plan, step = self._visible_pane(), self._state.plan, self.has_class("-step")
-        self.query_one(PlanPane).want(
-            PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step, measured=self._measured)
-        )
+        self.query_one(PlanPane).want(PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step))
 
     def on_plan_pane_drawn(self, message: PlanPane.Drawn) -> None:
         """Show memory over a step, which came with the pane."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -12,19 +11,17 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.geometry import Size
-from textual.message import Message
 from textual.widgets import Static
 
 from gpumem_tui.errors import EXIT_FAILED, own_error
 from gpumem_tui.options.workload import WorkloadOptions
-from gpumem_tui.plan.measured import MeasuredRate, rate_of
 from gpumem_tui.remote.searching import RemoteSearch
 from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialStarted, search
+from gpumem_tui.search.runner import SearchEvent, TrialStarted, search
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
@@ -91,12 +88,6 @@ class SearchScreen(SteeredScreen):
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
     ]
-
-    @dataclass
-    class Measured(Message):
-        """A trial has been timed."""
-
-        rate: MeasuredRate
 
     def __init__(  # noqa: PLR0913 - three of them stand for what a test plays
         self,
@@ -330,10 +321,6 @@ class SearchScreen(SteeredScreen):
         """Fold an event in; drawn with the next redraw."""
         before = self._state
         self._state = states.reduce(before, event)
-        if isinstance(event, TrialFinished):
-            rate = rate_of(before.config.workload, before.config.device.gpu, event.result)
-            if rate is not None:
-                self.post_message(self.Measured(rate))
         if before.stage is not self._state.stage:
             self._enter(self._state)
 

@@ -1,55 +1,16 @@
-"""What was measured of a training, for plans: the throughput of a search's trials, and a running process as a plan."""
+"""A running training process as a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from statistics import median
-
 from gpumem_tui.catalog.loader import DEFAULT_GPU, find_gpu
-from gpumem_tui.catalog.shapes import Gpu, ModelShape
-from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuReading
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.run.events import TrialDone
 from gpumem_tui.watch.published import WatchedProcess
 from gpumem_tui.watch.records import ProbeSample
-from gpumem_tui.workload.spec import WorkloadSpec
-
-
-@dataclass(frozen=True)
-class MeasuredRate:
-    """Samples a second of one GPU at one micro-batch."""
-
-    shape: ModelShape
-    recipe: Recipe
-    gpu: Gpu
-    batch_size: int
-    samples_per_s: float
-
-    def is_of(self, plan: Plan) -> bool:
-        """Return whether the step of `plan` is the one that was timed, whatever its micro-batch."""
-        return (self.shape, self.recipe, self.gpu) == (plan.shape, plan.recipe, plan.gpu) and not plan.extras
-
-
-def rate_of(workload: WorkloadSpec, gpu: Gpu, trial: TrialDone) -> MeasuredRate | None:
-    """Return what a trial measured: its median step without the first, which warms up.
-
-    None for a trial that timed no later step, as on a simulated GPU, and for a workload that has no shape.
-    """
-    later = trial.step_seconds[1:]
-    if workload.shape is None or trial.outcome != "fit" or not later:
-        return None
-    return MeasuredRate(workload.shape, workload.recipe, gpu, trial.batch_size, trial.batch_size / median(later))
-
-
-def rates_for(plan: Plan, rates: Iterable[MeasuredRate]) -> tuple[MeasuredRate, ...]:
-    """Return the rates of the plan's step by micro-batch; of several at one micro-batch the last."""
-    latest = {rate.batch_size: rate for rate in rates if rate.is_of(plan)}
-    return tuple(latest[batch_size] for batch_size in sorted(latest))
 
 
 def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading | None) -> Reading[Plan]:
