@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.goals import GOAL_OPTIONS, goals_from, refuse_goals
-from gpumem_tui.cli.parameters import DEVICE_OPTIONS, WORKLOAD_OPTIONS, TakesCommand, configured, trained_command
+from gpumem_tui.cli.parameters import (
+    DEVICE_OPTIONS,
+    TOKENS,
+    WORKLOAD_OPTIONS,
+    TakesCommand,
+    configured,
+    trained_command,
+)
 from gpumem_tui.cli.search import predict_or_exit, predicted_size
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, with_options
 from gpumem_tui.formula.recipe import EXTRAS, Extra, Extras
@@ -18,6 +24,7 @@ from gpumem_tui.formula.techniques import INJECTED, TYPED, why_not
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import QUANTITIES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.report.output import Progress, is_terminal, note
+from gpumem_tui.settings import load
 
 if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
@@ -77,7 +84,15 @@ class _Asked:
 @click.option(
     "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
 )
-@with_options(GOAL_OPTIONS)
+@click.option("--tokens", type=TOKENS, help="To train on, e.g. 2B: says hours, and with --price the cost.")
+@click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in US dollars.")
+@click.option(
+    "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
+)
+@click.option(
+    "--node-gpus", type=AT_LEAST_ONE, default=8, show_default=True,
+    help="GPUs of one machine: --solve gpus answers in whole machines beyond one.",
+)  # fmt: skip
 @click.option(
     "--what-if", "what_ifs", type=click.Choice((*_CHANGES, _ALL)), multiple=True,
     help="Of a command: run it with this change only, not with those that are likely to help; `all` for every change.",
@@ -107,7 +122,7 @@ def plan(**values: Any) -> int:
     train.py --batch-size 8`. A command is run for every what-if, with the change made to it.
     """
     asked = _Asked(**{field.name: values.pop(field.name) for field in fields(_Asked)})
-    goals = goals_from(values)
+    goals = _goals(values)
     if asked.as_json and asked.markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
     if trained_command() and asked.no_trace:
@@ -116,9 +131,34 @@ def plan(**values: Any) -> int:
         values["gpus"] = max(values["gpus"], _fewest(values))
     options, config = configured(values, share=True)
     if config.workload.shape is None and config.workload.command is not None:
-        refuse_goals(goals)
+        _refuse_goals(goals)
         return _plan_command(options, config, asked)
     return _plan_model(config, asked, goals)
+
+
+def _goals(values: dict[str, Any]) -> Goals:
+    """Take the goals out of what was typed, with the prices of the user's settings; `Goals.check` comes later.
+
+    Raises:
+        SettingsError: the settings cannot be read.
+    """
+    from gpumem_tui.plan.goals import Goals
+
+    given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
+    return Goals(**given, prices=load().prices)
+
+
+def _refuse_goals(goals: Goals) -> None:
+    """Refuse goals of what only a trace knows: no speed is known of it, and no advice on the batch is given.
+
+    Raises:
+        UsageError: one was given.
+    """
+    from gpumem_tui.plan.goals import Goals
+
+    for field in fields(Goals):
+        if field.name != "prices" and getattr(goals, field.name) != field.default:
+            raise click.UsageError(f"--{field.name.replace('_', '-')}: is for models with a closed form; leave it out")
 
 
 plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]

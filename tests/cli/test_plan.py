@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from gpumem_tui.cli.goals import goals_from
 from gpumem_tui.cli.parameters import configured
-from gpumem_tui.cli.plan import _planned, plan
+from gpumem_tui.cli.plan import _goals, _planned, plan
 from gpumem_tui.options.configuration import configure, options_of
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.goals import Goals
@@ -40,7 +39,7 @@ def parsed(line: str) -> Plan:
     for name in (*_OF_PLAN_ALONE, "what_ifs", "no_what_if", "quiet"):
         values.pop(name)
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
-    goals = goals_from(values)
+    goals = _goals(values)
     _, config = configured(values, share=True)
     return _planned(config, size or 1, extras, goals)
 
