@@ -36,11 +36,6 @@ _COMMANDS = {
     "manual": "gpumem_tui.cli.manual:manual",
 }
 """Where each command is, in the order of the help."""
-_FOR_PROGRAMS = {
-    "search-for-viewer": "gpumem_tui.cli.hosts:search_for_viewer",
-    "run-for-viewer": "gpumem_tui.cli.watch:run_for_viewer",
-}
-"""Called by this program on another machine."""
 
 
 class _Commands(click.Group):
@@ -52,7 +47,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's protocol
         """Import a command; None for one that there is not."""
-        where = {**_COMMANDS, **_FOR_PROGRAMS}.get(cmd_name)
+        where = _COMMANDS.get(cmd_name)
         if where is None:
             return None
         module, _, attribute = where.partition(":")
@@ -103,12 +98,24 @@ def cli(context: click.Context, /, **values: Any) -> int:
     alone = next((name for name, value in of_hosts.items() if value is not None and not asked.are_named), "")
     if context.invoked_subcommand is not None:
         if asked.are_named or alone:
-            raise click.UsageError(f"hosts are watched without a command: leave out {context.invoked_subcommand}")
+            command = context.invoked_subcommand
+            raise click.UsageError(f"hosts are watched without a command: leave out {command}; {_run_there(command)}")
         return 0
     if alone:
         here = "; of this machine: `gpumem-tui monitor --metrics`" if asked.address is not None else ""
         raise click.UsageError(f"{alone} is for other hosts: name them with --host, --hosts or --slurm{here}")
     return watch_hosts(asked)
+
+
+def _run_there(command: str) -> str:
+    return f"`ssh -t HOST gpumem-tui {command} …` runs it on another machine"
+
+
+def _elsewhere(error: click.ClickException) -> str:
+    """Return how a command that takes no host runs on one, where it was asked to."""
+    if not isinstance(error, click.NoSuchOption) or error.option_name != "--host" or error.ctx is None:
+        return ""
+    return f" {_run_there(error.ctx.info_name or '')}"
 
 
 def run() -> int:
@@ -120,7 +127,7 @@ def run() -> int:
     try:
         code = cli.main(prog_name="gpumem-tui", standalone_mode=False)
     except click.ClickException as error:
-        return complain(error.format_message(), EXIT_BAD_INPUT)
+        return complain(f"{error.format_message()}{_elsewhere(error)}", EXIT_BAD_INPUT)
     except click.Abort:
         return EXIT_INTERRUPTED
     return code or 0

@@ -1,10 +1,8 @@
-"""Other machines over the user's own ssh: their Monitors, a search or a run on one of them."""
+"""Other machines over the user's own ssh: their Monitors."""
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,26 +24,11 @@ if TYPE_CHECKING:
     from gpumem_tui.monitor.alerts import AlertMark
     from gpumem_tui.monitor.metrics import Machine, Machines
     from gpumem_tui.monitor.notify import Notifier
-    from gpumem_tui.options.configuration import Options
     from gpumem_tui.remote.connection import Fleet
-    from gpumem_tui.remote.hosts import RemoteHost
-    from gpumem_tui.remote.ssh import SshOptions
     from gpumem_tui.remote.status import HostStatus
     from gpumem_tui.settings import Settings
 
 _METRICS = "127.0.0.1:9820"
-LAST_LINES = 24
-"""Of a command's output that was on a screen of ours, these stay on the terminal."""
-_REMOTE_COMMAND = click.option(
-    "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
-)
-HOST_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--host", metavar="HOST", help="Run it there, over ssh: HOST, USER@HOST:PORT. Nothing is copied."),
-    click.option(
-        "--remote-directory", metavar="DIR", help="Directory on the host to run in (default: the login's home)."
-    ),
-    _REMOTE_COMMAND,
-]
 HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--host", "hosts", multiple=True, metavar="HOST",
@@ -57,7 +40,9 @@ HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
         help="Watch the hosts of a file, one a line.",
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
-    _REMOTE_COMMAND,
+    click.option(
+        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
+    ),
 ]  # fmt: skip
 
 
@@ -313,116 +298,3 @@ def mark_line(mark: AlertMark) -> str:
     from gpumem_tui.recording.file import when
 
     return f"{when(mark.time_s)}  {mark.severity.value:<8}  {f'{mark.who}: ' if mark.who else ''}{mark.message}"
-
-
-@dataclass(frozen=True)
-class There:
-    """Another machine on which one command runs.
-
-    Attributes:
-        directory: to run in; empty for the login's home.
-    """
-
-    host: RemoteHost
-    ssh: SshOptions
-    settings: Settings
-    directory: str
-
-    @classmethod
-    def taken_from(cls, values: dict[str, Any]) -> There | None:
-        """Return the machine that `HOST_OPTIONS` name, None for this one, and take those options out of `values`.
-
-        Raises:
-            OptionError: it is none, or several, or the settings are invalid.
-        """
-        host, directory, command = (values.pop(name) for name in ("host", "remote_directory", "remote_command"))
-        if host is None:
-            given = {"--remote-directory": directory, "--remote-command": command}
-            if alone := next((flag for flag, value in given.items() if value is not None), ""):
-                raise click.UsageError(f"{alone} is for another machine: name it with --host")
-            return None
-        from gpumem_tui.remote.hosts import one_host
-        from gpumem_tui.remote.ssh import SshOptions
-        from gpumem_tui.settings import load
-
-        settings = load()
-        ssh = SshOptions(command or settings.remote_command, settings.interval_s)
-        return cls(one_host(host, dict(settings.hosts)), ssh, settings, directory or "")
-
-
-def search_on_host(there: There, asked: Options, *, as_json: bool, quiet: bool, on_screen: bool) -> int:
-    """Search there, show it here, and return the exit code.
-
-    Raises:
-        OptionError: the options are wrong there, or the program there is of another version.
-    """
-    from gpumem_tui.plan.advice import best_and_lines
-    from gpumem_tui.remote.searching import RemoteSearch
-    from gpumem_tui.remote.ssh import LinkLost
-    from gpumem_tui.search.headless import run
-
-    search, name = RemoteSearch(there.host, there.ssh, there.directory, asked), there.host.name
-    try:
-        if on_screen:
-            print(f"connecting to {name} …", end="\r", file=sys.stderr, flush=True)
-        found = search.configure()
-        if on_screen:
-            from gpumem_tui.tui.start import open_search_on_host
-
-            return open_search_on_host(search, found, asked.trained, there.ssh, there.settings)
-        if not quiet:
-            complain(f"on {name} in {found.directory}", 0)
-        return run(found.config, best_and_lines, as_json=as_json, quiet=quiet, search_function=search.search)
-    except LinkLost as lost:
-        return complain(f"{name}: {lost}", EXIT_FAILED)
-    finally:
-        search.end()
-
-
-def run_on_host(there: There, command: tuple[str, ...], *, on_screen: bool) -> int:
-    """Run a command there under the probe: its output, its terminal if there is one here, and its exit code.
-
-    Args:
-        on_screen: on a screen of ours, beside that machine's Monitor.
-    """
-    from gpumem_tui.remote import running
-    from gpumem_tui.remote.ssh import LinkLost
-
-    name, terminal = there.host.name, on_screen or is_terminal()
-    try:
-        running.check_host(there.host, there.ssh)
-        words = running.remote_words(there.host, there.ssh, there.directory, command, terminal=terminal)
-        if on_screen:
-            return _run_on_screen(there, words, shlex.join(command))
-        if terminal:
-            running.become(words)
-        code = running.follow(words)
-    except LinkLost as lost:
-        return complain(f"{name}: {lost}", EXIT_FAILED)
-    if code == running.LOST:
-        complain(f"{name}: the connection was lost, and the command there is ended", code)
-    return code
-
-
-def _run_on_screen(there: There, words: list[str], command: str) -> int:
-    from gpumem_tui.attach.launch import CannotRun, start_in_terminal
-    from gpumem_tui.remote.connection import Connection
-    from gpumem_tui.tui.start import open_run
-
-    try:
-        started = start_in_terminal(words)
-    except CannotRun as error:
-        return complain(str(error), EXIT_FAILED)
-    connection = Connection(there.host, there.ssh)
-    code, lines = open_run(started, f"{command} (on {there.host.name})", there.settings, connection)
-    for line in lines[-LAST_LINES:]:
-        click.echo(line)
-    return code
-
-
-@click.command("search-for-viewer", hidden=True)
-def search_for_viewer() -> int:
-    """Search for a gpumem-tui on another machine, which speaks through stdin and stdout."""
-    from gpumem_tui.remote.serving import serve
-
-    return serve()

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpumem_tui.cli.hosts import HOST_OPTIONS, There, search_on_host
 from gpumem_tui.cli.parameters import (
     DEVICE_OPTIONS,
     SIZE,
     WORKLOAD_OPTIONS,
     TakesCommand,
-    asked,
     configured,
     from_table,
 )
@@ -39,20 +37,16 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
 @click.option("--plain", is_flag=True, help="Log lines instead of the screen.")
 @click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
-@with_options(HOST_OPTIONS)
 def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     """Ramp a real training step until it is out of memory, with the prediction beside it.
 
     The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
     `gpumem-tui search -- python train.py --batch-size {batch}`. {accumulation} is replaced by what reaches
-    --target-batch. With --host it runs on another machine that has gpumem-tui too; GPU, interpreter and files are
-    those there.
+    --target-batch.
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
     on_screen = not as_json and not plain and is_terminal()
-    if there := There.taken_from(values):
-        return search_on_host(there, asked(values), as_json=as_json, quiet=quiet, on_screen=on_screen)
     from gpumem_tui.options.configuration import check_searchable
 
     options, config = configured(values)

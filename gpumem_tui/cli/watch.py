@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.cli.hosts import HOST_OPTIONS, LAST_LINES, There, run_on_host
-from gpumem_tui.cli.types import Finite, Whole, with_options
+from gpumem_tui.cli.types import Finite, Whole
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from gpumem_tui.report.output import complain, is_terminal
 
@@ -22,55 +20,31 @@ if TYPE_CHECKING:
     from gpumem_tui.attach.target import Target
     from gpumem_tui.watch.reader import Watcher
     from gpumem_tui.watch.records import ProbedProcess
-    from gpumem_tui.watch.supervising import Lifeline
 
 PID = Whole(min=1)
 SECONDS = Finite(min=0.05)
 _FIRST_SAMPLE_S = 5.0
 _POLL_S = 0.1
+_LAST_LINES = 24
+"""Of a command's output that was on a screen of ours, these stay on the terminal."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--tui", "on_screen", is_flag=True, help="On a screen: its output, and the Monitor on it.")
-@with_options(HOST_OPTIONS)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
-def run(on_screen: bool, command: tuple[str, ...], **values: Any) -> int:
+def run(on_screen: bool, command: tuple[str, ...]) -> int:
     """Train under the probe: any launcher, no change to the code.
 
     The command keeps its output, its signals and its exit code; 127 if there is no such command, 126 if it cannot be
     run. With --tui it has a terminal of its own: Ctrl-C and what is typed into its pane go to it.
-
-    With --host it runs on another machine that has gpumem-tui too, and ends when the connection does.
     """
     if on_screen and not is_terminal():
         return complain("--tui: there is no terminal to draw on; without it `run` needs none", EXIT_BAD_INPUT)
-    if there := There.taken_from(values):
-        return run_on_host(there, command, on_screen=on_screen)
-    return _run_here(command, on_screen=on_screen)
-
-
-@click.command("run-for-viewer", hidden=True)
-@click.argument("words")
-def run_for_viewer(words: str) -> int:
-    """Run a command for a gpumem-tui on another machine, which holds stdin; WORDS is what `remote.running` wrote."""
-    from gpumem_tui.remote.running import read_command
-    from gpumem_tui.watch.supervising import Lifeline
-
-    directory, command = read_command(words)
-    try:
-        os.chdir(os.path.expanduser(directory or "~"))
-    except OSError as error:
-        return complain(f"--remote-directory {directory}: {error.strerror}", EXIT_BAD_INPUT)
-    os.environ["PYTHONUNBUFFERED"] = "1"  # what is printed is seen at once, terminal or not
-    return _run_here(command, on_screen=False, lifeline=Lifeline())
-
-
-def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline | None = None) -> int:
     from gpumem_tui.attach.launch import RUN_AFTER_S, CannotRun, SilenceNote, silent_below, start, warnings
     from gpumem_tui.probe.files import default_directory
     from gpumem_tui.watch.folders import clean
     from gpumem_tui.watch.reader import Watcher
-    from gpumem_tui.watch.supervising import exit_code, leave_as
+    from gpumem_tui.watch.supervising import leave_as
 
     clean(Watcher().processes())
     for warning in warnings(command, default_directory()):
@@ -86,14 +60,9 @@ def _run_here(command: tuple[str, ...], *, on_screen: bool, lifeline: Lifeline |
         started = start(command, note.tick)
     except CannotRun as error:
         return complain(str(error), error.code)
-    if lifeline is not None:
-        lifeline.hold()
     with _told_afterwards(lambda: started.pids):
         ended = started.wait()
-    if lifeline is None:
-        return leave_as(ended)
-    lifeline.end_all()
-    return exit_code(ended)
+    return leave_as(ended)
 
 
 @click.command()
@@ -296,7 +265,7 @@ def _run_on_screen(command: tuple[str, ...]) -> int:
     started = start_in_terminal(command)
     with _told_afterwards(lambda: started.pids):
         code, lines = open_run(started, shlex.join(command), settings)
-        for line in lines[-LAST_LINES:]:
+        for line in lines[-_LAST_LINES:]:
             click.echo(line)
     return code
 

@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 Holds = Literal["text", "choice", "count", "number", "size", "tokens", "flag", "rows"]
-Group = Literal["workload", "shape", "recipe", "command", "device", "search", "host"]
+Group = Literal["workload", "shape", "recipe", "command", "device", "search"]
 Trained = Literal["model", "config", "file", "command"]
 NETWORKS: tuple[Trained, ...] = ("model", "config")
 NO, YES = "no", "yes"
@@ -38,7 +38,7 @@ class OptionRow:
 
     Attributes:
         name: of the field that it sets, of click's parameter, and of the form's field.
-        group: ``shape``, ``recipe`` and ``workload`` say what is trained, ``device`` on what it runs, ``host`` where.
+        group: ``shape``, ``recipe`` and ``workload`` say what is trained, ``device`` on what it runs.
         holds: a ``text``, one word of several (``choice``), a whole number (``count``), a ``number``, bytes (``size``),
             ``tokens``, yes or no (``flag``), or several shares of rows (``rows``).
         help: what `--help` says.
@@ -183,7 +183,5 @@ DEVICE = _group("device")
 """On what it runs: fields of `Options`."""
 SEARCH = _group("search")
 """What only a search has: fields of `Options`."""
-HOST = _group("host")
-"""On which machine; a search is sent there with all other options."""
 COMMAND = OPTIONS["command"]
 """The words after ``--``, which are no option to the command line."""

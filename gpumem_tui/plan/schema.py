@@ -62,7 +62,6 @@ class _Device(_Printed):
     total_bytes: int
     simulated: bool
     reason: str | None
-    host: str | None
 
 
 class _Row(_Printed):

@@ -65,18 +65,6 @@ def hosts_of(
     return tuple(map(parse_host, names))
 
 
-def one_host(written: str, groups: Mapping[str, Sequence[str]] | None = None) -> RemoteHost:
-    """Return the one host that is meant where only one can be.
-
-    Raises:
-        OptionError: it is none, or several.
-    """
-    found = hosts_of((written,), groups=groups)
-    if len(found) > 1:
-        raise OptionError(f"--host {written}: is {len(found)} hosts; name one of them")
-    return found[0]
-
-
 def parse_host(word: str) -> RemoteHost:
     """Parse a single host: ``a``, ``user@b:2222``, ``[2001:db8::7]:22``.
 

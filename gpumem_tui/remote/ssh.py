@@ -8,7 +8,6 @@ backslashes, nor exclamation marks, nor more than one line.
 from __future__ import annotations
 
 import json
-import math
 import os
 import selectors
 import shlex
@@ -20,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any, Literal
+from typing import Literal
 
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.hosts import RemoteHost
@@ -42,12 +41,6 @@ _FIND_AND_RUN = (
     "done; exit 127"
 )
 """Runs the program from where users install it. A login shell is asked last: it may take long, or print."""
-
-ALIVE_S = 15.0
-"""How often a line goes there at least: without any for `PATIENCE_S` the program there ends."""
-PATIENCE_S = 300.0
-KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""A connection that is cut silently is noticed within a minute (ssh_config(5))."""
 
 
 class LinkLost(Exception):
@@ -86,16 +79,10 @@ class SshOptions:
         """Return the program there with these arguments, for the shell there."""
         return f"{self.remote_command or f'{in_sh(_FIND_AND_RUN)} {PROGRAM}'} {arguments}"
 
-    def words(self, host: RemoteHost, there: str, *options: str) -> list[str]:
-        """Return the words that run something there; `BatchMode`, so that no question waits for an answer.
-
-        Args:
-            options: of ssh (ssh_config(5)); ``-tt`` among them for a terminal there.
-        """
+    def words(self, host: RemoteHost, there: str) -> list[str]:
+        """Return the words that run something there; `BatchMode`, so that no question waits for an answer."""
         port = [] if host.port is None else ["-p", str(host.port)]
-        terminal = [] if "-tt" in options else ["-T"]
-        ours = [*shlex.split(self.ssh), *terminal, "-o", "BatchMode=yes", *options]
-        return [*ours, *port, "--", host.destination, there]
+        return [*shlex.split(self.ssh), "-T", "-o", "BatchMode=yes", *port, "--", host.destination, there]
 
 
 def in_sh(script: str) -> str:
@@ -107,7 +94,7 @@ def in_sh(script: str) -> str:
 # ---- why it ended (OpenSSH's ssh(1), ssh.c, sshconnect*.c)
 
 _SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
-_NOISE = ("Warning: Permanently added", "hint: ", "Connection to ", "Killed by signal", "debug1:", "Pseudo-terminal")
+_NOISE = ("Warning: Permanently added", "hint: ", "Connection to ", "Killed by signal", "debug1:")
 _BY_HOST = "closed by remote host"
 
 
@@ -208,10 +195,10 @@ class SshProcess:
     """The user's own ssh as a process whose lines are read, bounded whatever it writes.
 
     Args:
+        words: of the command line; its stdin is one in which nothing comes, and which ends with this process, however
+            that does: by it what runs on the host notices.
         longest_line: bytes.
         most_errors: bytes that may come on stderr until `error_bytes` is set to 0 again.
-        takes_input: it has a stdin of its own; else one in which nothing comes, and which ends with this process,
-            however that does: by it what runs on the host notices.
 
     Attributes:
         errors: the last lines of its stderr; `error_bytes`: how much came there since this was set to 0.
@@ -221,13 +208,11 @@ class SshProcess:
         LinkLost: it cannot be started.
     """
 
-    def __init__(
-        self, words: Sequence[str], longest_line: int, most_errors: float = math.inf, *, takes_input: bool = False
-    ) -> None:
+    def __init__(self, words: Sequence[str], longest_line: int, most_errors: int) -> None:
         try:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE if takes_input else _silence()[0], stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, bufsize=0, start_new_session=True,
+                words, stdin=_silence()[0], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise LinkLost(f"{words[0]} cannot be started: {error.strerror}") from error
@@ -248,12 +233,6 @@ class SshProcess:
     def has_ended(self) -> bool:
         """Return whether the process is known to have ended."""
         return self._process.poll() is not None
-
-    def write(self, line: bytes) -> None:
-        """Write to its stdin; of a connection that is gone, reading says why."""
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError):
-            self._process.stdin.write(line)
 
     def read(self, timeout_s: float) -> list[bytes] | None:
         """Return the lines that came within a time, perhaps none; None once stdout has ended.
@@ -320,20 +299,11 @@ class SshProcess:
         if not self.has_ended:
             self._process.terminate()
 
-    def end(self, orderly_s: float = 0.0) -> None:
-        """End it and wait for its end.
-
-        Args:
-            orderly_s: how long it may take to end by itself once its stdin is closed.
-        """
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(orderly_s)
+    def end(self) -> None:
+        """End it and wait for its end."""
         self.terminate()
         try:
-            self._process.wait(orderly_s or _REST_S)
+            self._process.wait(_REST_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -341,63 +311,6 @@ class SshProcess:
             if pipe is not None:
                 pipe.close()
         self._selector.close()
-
-
-class HostLink:
-    """A program on a host that answers lines with lines; it ends when its stdin does.
-
-    Args:
-        there: what the host's shell is to run.
-
-    Raises:
-        LinkLost: ssh cannot be started.
-    """
-
-    _LONGEST_LINE = 1 << 28
-    """Bytes: a trace has hundreds of thousands of events."""
-    _END_S = 3.0
-
-    def __init__(self, host: RemoteHost, options: SshOptions, there: str) -> None:
-        self._host, self._options = host, options
-        self._process = SshProcess(options.words(host, there, *KEEP_ALIVE), self._LONGEST_LINE, takes_input=True)
-        self._waiting: deque[bytes] = deque()
-        self._sent_s = time.monotonic()
-        self._has_ended = False
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether it can still be spoken with, as far as is known."""
-        return not self._has_ended and not self._process.has_ended
-
-    def send(self, action: str, **values: Any) -> None:
-        """Send one line; of a connection that is gone, `receive` says why."""
-        self._sent_s = time.monotonic()
-        self._process.write(json.dumps({"action": action, **values}).encode() + b"\n")
-
-    def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next line; None if there is none in time.
-
-        Raises:
-            LinkLost: there will be none any more.
-        """
-        if self._has_ended:
-            raise LinkLost("the connection was closed")
-        if time.monotonic() - self._sent_s > ALIVE_S:
-            self.send("alive")
-        if not self._waiting:
-            lines = self._process.read(timeout_s)
-            if lines is None:
-                problem, _ = self._process.explained(self._host, self._options)
-                self.end()
-                raise LinkLost(problem)
-            self._waiting.extend(lines)
-        return self._waiting.popleft() if self._waiting else None
-
-    def end(self) -> None:
-        """End it, and with it what it has started there."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._process.end(self._END_S)
 
 
 # ---- once

@@ -24,7 +24,7 @@ class Device:
     """The place of a search. `uuid` is the real GPU's; `reason` says why a simulated one was taken ("": asked for).
 
     `others_bytes` is what other processes hold on it: a search beside them stays within what they leave. `more_uuids`
-    are the further GPUs of a command that starts several ranks. `host` is the machine that it is on; "": this one.
+    are the further GPUs of a command that starts several ranks.
     """
 
     gpu: Gpu
@@ -33,7 +33,6 @@ class Device:
     reason: str = ""
     others_bytes: int = 0
     more_uuids: tuple[str, ...] = ()
-    host: str = ""
 
     @property
     def measured_title(self) -> str:

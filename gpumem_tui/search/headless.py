@@ -18,7 +18,7 @@ from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, TraceProgress, TraceStarted, WhileTracing
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
+from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.search.words import how_far
 
@@ -67,23 +67,14 @@ class CommandLog:
 
 
 Advise = Callable[[SearchConfig], tuple[str, list[str]]]
-SearchFunction = Callable[[SearchConfig, Control], Iterator[SearchEvent]]
 
 
-def run(
-    config: SearchConfig,
-    advise: Advise,
-    *,
-    as_json: bool,
-    quiet: bool = False,
-    search_function: SearchFunction = search,
-) -> int:
+def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = False) -> int:
     """Search, print, and return the exit code. Ctrl-C cancels the search, and its verdict is printed like any other.
 
     Args:
         advise: the change that would help most where nothing fits, and lines on that and others.
         quiet: do not show what a command prints.
-        search_function: the search, wherever it runs.
     """
     control = Control()
     with interrupts(control.cancel):
@@ -92,7 +83,7 @@ def run(
         log = CommandLog(config, quiet=quiet, progress=printer.progress)
         verdict: Verdict | None = None
         try:
-            for event in search_function(config, control):
+            for event in search(config, control):
                 if isinstance(event, WhileTracing):
                     log.show(event)
                 elif isinstance(event, SearchFinished):

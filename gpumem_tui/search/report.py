@@ -96,8 +96,7 @@ def device_line(device: Device, limit_bytes: int | None = None) -> str:
     reason = f" ({device.reason})" if device.reason else ""
     kind = "SIMULATED " if device.simulated else ""
     limit = f", limited to {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
-    host = f"{device.host}: " if device.host else ""
-    return f"{host}{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}{limit}"
+    return f"{kind}{device.gpu.title}{reason}, {format_bytes(device.gpu.total_bytes)}, {device.gpu.sm}{limit}"
 
 
 def predicted_line(prediction: Prediction) -> str:
@@ -433,7 +432,6 @@ def device_json(device: Device) -> dict[str, Any]:
         "total_bytes": device.gpu.total_bytes,
         "simulated": device.simulated,
         "reason": device.reason or None,
-        "host": device.host or None,
     }
 
 

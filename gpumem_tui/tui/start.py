@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.recording.player import Player
-    from gpumem_tui.remote.connection import Connection, Fleet
-    from gpumem_tui.remote.searching import RemoteSearch
-    from gpumem_tui.remote.ssh import SshOptions
+    from gpumem_tui.remote.connection import Fleet
     from gpumem_tui.search.config import SearchConfig
-    from gpumem_tui.search.wire import Configured
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.kit.main_screen import Act, MainScreen, ScreenName
@@ -128,24 +125,6 @@ def open_search(
     return _run(screens, "search", settings, config.python)
 
 
-def open_search_on_host(
-    there: RemoteSearch, found: Configured, options: WorkloadOptions, ssh: SshOptions, settings: Settings
-) -> int:
-    """Open on a search that runs on another machine, beside that machine's Monitor, and return the exit code.
-
-    Args:
-        there: connected, and ended by the caller; found: what it will search; options: as typed.
-    """
-    from gpumem_tui.tui.hosts.one import host_monitor, host_search
-
-    _leave_garbage()
-    screens: Screens = {
-        "monitor": partial(host_monitor, there.host, ssh, settings),
-        "search": partial(host_search, there, found, options),
-    }
-    return _run(screens, "search", settings)
-
-
 def open_plan(plan: Plan, config: SearchConfig) -> int:
     """Open on the Plan screen and return the exit code.
 
@@ -195,27 +174,21 @@ def open_snapshot(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> int
     return _run({**_usual(settings), "snapshot": lambda: SnapshotScreen(snapshot, analyses)}, "snapshot", settings)
 
 
-def open_run(
-    command: TerminalCommand, words: str, settings: Settings, connection: Connection | None = None
-) -> tuple[int, Sequence[str]]:
+def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[int, Sequence[str]]:
     """Open on a command that runs, with the Monitor on it; the exit code and the last lines that it printed.
 
     Args:
         command: already started, by this thread; words: how it was typed.
-        connection: to the machine that it runs on; None for this one.
     """
-    from gpumem_tui.tui.hosts.one import host_parts
     from gpumem_tui.tui.run.screen import RunScreen
 
     _leave_garbage()
-    source = connection or _sampler(settings)
+    source = _sampler(settings)
     source.start()
     made: list[RunScreen] = []
 
     def make() -> MainScreen:
-        there = {} if connection is None else {"read_only": True, **host_parts(connection, settings)}
-        parts = there or _monitor_parts(settings)
-        made.append(RunScreen(source, command, words, **parts))
+        made.append(RunScreen(source, command, words, **_monitor_parts(settings)))
         return made[0]
 
     code = _run({"monitor": make}, "monitor", settings)

@@ -57,7 +57,7 @@ def test_the_command_line_takes_the_table() -> None:
     assert typed.keys() - own == OPTIONS.keys() - {"command"}
     for name in typed.keys() - own:
         assert typed[name].opts == [OPTIONS[name].flag]
-        assert OPTIONS[name].group == "host" or typed[name].help == OPTIONS[name].help
+        assert typed[name].help == OPTIONS[name].help
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ import psutil
 import pytest
 
 import gpumem_tui
-from gpumem_tui.errors import EXIT_FAILED
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.connection import Connection
@@ -32,8 +31,7 @@ from gpumem_tui.remote.ssh import NotSignalled, SshOptions
 from gpumem_tui.remote.status import HostPhase, HostStatus
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import FakeGpu, Scenario
-from tests.terminal.terminal import terminal
-from tests.waiting import wait_until, wait_until_gone
+from tests.waiting import wait_until
 
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 SSHD = shutil.which("sshd", path=SBIN)
@@ -217,107 +215,6 @@ def test_a_host_that_is_not_known(connect: Connect) -> None:
 
 def test_a_host_without_the_program(connect: Connect) -> None:
     assert "is not in its PATH" in becomes(connect("no-such-program"), HostPhase.AWAY).problem
-
-
-@pytest.fixture
-def path(sshd: Sshd, tmp_path: Path) -> str:
-    """A PATH whose ssh is this user's."""
-    (tmp_path / "ssh").write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin exec {sshd.ssh()} "$@"\n')
-    (tmp_path / "ssh").chmod(0o755)
-    return f"{tmp_path}:/usr/bin:/bin"
-
-
-def on_host(sshd: Sshd, program_there: str, command: str, *more: str) -> list[str]:
-    """The arguments of a `run` or a `search` there."""
-    return [command, "--host", sshd.host, "--remote-command", program_there, *more]
-
-
-def test_a_command_there_has_this_terminal(sshd: Sshd, program_there: str, path: str, tmp_path: Path) -> None:
-    script = "echo size $(stty size); read typed; echo typed $typed; exit 5"
-    words = on_host(sshd, program_there, "run", "--remote-directory", str(tmp_path), "--", "sh", "-c", script)
-    with terminal(*words, columns=70, lines=20, env={"PATH": path}) as screen:
-        screen.wait_for("size 20 70")
-        screen.press("something\r")
-        screen.wait_for("typed something")
-        assert screen.exit_code() == 5
-
-
-def test_ctrl_c_ends_it_there(sshd: Sshd, program_there: str, path: str) -> None:
-    script = "import os, time; print('pid', os.getpid(), 'waits', flush=True); time.sleep(1000)"
-    with terminal(
-        *on_host(sshd, program_there, "run", "--", sys.executable, "-c", script), env={"PATH": path}
-    ) as screen:
-        text = screen.wait_for("pid ", " waits")
-        screen.press("\x03")
-        assert screen.exit_code() == 130
-    wait_until_gone([int(text.split("pid ")[1].split()[0])])
-
-
-@pytest.mark.parametrize("who", ["viewer", pytest.param("server", marks=pytest.mark.slow)])
-def test_a_command_ends_with_the_connection(sshd: Sshd, program_there: str, path: str, who: str) -> None:
-    script = "trap '' HUP TERM; setsid sleep 1000 & echo pids $$ $! :; while :; do sleep 1; done"
-    with terminal(*on_host(sshd, program_there, "run", "--", "sh", "-c", script), env={"PATH": path}) as screen:
-        text = screen.wait_for("pids ", ":")
-        pids = [int(word) for word in text.split("pids ")[1].split()[:2]]
-        if who == "viewer":
-            os.kill(screen.pid, signal.SIGKILL)
-        else:
-            serving = [each for each in sshd.sessions if _command(each) and _command(each)[0].startswith("sshd")]
-            assert serving
-            for each in serving:
-                each.kill()
-        wait_until_gone(pids)
-
-
-def test_beside_the_monitor_of_that_machine(sshd: Sshd, program_there: str, path: str) -> None:
-    script = "echo from there; read typed; echo got $typed; exec sleep 1000"
-    words = on_host(sshd, program_there, "run", "--tui", "--", "sh", "-c", script)
-    with terminal(*words, env={"PATH": path}) as screen:
-        screen.wait_for("from there", "driver 550", "5.00/80.00 GiB")
-        screen.press("\t")
-        screen.wait_for("keys go to it")
-        screen.press("hello\r")
-        screen.wait_for("got hello")
-        screen.press("\x03")
-        assert screen.exit_code() == 130
-
-
-def test_a_search_there_ends_with_its_viewer(sshd: Sshd, program_there: str, path: str, tmp_path: Path) -> None:
-    (tmp_path / "hangs.py").write_text("import os, time\nprint('stands', os.getpid(), '.')\ntime.sleep(1000)\n")
-    words = on_host(sshd, program_there, "search", "--remote-directory", str(tmp_path), "--gpu", "sim:t4-16gb")
-    with terminal(*words, "--", sys.executable, "hangs.py", "{batch}", env={"PATH": path}) as screen:
-        text = screen.wait_for("stands", "SIMULATED NVIDIA T4", f"{sshd.host}")
-        pid = int(text.split("stands ")[1].split()[0])
-        screen.press("1")
-        screen.wait_for("driver 550", "5.00/80.00 GiB")
-        os.kill(screen.pid, signal.SIGKILL)
-        wait_until_gone([pid])
-
-
-def test_a_search_whose_connection_is_cut_is_one_line(
-    sshd: Sshd, program_there: str, path: str, tmp_path: Path
-) -> None:
-    (tmp_path / "hangs.py").write_text("import os, time\nprint('stands', os.getpid())\ntime.sleep(1000)\n")
-    words = on_host(
-        sshd, program_there, "search", "--remote-directory", str(tmp_path), "--gpu", "sim:t4-16gb", "--json"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpumem_tui", *words, "--", sys.executable, "hangs.py", "{batch}"],
-        env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    line = next(line for line in process.stderr if "stands" in line)
-    for each in sshd.sessions:
-        if _command(each) and _command(each)[0].startswith("sshd"):
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == EXIT_FAILED
-    assert out == ""
-    assert next(each for each in err.splitlines() if each.startswith("gpumem-tui: ")).startswith(
-        f"gpumem-tui: {sshd.host}"
-    )
-    wait_until_gone([int(line.split()[2])])
 
 
 def hears(connection: Connection, readings: int = 3) -> None:

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input, Static
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, UnlistedProcess
-from gpumem_tui.options.workload import WorkloadOptions
-from gpumem_tui.plan.plan import Plan
 from gpumem_tui.remote.connection import Fleet
 from gpumem_tui.remote.decode import HostReport, decoded
 from gpumem_tui.remote.hosts import parse_host
@@ -31,7 +28,6 @@ from gpumem_tui.tui.hosts.rows import (
     HostsSort,
     HostsState,
     chosen_rows,
-    gpu_to_plan_for,
     hosts_header,
     hosts_heading,
     hosts_rows,
@@ -44,12 +40,8 @@ from gpumem_tui.tui.kit.figures import said, span_width
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen, ScreenName
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.plan.screen import PlanScreen
-from gpumem_tui.tui.search.form import EditScreen
-from gpumem_tui.tui.search.screen import SearchScreen
 from tests.monitor.snapshots import gpu, machine, memory, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
-from tests.scenes import search as scene
 from tests.scenes.pictures import until
 from tests.scenes.reading import text_of
 
@@ -126,7 +118,6 @@ def test_what_trains_on_no_gpus_list_has_a_row_and_a_place_in_its_job() -> None:
     assert "2 of 2 ranks on 1 host" in job
     assert first.split()[:4] == ["a", "0", "8", "alice"]
     assert second.split()[:7] == ["a", "cpu", "7", "alice", "–", "1/2", "50"]
-    assert gpu_to_plan_for(state, "a", listed[1]) == Unknown("pid 7 trains on no GPU that can be told")
     assert [each.process.pid for each in listed_processes(replace(state, filter="cpu"))] == [7]
 
 
@@ -534,53 +525,6 @@ async def test_a_process_of_a_host_is_ended_after_a_question(fleet: Fleet, monke
         await pilot.press("y")
         await until(pilot, lambda: sent[1:] == [(4000, "KILL")])
         await until(pilot, lambda: any("another process by now" in note.message for note in pilot.app._notifications))
-
-
-async def test_a_search_on_the_host_under_the_cursor(fleet: Fleet, ssh: Ssh) -> None:
-    def search() -> MainScreen:
-        return SearchScreen(scene.config(), WorkloadOptions(), search_function=scene.missing_torch)
-
-    async with app(fleet, search=search).run_test(size=(120, 40)) as pilot:
-        await answered(pilot)
-        await pilot.press("down", "e")
-        await until(pilot, lambda: isinstance(pilot.app.screen, EditScreen))
-        await until(pilot, lambda: pilot.app.screen.query_one("#host", Input).value == "b")
-        ssh.host("b", "echo 'gpumem-tui is offered by: uvx' >&2; exit 127")
-        await pilot.press("ctrl+s")
-        said_there = pilot.app.screen.query_one("#host-error", Static)
-        await until(pilot, lambda: "but uvx: --remote-command" in str(said_there.render()))
-
-
-async def test_a_plan_for_the_emptiest_gpu_of_a_host(fleet: Fleet) -> None:
-    config = scene.config(gpu="t4-16gb")
-
-    def plan() -> MainScreen:
-        shape = config.workload.shape
-        assert shape is not None
-        return PlanScreen(Plan(shape, config.workload.recipe, config.device.gpu))
-
-    async with app(fleet, plan=plan).run_test(size=(120, 40)) as pilot:
-        await answered(pilot)
-        await pilot.press("o")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PlanScreen))
-        screen = pilot.app.screen
-        assert isinstance(screen, PlanScreen)
-        await until(pilot, lambda: screen.state.plan.gpu.name.startswith("a: GPU "))
-        assert screen.state.plan.gpu.title == gpu(0).name
-        assert screen.state.plan.shape == config.workload.shape
-
-
-def test_which_gpu_is_planned_for() -> None:
-    for host, index in (("a", 0), ("b", 0)):
-        found = gpu_to_plan_for(STATE, host, None)
-        assert not isinstance(found, Unknown)
-        assert found.name == f"{host}: GPU {index}"
-    full = next(each for each in listed_processes(STATE) if (each.host_name, each.place) == ("a", "1"))
-    of_process = gpu_to_plan_for(STATE, "a", full)
-    assert not isinstance(of_process, Unknown)
-    assert of_process.name == "a: GPU 1"
-    nothing = gpu_to_plan_for(STATE, "no such host", None)
-    assert isinstance(nothing, Unknown)
 
 
 async def test_a_tiny_terminal_says_what_it_needs(fleet: Fleet) -> None:

@@ -1,9 +1,9 @@
-"""The Monitor of one host among several, and what makes the screens of other machines."""
+"""The Monitor of one host among several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
@@ -12,18 +12,12 @@ from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.probes import NOTHING_SAID, ProbeReport
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.remote.connection import Connection, WatchedHost
-from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.ssh import NotSignalled, SshOptions
+from gpumem_tui.remote.ssh import NotSignalled
 from gpumem_tui.remote.status import user_on
 from gpumem_tui.settings import Settings
-from gpumem_tui.tui.kit.main_screen import Act, MainScreen, permitted
+from gpumem_tui.tui.kit.main_screen import Act, permitted
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 from gpumem_tui.tui.monitor.table_screen import UNFILTER, Ending
-
-if TYPE_CHECKING:
-    from gpumem_tui.options.workload import WorkloadOptions
-    from gpumem_tui.remote.searching import RemoteSearch
-    from gpumem_tui.search.wire import Configured
 
 
 class HostSource:
@@ -128,19 +122,3 @@ def host_parts(connection: WatchedHost, settings: Settings) -> dict[str, Any]:
         "mine": settings.mine,
         "user": user_on(connection.status.host),
     }
-
-
-def host_monitor(host: RemoteHost, ssh: SshOptions, settings: Settings) -> MainScreen:
-    """Return the Monitor of one machine alone, to look only."""
-    connection = Connection(host, ssh)
-    connection.start()
-    return MonitorScreen(connection, read_only=True, **host_parts(connection, settings))
-
-
-def host_search(there: RemoteSearch, found: Configured, options: WorkloadOptions) -> MainScreen:
-    """Return a search that runs on another machine, begun at once."""
-    from gpumem_tui.search.report import device_line
-    from gpumem_tui.tui.search.screen import SearchScreen
-
-    notice = f"{device_line(found.config.device)}, in {found.directory}"
-    return SearchScreen(found.config, options, notice, autostart=True, there=there)

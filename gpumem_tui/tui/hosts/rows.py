@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, overload
 
-from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
 from gpumem_tui.monitor.devices import is_free
-from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading
 from gpumem_tui.monitor.vendors import vendor
-from gpumem_tui.plan.running import planned_gpu
 from gpumem_tui.remote.status import (
     HostPhase,
     HostStatus,
@@ -80,21 +77,6 @@ class HostsState(TableState):
     def longest_name(self) -> int:
         """Return how long the longest name of a host is."""
         return max((len(status.host.name) for status in self.statuses), default=4)
-
-
-def gpu_to_plan_for(state: HostsState, host: str, process: RemoteProcess | None) -> Reading[Gpu]:
-    """Return the GPU of the process, for None the host's GPU with most free memory; or why there is none."""
-    if process is not None and process.gpu is None:
-        return Unknown(f"pid {process.process.pid} trains on no GPU that can be told")
-    if process is not None and process.gpu is not None:
-        found = process.gpu
-    else:
-        gpus = next((status.gpus for status in state.statuses if status.host.name == host), ())
-        if not gpus:
-            return Unknown("no GPU of it is known")
-        found = max(gpus, key=lambda gpu: -1 if isinstance(gpu.memory, Unknown) else gpu.memory.free_bytes)
-    gpu = planned_gpu(found)
-    return gpu if isinstance(gpu, Unknown) else replace(gpu, name=f"{host}: GPU {gpu.name}")
 
 
 def listed_processes(state: HostsState) -> list[RemoteProcess]:

@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 
-from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Key
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.notify import Notifier
@@ -27,7 +26,6 @@ from gpumem_tui.tui.hosts.order import HostOrder
 from gpumem_tui.tui.hosts.rows import (
     HostsState,
     chosen_rows,
-    gpu_to_plan_for,
     hosts_header,
     hosts_heading,
     hosts_rows,
@@ -86,8 +84,6 @@ class HostsScreen(TableScreen[HostsState]):
         Binding("f", "only", "this host", tooltip="Only the processes of this host, or of all"),
         Binding("s", "sort(1)", "sort", tooltip=_SORT),
         Binding("slash", "filter", "filter", key_display="/", tooltip=_FILTER),
-        Binding("e", "search", "search", tooltip="Search on this host: the form, with its name in it"),
-        Binding("o", "plan", "plan", tooltip="Plan for the GPU of the process, or for the emptiest of this host"),
         Binding("c", "connect", "connect now", tooltip="Try the hosts that are away at once"),
         *END_BINDINGS,
         Binding("tab", "other", "other list", tooltip="To the other list"),
@@ -216,8 +212,6 @@ class HostsScreen(TableScreen[HostsState]):
         """Offer to end only where that can be done; what is past cannot be connected to."""
         if action == "end":
             return self._allow_signals and permitted(self, Act.END) and self._processes.has_focus
-        if action == "search":
-            return self.replay is None and permitted(self, Act.SEARCH)
         return self.replay is None if action == "connect" else super().check_action(action, parameters)
 
     def action_end(self, ending: Ending) -> None:
@@ -267,20 +261,6 @@ class HostsScreen(TableScreen[HostsState]):
         """Try the hosts that are away at once."""
         self._fleet.connect_now()
 
-    def action_search(self) -> None:
-        """Search on the host: the trials run there."""
-        connection = self._fleet.connections.get(self.chosen)
-        if isinstance(connection, Connection) and not refused(self, Act.SEARCH):
-            self.post_message(self.Wanted("search", (connection.host.name, connection.ssh)))
-
-    def action_plan(self) -> None:
-        """Plan for a GPU of the host, from what the host says of it."""
-        gpu = gpu_to_plan_for(self._state, self.chosen, self.chosen_process)
-        if isinstance(gpu, Unknown):
-            self.notify(f"no plan: {gpu.reason}", title=self.chosen, severity="warning")
-        else:
-            self.post_message(self.Wanted("plan", gpu))
-
     def action_other(self) -> None:
         """Go from the hosts to the processes, and back."""
         (self._hosts if self._processes.has_focus else self._processes).focus()
@@ -306,7 +286,7 @@ class HostsScreen(TableScreen[HostsState]):
 
     def has_key(self, action: str) -> bool:
         """Return whether an action can be done here: not to what is past, nor to processes unless that is allowed."""
-        if action in ("connect", "search"):
+        if action == "connect":
             return self.replay is None
         return self._allow_signals if action == "end" else super().has_key(action)
 

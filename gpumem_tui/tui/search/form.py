@@ -19,7 +19,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
-from gpumem_tui.catalog.loader import DEFAULT_GPU, DEFAULT_MODEL, gpus, models
+from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
@@ -40,11 +40,7 @@ from gpumem_tui.options.workload import (
     simulated_device,
     visible_gpus,
 )
-from gpumem_tui.remote.hosts import one_host
-from gpumem_tui.remote.searching import RemoteSearch
-from gpumem_tui.remote.ssh import LinkLost, SshOptions
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.settings import load
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.search.panels import workload_summary
@@ -53,12 +49,12 @@ from gpumem_tui.workload.command import BATCH, Command, Proposal
 _KINDS = {"model": "a model", "config": "a config.json", "file": "a file", "command": "a command"}
 _KIND = OptionRow(name="kind", group="workload", holds="choice", choices=tuple(_KINDS), label="Train")
 _ORDER = (
-    "kind", "model", "config", "workload", "command", "gpus", "host", "remote_directory", "gpu", "precision",
-    "optimizer", "recompute", "compile", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple",
-    "target_batch", "target_tokens", "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps",
-    "timeout_s", "python", "sharding", "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization",
-    "lora_targets", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last",
-    "dequantize", "assumed_rows", "longest", "rank", "through", "torch_version",
+    "kind", "model", "config", "workload", "command", "gpus", "gpu", "precision", "optimizer", "recompute",
+    "compile", "attention", "seq_len", "strategy", "ramp_step", "batch_multiple", "target_batch", "target_tokens",
+    "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps", "timeout_s", "python", "sharding",
+    "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden",
+    "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last", "dequantize", "assumed_rows", "longest",
+    "rank", "through", "torch_version",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""
@@ -71,51 +67,14 @@ EXAMPLE = f"python train.py --batch-size {BATCH}"
 _OWN = "own"
 """The value of a model or a GPU that is in no catalog: a configuration file's, the machine's."""
 _SIMULATED = "sim:"
-_FREE = "free"
-"""The value of another machine's first free GPU."""
-_MOST_GPUS = 16
-"""Of another machine, so many are offered by their index."""
 
 
 @dataclass(frozen=True)
 class Edited:
-    """The message with what the form gives back: always a valid workload.
-
-    Attributes:
-        there: the connection to the machine that searches it; None for this machine.
-    """
+    """The message with what the form gives back: always a valid workload."""
 
     options: WorkloadOptions
     config: SearchConfig
-    there: RemoteSearch | None = None
-
-
-@dataclass(frozen=True)
-class HostRequest:
-    """A search on another machine, which chooses the GPU and reads the files itself and has not been asked yet.
-
-    Attributes:
-        host, directory: as they were typed.
-        ssh: how hosts are reached; None: as the user's settings say.
-    """
-
-    host: str
-    directory: str
-    asked: Options
-    ssh: SshOptions | None = None
-
-    def connect(self) -> Edited:
-        """Ask the host. Takes as long as ssh does.
-
-        Raises:
-            OptionError: it is no host, or the options are wrong there.
-            LinkLost: the host cannot be reached, or has no such program.
-        """
-        settings = load()
-        host = one_host(self.host, dict(settings.hosts))
-        ssh = self.ssh or SshOptions(settings.remote_command, settings.interval_s)
-        there = RemoteSearch(host, ssh, self.directory, self.asked)
-        return Edited(self.asked.trained, there.configure().config, there)
 
 
 def is_choice(option: OptionRow) -> bool:
@@ -128,9 +87,9 @@ def is_long(option: OptionRow) -> bool:
     return option.holds in ("text", "size", "tokens", "rows") and not is_choice(option)
 
 
-def belongs(option: OptionRow, kind: str, shape: ModelShape | None, typed: str, *, on_host: bool) -> bool:
+def belongs(option: OptionRow, kind: str, shape: ModelShape | None, typed: str) -> bool:
     """Return whether the form shows an option: of a model's shape only those that it has, or that hold something."""
-    if (option.trained and kind not in option.trained) or (option.name == "remote_directory" and not on_host):
+    if option.trained and kind not in option.trained:
         return False
     return option.name not in _SHAPE or shape is None or bool(typed) or option.name in shape.record.fields
 
@@ -141,21 +100,18 @@ class FormValues:
     Args:
         now: what is set.
         given: what the program was started with.
-        ssh: how other machines are reached; None: as the one that the program was started with.
 
     Attributes:
         gpus: the GPUs of this machine, as far as the driver has named them.
         proposal: how to give a command its batch size, where it was last read without one.
     """
 
-    def __init__(self, now: Edited, given: Edited, ssh: SshOptions | None = None) -> None:
+    def __init__(self, now: Edited, given: Edited) -> None:
         self.gpus: tuple[RealGpu, ...] = ()
         self.proposal: Proposal | None = None
         self._options = now.options
         self._config = now.config
         self._given = given
-        self._there = now.there
-        self._ssh = ssh or (None if given.there is None else given.there.ssh)
         self._limit = self.begins(OPTIONS["limit_bytes"])
 
     @property
@@ -167,7 +123,7 @@ class FormValues:
 
     def begins(self, option: OptionRow) -> str:
         """Return what an option's field begins with."""
-        options, given, there = self._options, self._given.options, self._there
+        options, given = self._options, self._given.options
         context = self._config.device.gpu.context
         values: dict[str, Any] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
         values |= {field.name: getattr(options, field.name) for field in fields(options)}
@@ -179,9 +135,6 @@ class FormValues:
             "share": bool(self._config.device.others_bytes),
             "context_bytes": context.low_bytes if context and context.source == TYPED_CONTEXT else None,
         }
-        if there is not None:
-            values |= {field.name: getattr(there.asked, field.name) for field in fields(there.asked)}
-            values |= {"host": there.host.name, "remote_directory": there.directory}
         return option.text(values.get(option.name))
 
     def choices(self, option: OptionRow) -> tuple[list[tuple[str, str]], str]:
@@ -194,26 +147,18 @@ class FormValues:
                 listed = [(_OWN, os.path.basename(own))] if own is not None else []
                 return [*listed, *((model, model) for model in models())], self.model
             case "gpu":
-                return self.gpu_choices(on_host=self._there is not None)
+                return self.gpu_choices()
             case _:
                 return [(choice, choice) for choice in option.choices or (NO, YES)], self.begins(option)
 
-    def gpu_choices(self, *, on_host: bool) -> tuple[list[tuple[str, str]], str]:
+    def gpu_choices(self) -> tuple[list[tuple[str, str]], str]:
         """Return (value, label) pairs, the machine's GPUs before the catalog's; and the value to begin with."""
         simulated = [(f"{_SIMULATED}{gpu}", f"{_SIMULATED}{gpu}") for gpu in gpus()]
-        if on_host:
-            asked = None if self._there is None else self._there.asked.gpu
-            numbers = dict.fromkeys(map(str, range(_MOST_GPUS)))
-            own = [] if asked is None or asked in numbers or asked.startswith(_SIMULATED) else [(asked, asked)]
-            listed = [(_FREE, "the first free one"), *own, *((number, f"GPU {number}") for number in numbers)]
-            return [*listed, *simulated], asked or _FREE
         now, given = self._config.device, self._given.config.device
-        owned = next((device for device in (now, given) if not device.simulated and not device.host), None)
+        owned = next((device for device in (now, given) if not device.simulated), None)
         here = [] if owned is None else [(_OWN, owned.gpu.title)]
         uuid = None if owned is None else owned.uuid
         here += [(str(gpu.index), f"{gpu.index}: {gpu.name}") for gpu in self.gpus if gpu.uuid != uuid]
-        if now.host:  # of another machine
-            return [*here, *simulated], f"{_SIMULATED}{DEFAULT_GPU}"
         return [*here, *simulated], f"{_SIMULATED}{now.gpu.name}" if now.simulated else _OWN
 
     def _kind(self, options: WorkloadOptions) -> str:
@@ -224,54 +169,49 @@ class FormValues:
 
     # Reading
 
-    def read(self, values: Mapping[str, str]) -> Edited | HostRequest:
-        """Return what the fields hold, by name, as a search; for another machine, as what to ask it.
+    def read(self, values: Mapping[str, str]) -> Edited:
+        """Return what the fields hold, by name, as a search.
 
         Raises:
             OptionError: they do not go together.
         """
         self.proposal = None
         asked = self._asked(values)
-        if values["host"]:
-            return HostRequest(values["host"], values["remote_directory"], asked, self._ssh)
         device = self._read_device(values["gpu"], share=asked.share)
         python = self._read_python(values["python"])
-        workload, allocator = asked.trained.spec(python), self._config.allocator
+        workload = asked.trained.spec(python)
         config = replace(
             self._config,
             workload=workload,
             device=_with_context(asked, device),
             python=python,
-            allocator=allocator.from_environment() if self._config.device.host else allocator,
             **{**asked.terms_of(workload), "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
         )
         check_searchable(config)
         return Edited(asked.trained, config)
 
     def _asked(self, values: Mapping[str, str]) -> Options:
-        """Read every option that belongs to what is trained. Another machine's files are not known here."""
-        kind, on_host = values["kind"], bool(values["host"])
+        """Read every option that belongs to what is trained."""
+        kind = values["kind"]
         read: dict[str, object] = {}
         for option in FIELDS:
-            if option.name not in (*_LISTED, "host", "remote_directory") and kind in (option.trained or _KINDS):
+            if option.name not in _LISTED and kind in (option.trained or _KINDS):
                 typed = values[option.name]  # of its GPUs what is trained knows the bounds
                 read[option.name] = int(typed or 1) if option.name == "gpus" else option.read(typed)
         for name in read.keys() & {"config", "workload"}:
-            read[name] = values[name] if on_host else os.path.expanduser(values[name])
+            read[name] = os.path.expanduser(values[name])
         if kind == "command":
-            read["command"] = self._read_command(values["command"], on_host=on_host)
+            read["command"] = self._read_command(values["command"])
         if kind == "model":
             read |= self._read_model(values["model"])
-        if on_host:
-            read["gpu"] = None if values["gpu"] == _FREE else values["gpu"]
-        elif values["limit_bytes"] == self._limit:
+        if values["limit_bytes"] == self._limit:
             del read["limit_bytes"]  # of a device that is no longer meant, perhaps
         return asked_by(read)
 
-    def _read_command(self, line: str, *, on_host: bool) -> tuple[str, ...]:
+    def _read_command(self, line: str) -> tuple[str, ...]:
         words = command_words(line)
         command = Command(words, os.getcwd())
-        if not on_host and shutil.which(words[0]) is None:
+        if shutil.which(words[0]) is None:
             raise OptionError(f"-- COMMAND: there is no program {words[0]!r} that can be run; check the path")
         if not command.takes_batch:
             self.proposal = command.proposal
@@ -287,7 +227,7 @@ class FormValues:
 
     def _read_python(self, typed: str) -> str:
         """Return the interpreter: as it was where nothing else was typed; else a program that can be run."""
-        if typed == self.begins(OPTIONS["python"]) and self._there is None:
+        if typed == self.begins(OPTIONS["python"]):
             return self._config.python
         return interpreter(os.path.expanduser(typed) or None) or sys.executable
 
@@ -296,7 +236,7 @@ class FormValues:
 
         Of another device it is the present cap, where that is less than the device.
         """
-        if typed != self._limit or self._there is not None:
+        if typed != self._limit:
             return limit_from(typed, device.gpu.total_bytes) if typed else share_limit_bytes(device)
         for config in (self._config, self._given.config):
             if config.device is device:
@@ -306,8 +246,6 @@ class FormValues:
 
     def _read_device(self, wanted: str, *, share: bool) -> Device:
         for device in (self._config.device, self._given.config.device):
-            if device.host:
-                continue
             if wanted == (f"{_SIMULATED}{device.gpu.name}" if device.simulated else _OWN):
                 known = any(gpu.uuid == device.uuid for gpu in self.gpus)
                 if device.simulated or not known or share == bool(device.others_bytes):
@@ -355,8 +293,6 @@ class EditScreen(ModalScreen[Edited | None]):
         now: what is set.
         given: what the program was started with: the user's own configuration, file, command or GPU can be chosen
             again after another was tried.
-        host: another machine to begin with; empty for the one that is set.
-        ssh: how it is reached; None: as those are that the program was started with, or as the user's settings say.
     """
 
     CSS_PATH = Path(__file__).with_name("form.tcss")
@@ -367,15 +303,11 @@ class EditScreen(ModalScreen[Edited | None]):
         Binding("down", "app.focus_next", show=False, priority=True),
     ]
 
-    def __init__(self, now: Edited, given: Edited, host: str = "", ssh: SshOptions | None = None) -> None:
+    def __init__(self, now: Edited, given: Edited) -> None:
         super().__init__()
-        self._good: Edited | HostRequest | None = now
-        self._values = FormValues(now, given, ssh)
-        self._host = host
+        self._good: Edited | None = now
+        self._values = FormValues(now, given)
         self._model = self._values.model
-        self._on_host = now.there is not None
-        self._asking: HostRequest | None = None
-        self._answer: tuple[HostRequest, str] | None = None
 
     def compose(self) -> ComposeResult:
         """Yield a row a field, a preview, two buttons."""
@@ -405,8 +337,6 @@ class EditScreen(ModalScreen[Edited | None]):
         self._check()
         kind = self._chosen("kind")
         self.query_one(f"#{'workload' if kind == 'file' else kind}").focus()
-        if self._host:
-            self.query_one("#host", Input).value = self._host
         self.run_worker(self._list_gpus())
 
     async def _list_gpus(self) -> None:
@@ -415,22 +345,9 @@ class EditScreen(ModalScreen[Edited | None]):
         if isinstance(found, Unknown) or not self.is_mounted:
             return
         self._values.gpus = visible_gpus(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if not self._on_host:
-            self._offer_gpus(self._chosen("gpu"))
-
-    def _offer_gpus(self, chosen: str = "") -> None:
-        """Offer those of the machine that is meant; an empty `chosen` stands for the one to begin with."""
-        field = self.query_one("#gpu", ChoiceField)
-        listed, first = self._values.gpu_choices(on_host=self._on_host)
-        field.offer(dict(listed))
-        field.value = chosen or first
-
-    @on(Input.Changed, "#host")
-    def _host_changed(self) -> None:
-        """Offer another machine's GPUs."""
-        if bool(self._typed("host")) != self._on_host:
-            self._on_host = not self._on_host
-            self._offer_gpus()
+        field, chosen = self.query_one("#gpu", ChoiceField), self._chosen("gpu")
+        field.offer(dict(self._values.gpu_choices()[0]))
+        field.value = chosen
 
     @on(ChoiceField.Changed, "#model")
     def _model_changed(self) -> None:
@@ -448,34 +365,10 @@ class EditScreen(ModalScreen[Edited | None]):
     @on(Input.Submitted)
     @on(Button.Pressed, "#apply")
     def action_apply(self) -> None:
-        """Give back the values, if they are good; those for another machine once it has taken them."""
+        """Give back the values, if they are good."""
         self._check()
-        if isinstance(self._good, Edited):
+        if self._good is not None:
             self.dismiss(self._good)
-        elif self._good is not None and self._asking is None:
-            self._asking, self._answer = self._good, None
-            self._check()
-            self.app.run_worker(self._ask(self._good))  # not the form's: what comes late is to be ended
-
-    async def _ask(self, request: HostRequest) -> None:
-        """Have the host check it. Whoever left or changed the form meanwhile wants it no more."""
-        complaint = ""
-        try:
-            edited = await in_daemon_thread(request.connect)
-        except (OptionError, LinkLost) as error:
-            complaint = str(error)
-        wanted = self._asking == request and self.is_mounted
-        if complaint and wanted:
-            self._asking, self._answer = None, (request, complaint.removeprefix(f"{request.host}: "))
-            self._check()
-        elif wanted:
-            self.dismiss(edited)
-        elif not complaint and edited.there is not None:
-            await in_daemon_thread(edited.there.end)
-
-    def on_unmount(self) -> None:
-        """Forget the host that is still asked: there is nobody to tell."""
-        self._asking = None
 
     @on(Button.Pressed, "#leave")
     def _leave(self) -> None:
@@ -513,17 +406,14 @@ class EditScreen(ModalScreen[Edited | None]):
         kind = self._chosen("kind")
         try:
             self._good = self._values.read(self._held())
-            about, answer = self._answer or (None, "")
-            wrong, complaint = _place(answer if about == self._good else "", "host")
         except OptionError as error:
             self._good = None
             wrong, complaint = _place(str(error), "workload" if kind == "file" else kind)
-        if complaint:
             errors[wrong] = complaint
         shape = models().get(self._chosen("model")) if kind == "model" else None
         for option in FIELDS:
             typed = "" if is_choice(option) else self._typed(option.name)
-            shown = belongs(option, kind, shape, typed, on_host=self._on_host)
+            shown = belongs(option, kind, shape, typed)
             complaint = errors.get(option.name, "")
             self.query_one(f"#{option.name}-field").display = shown
             self.query_one(f"#{option.name}-error", Static).update(complaint)
@@ -533,11 +423,8 @@ class EditScreen(ModalScreen[Edited | None]):
         if proposal is not None:
             button.label = Content(f"{proposal.proposed} instead of {proposal.given}")
         self.query_one("#apply", Button).disabled = self._good is None
-        if self._asking != self._good:
-            self._asking = None  # it was asked about something else
         if self._good is not None:
-            lines = _preview(self._good, asking=self._asking is not None)
-            self.query_one("#preview", Static).update("\n".join(lines))
+            self.query_one("#preview", Static).update("\n".join(_preview(self._good)))
 
     def _chosen(self, name: str) -> str:
         return self.query_one(f"#{name}", ChoiceField).value
@@ -557,14 +444,7 @@ def _place(error: str, otherwise: str) -> tuple[str, str]:
     return (option.name, complaint) if option in FIELDS and option is not None and complaint else (otherwise, error)
 
 
-def _preview(good: Edited | HostRequest, *, asking: bool) -> Iterator[str]:
-    if isinstance(good, HostRequest) and asking:
-        yield f"connecting to {good.host} …"
-        return
-    if isinstance(good, HostRequest):
-        yield f"{good.host} is asked: it has the files, chooses the GPU and runs the trials"
-        yield "the same version of gpumem-tui must be installed there"
-        return
+def _preview(good: Edited) -> Iterator[str]:
     config = good.config
     yield workload_summary(config)
     if config.workload.shape is None and config.workload.hugging_face is None:

@@ -47,8 +47,6 @@ def workload_lines(config: SearchConfig) -> Iterator[tuple[str, str]]:
         yield ("file", short_name(config)) if command is None else ("command", "")
         if command is not None:
             yield "", shortened(command.text, _PANEL_CHARACTERS)
-            if config.device.host:
-                yield "in", shortened(command.cwd, _PANEL_CHARACTERS)
         if recipe.gpus > 1:
             yield "ranks", f"{recipe.gpus:,}"
         yield "", "It decides model, precision and optimizer itself."
@@ -121,11 +119,10 @@ def workload_summary(config: SearchConfig) -> str:
 
 
 def device_words(config: SearchConfig) -> tuple[str, str]:
-    """Return the device's host and name, that it is simulated in capitals, and a cap on it; and why it was taken."""
+    """Return the device's name, that it is simulated in capitals, and a cap on it; and why it was taken."""
     device = config.device
     cap = f" · cap {format_bytes(config.limit_bytes)}" if config.limit_bytes is not None else ""
-    host = f"{device.host}: " if device.host else ""
-    return f"{host}{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
+    return f"{'SIMULATED ' if device.simulated else ''}{device.gpu.title}{cap}", device.reason
 
 
 def short_name(config: SearchConfig) -> str:

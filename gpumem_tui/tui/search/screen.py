@@ -15,14 +15,11 @@ from textual.widgets import Static
 
 from gpumem_tui.errors import EXIT_FAILED, own_error
 from gpumem_tui.options.workload import WorkloadOptions
-from gpumem_tui.remote.searching import RemoteSearch
-from gpumem_tui.remote.ssh import SshOptions
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import CommandOutput, Predicted
 from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.runner import SearchEvent, TrialStarted, search
-from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.lines import Lines
@@ -63,8 +60,7 @@ class SearchScreen(SteeredScreen):
         config: what to search; `options` is what the user typed to get it, for the form.
         notice: where it will run, in the caller's words.
         autostart: begin as soon as the screen is there.
-        search_function, clock: the search on this machine and the time of day.
-        there: the connection to the machine that searches, ended with the screen; None for this machine.
+        search_function, clock: the search and the time of day.
     """
 
     CSS_PATH = "screen.tcss"
@@ -89,7 +85,7 @@ class SearchScreen(SteeredScreen):
         Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
     ]
 
-    def __init__(  # noqa: PLR0913 - three of them stand for what a test plays
+    def __init__(
         self,
         config: SearchConfig,
         options: WorkloadOptions,
@@ -98,16 +94,14 @@ class SearchScreen(SteeredScreen):
         autostart: bool = False,
         search_function: SearchFunction = search,
         clock: Clock = datetime.now,
-        there: RemoteSearch | None = None,
     ) -> None:
         super().__init__()
         self._state = SearchState(config)
         self._options = options
-        self._there = there
-        self._given = Edited(options, config, there)
+        self._given = Edited(options, config)
         self._notice = notice
         self._autostart = autostart
-        self._search_here = search_function
+        self._search = search_function
         self._clock = clock
         self._printed = Printed.of(config)
         self._shows_output: bool | None = None  # as the user chose; None: until the first trial has ended
@@ -166,21 +160,17 @@ class SearchScreen(SteeredScreen):
         self.call_after_refresh(self.refresh_bindings)  # the width decides which keys do something
 
     def take_over(self, what: object) -> str:
-        """Search something else, as if opened with it, or open the form with another machine in it."""
+        """Search something else, as if opened with it."""
         if self._state.busy:
             return "another search is running: cancel it first"
         match what:
             case (WorkloadOptions() as options, SearchConfig() as config):
                 self._take(Edited(options, config))
                 self.action_start()
-            case (str() as host, SshOptions() as ssh):
-                self._open_form(host, ssh)
         return ""
 
     def _take(self, edited: Edited) -> None:
-        if self._there is not None and self._there is not edited.there:
-            self.app.run_worker(in_daemon_thread(self._there.end))
-        self._options, config, self._there = edited.options, edited.config, edited.there
+        self._options, config = edited.options, edited.config
         self._notice = ""
         self._printed = Printed.of(config)
         self._shows_output = None
@@ -223,8 +213,7 @@ class SearchScreen(SteeredScreen):
         self._began = self._clock()
         self._printed = Printed.of(self._state.config)
         self._enter(states.started(self._state))
-        there = self._search_here if self._there is None else self._there.search
-        self.run_behind(partial(self._drive, partial(there, self._state.config), self._printed))
+        self.run_behind(partial(self._drive, partial(self._search, self._state.config), self._printed))
 
     def action_pause(self) -> None:
         """Hold the search after the step that runs."""
@@ -276,15 +265,13 @@ class SearchScreen(SteeredScreen):
 
     def action_edit(self) -> None:
         """Open the form."""
-        self._open_form()
 
-    def _open_form(self, host: str = "", ssh: SshOptions | None = None) -> None:
         def edited(result: Edited | None) -> None:
             if result is not None:
                 self._take(result)
 
-        now = Edited(self._options, self._state.config, self._there)
-        self.app.push_screen(EditScreen(now, self._given, host, ssh), edited)
+        now = Edited(self._options, self._state.config)
+        self.app.push_screen(EditScreen(now, self._given), edited)
 
     def on_trial_log_chosen(self, message: TrialLog.Chosen) -> None:
         """Show the trial that the user looks at."""
@@ -328,8 +315,6 @@ class SearchScreen(SteeredScreen):
         """Cancel what runs, wait until its child process is gone, and return the exit code for leaving now."""
         code = self._state.exit_code
         await super().end()
-        if self._there is not None:
-            await in_daemon_thread(self._there.end)
         return code
 
     # Drawing
