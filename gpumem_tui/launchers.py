@@ -61,11 +61,13 @@ class Launcher:
         counts: ways of saying how many processes it starts, the first that a line uses counts; each the options whose
             product that is, and of each option its spellings without dashes, ``-`` for ``_``.
         variables: what its processes read, the likeliest first.
+        module: what ``python -m`` runs for its first name; empty where none is known.
     """
 
     names: tuple[str, ...]
     counts: tuple[tuple[tuple[str, ...], ...], ...]
     variables: tuple[RankVariables, ...]
+    module: str = ""
 
 
 LAUNCHERS = (
@@ -73,11 +75,13 @@ LAUNCHERS = (
         ("torchrun", "torch.distributed.run", "torch.distributed.launch"),
         ((("nproc-per-node",), ("nnodes",)),),
         (TORCHRUN,),
+        "torch.distributed.run",
     ),
     Launcher(
         ("accelerate", "accelerate-launch", "accelerate.commands.accelerate_cli", "accelerate.commands.launch"),
         ((("num-processes",),),),
         (TORCHRUN,),
+        "accelerate.commands.launch",
     ),
     Launcher(
         ("deepspeed", "deepspeed.launcher.launch", "deepspeed.launcher.runner"),
@@ -96,6 +100,8 @@ _ITS_OWN = ((("trainer.devices",), ("trainer.num-nodes",)),)
 """How the line of a program that starts its ranks itself says how many: LightningCLI."""
 NAMES = frozenset(name for launcher in LAUNCHERS for name in launcher.names)
 """By these names a command line starts a launcher."""
+MODULES = {launcher.names[0]: launcher.module for launcher in LAUNCHERS if launcher.module}
+"""By a launcher's first name, what ``python -m`` runs for it."""
 
 _BY_NAME = {name: launcher for launcher in LAUNCHERS for name in launcher.names}
 _PROGRAM = re.compile(r"(?:lib)?(?:python|pypy)[\d.]*t?|.*\.(?:py|sh)")

@@ -31,6 +31,7 @@ from gpumem_tui.options.workload import (
 )
 from gpumem_tui.plan.plan import Plan, device_option, draft_of
 from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
+from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -181,7 +182,7 @@ def check_searchable(config: SearchConfig) -> None:
     """
     command = config.workload.command
     if command is not None and not command.takes_batch:
-        raise OptionError(f"-- COMMAND: has no {{batch}}; {command.rewriting}")
+        raise OptionError(f"-- COMMAND: has no {{batch}}; {rewriting(command)}")
     if config.workload.as_torch and not config.device.simulated:
         raise OptionError(
             f"--torch-version {config.workload.as_torch}: a GPU of this machine runs the torch that is installed; give "

@@ -35,6 +35,7 @@ from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
@@ -558,7 +559,7 @@ def batch_note(plan: CommandPlan) -> str:
         return ""
     if command is None or command.takes_batch:
         return f"only this batch size is known: {plan.base.done.not_affine}"
-    return f"only this batch size is known: {command.rewriting}, and every other one will be"
+    return f"only this batch size is known: {rewriting(command)}, and every other one will be"
 
 
 def exactness(plan: CommandPlan) -> str:

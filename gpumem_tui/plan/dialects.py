@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 
-import msgspec
-
-from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.formula.records import BF16_SINCE
 from gpumem_tui.formula.techniques import (
     DEEPSPEED,
@@ -25,8 +20,9 @@ from gpumem_tui.formula.techniques import (
     Technique,
     techniques_of,
 )
-from gpumem_tui.launchers import NAMES, PYTHON
+from gpumem_tui.launchers import MODULES, NAMES, PYTHON
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.frameworks import AUTOCAST_FP16, Dialect, dialect_of, scripts_of
 from gpumem_tui.workload.command import ACCUMULATION, Command
 
 _PASSES = r"(?:gradient[_-]accumulation[_-]steps|accumulate[_-]grad[_-]batches|grad[_-]accum(?:ulation)?(?:[_-]steps)?)"
@@ -48,70 +44,9 @@ _SHORTEST = 128
 """Tokens of a sample: shorter ones are not proposed."""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """How a framework's programs are told a change: a table of dialects.toml, which explains the fields."""
-
-    title: str = ""
-    by_program: tuple[str, ...] = ()
-    by_text: tuple[str, ...] = ()
-    form: str = ""
-    after: str = ""
-    inside: str = ""
-    passes: str = ""
-    overrides: bool = False
-    globals: bool = False
-    shares_passes: bool = False
-    ranks: tuple[str, ...] = ("torchrun --nproc-per-node {gpus}",)
-    shards: str = ""
-    zero: str = ""
-    says: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    def is_spoken(self, command: Command, script: str) -> bool:
-        """Return whether a command, whose script has that text, is of the framework."""
-        programs = {os.path.basename(word) for word in command.words}
-        by_program, by_text = programs & set(self.by_program), any(name in script for name in self.by_text)
-        both = self.after and self.by_program
-        return bool(by_program and by_text) if both else bool(by_program or by_text)
-
-    def words(self, values: str) -> tuple[str, ...]:
-        """Return the words of the line for ``name=value …``."""
-        pairs = ((name, name.replace("_", "-"), value) for name, _, value in _pairs(values))
-        said = (self.form.format(name=name, dashed=dashed, value=value) for name, dashed, value in pairs)
-        return tuple(word for one in said for word in one.rstrip("=").split(" "))
-
-
-@cache
-def dialects() -> Mapping[str, Dialect]:
-    """Return every framework's, by name."""
-    tables = toml_tables("dialects.toml")
-    whole = {name: {**tables.get(str(table.get("like")), {}), **table} for name, table in tables.items()}
-    return {name: msgspec.convert(table, Dialect) for name, table in whole.items()}
-
-
-@cache
-def dialect_of(command: Command) -> Dialect:
-    """Return the dialect of a command's framework; one that says nothing where none is known."""
-    script = _script(command)
-    return next((one for one in dialects().values() if one.is_spoken(command, script)), Dialect())
-
-
 def _script(command: Command) -> str:
     """Return the text of the Python file that a command runs; empty where none is named or it cannot be read."""
-    return next(iter(_scripts(command)), "")
-
-
-@cache
-def _scripts(command: Command) -> Sequence[str]:
-    """Return the texts of the Python files that a command's line names: the program, and perhaps its settings."""
-    found = []
-    for word in command.words:
-        if word.endswith(".py"):
-            try:
-                found.append(Path(command.cwd, word).read_text(errors="replace"))
-            except OSError:
-                found.append("")
-    return found
+    return next(iter(scripts_of(command)), "")
 
 
 # The length of a sample
@@ -166,7 +101,7 @@ def _with_passes(
         return _with_number(words, place, wanted)
     if (own := _OWN_OPTION.search(_script(command))) is not None and (own[2] or "1").isdecimal():
         return (*words, own[1], str(passes * int(own[2] or 1)))
-    if not dialect.form:
+    if not (dialect.form and dialect.passes):
         return None
     if wanted == passes:
         added = dialect.words(f"{dialect.passes}={ACCUMULATION}")
@@ -181,7 +116,7 @@ def _said_passes(command: Command, words: Sequence[str], dialect: Dialect) -> in
     """Return the passes that a line says, else its configurations, the last that does, or the script with its own."""
     if (place := _number_in(words, _GIVES_PASSES)) is not None:
         return place[2]
-    scripts = _scripts(command) if dialect.globals else ()
+    scripts = scripts_of(command) if dialect.globals else ()
     texts = (*scripts[:1], command.settings, *scripts[1:])
     said = [found[2] for text in texts for found in _SETS_PASSES.finditer(text)]
     return prod(int(factor) for factor in said[-1].split("*")) if said else 1
@@ -197,8 +132,6 @@ def _added(words: tuple[str, ...], added: Sequence[str], dialect: Dialect) -> tu
 
 _LINES = "lines"
 """Among a change's words: what is to be written into the program, as its run found it."""
-_MODULES = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.launch"}
-"""What launchers are called where Python is named by its path, as theirs may not be on the PATH."""
 
 
 def sharded_line(command: Command, gpus: int, key: str = SHARDED) -> tuple[str, ...] | None:
@@ -254,8 +187,11 @@ def _started(
         if name in NAMES:
             after = after[1:] if after[:1] == (dialect.after,) else after
         elif PYTHON.fullmatch(name):
-            if name != word:
-                launcher = (word, "-m", _MODULES[launcher[0]], *launcher[2 if dialect.after else 1 :])
+            if name != word:  # Python is named by its path: the launcher's own program may not be on the PATH
+                module = MODULES.get(launcher[0])
+                if module is None:
+                    return ()
+                launcher = (word, "-m", module, *launcher[2 if dialect.after else 1 :])
             while after and re.fullmatch("-[a-zA-Z]", after[0]) and after[0] not in ("-m", "-c"):
                 after = after[1:]
             if after[:1] == ("-c",):
@@ -299,11 +235,7 @@ def _how(change: Technique, config: SearchConfig, dialect: Dialect) -> str:
     values = _values(change, config, dialect)
     if dialect.form:
         return " ".join(dialect.words(values))
-    return ", ".join(dialect.inside.format(name=name, value=value) for name, _, value in _pairs(values))
-
-
-def _pairs(values: str) -> Iterator[tuple[str, str, str]]:
-    return (pair.partition("=") for pair in values.split())
+    return ", ".join(dialect.written(values))
 
 
 def _values(change: Technique, config: SearchConfig, dialect: Dialect) -> str:
@@ -311,7 +243,7 @@ def _values(change: Technique, config: SearchConfig, dialect: Dialect) -> str:
     has_bf16 = config.device.gpu.compute_capability >= BF16_SINCE
     if change.key != "autocast" or has_bf16:
         return said
-    return dialect.says.get("autocast-fp16", said.replace("bf16", "fp16"))
+    return dialect.says.get(AUTOCAST_FP16, said.replace("bf16", "fp16"))
 
 
 @dataclass(frozen=True)

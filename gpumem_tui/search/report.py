@@ -20,6 +20,7 @@ from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
 from gpumem_tui.search.assumed import assumed_json, assumed_line, assumed_lines, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
@@ -182,7 +183,7 @@ def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
     largest = traced.max_batch_size
     verdict = f"{workload.batch_words(batch_size)} {traced.fit(batch_size)}"
     if workload.command is not None and not workload.command.takes_batch:
-        return f"by trace {verdict}; for the largest batch that does, {workload.command.rewriting}"
+        return f"by trace {verdict}; for the largest batch that does, {rewriting(workload.command)}"
     if isinstance(largest, Unknown):
         return f"by trace {verdict}; the largest that does is not known: {largest.reason}"
     if traced.done.is_estimate:

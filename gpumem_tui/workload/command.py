@@ -31,13 +31,6 @@ _NAMED = re.compile(rf"[^\s\"'=,;:|&$(){{}}\[\]<>]+(?:{'|'.join(map(re.escape, _
 _LARGEST_BYTES = 1 << 20
 """Of a configuration file: what is larger is data."""
 
-_OVERRIDES = {
-    "llamafactory-cli": "per_device_train_batch_size={batch}",
-    "tune": "batch_size={batch}",
-    "axolotl": "--micro-batch-size={batch}",
-}
-"""By program, how its line overrides the batch size of its configuration file (the documentation of each)."""
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -86,15 +79,15 @@ class Command:
         )
 
     @property
-    def _files(self) -> list[str]:
-        """The configuration files that its words name, as they name them."""
+    def files(self) -> list[str]:
+        """Return the configuration files that its words name, as they name them."""
         named = (word.rpartition("=")[2] for word in self.words)
         return [name for name in named if name.endswith(_CONFIGURATIONS) and Path(self.cwd, name).is_file()]
 
     @property
     def settings(self) -> str:
         """The text of the configuration files that its words name."""
-        paths = (Path(self.cwd, name) for name in self._files)
+        paths = (Path(self.cwd, name) for name in self.files)
         return "\n".join(path.read_text(errors="replace") for path in paths if path.stat().st_size <= _LARGEST_BYTES)
 
     @property
@@ -104,7 +97,7 @@ class Command:
         A file that names one of them counts, too, as its copy has to name that one's copy.
         """
         found: dict[str, Path] = {}
-        for name in self._files:
+        for name in self.files:
             self._look_through(name, Path(self.cwd, name), found, set())
         return found
 
@@ -174,21 +167,6 @@ class Command:
     def says_batch(self) -> bool:
         """Return whether the line tells the batch size, be it as a number."""
         return self.takes_batch or self.proposal is not None
-
-    @property
-    def rewriting(self) -> str:
-        """The way to write the line so that the batch size can be chosen."""
-        proposal = self.proposal
-        if proposal is None and self._files:
-            override = next(
-                (form for name, form in _OVERRIDES.items() if name in map(os.path.basename, self.words)), ""
-            )
-            return f"write {BATCH} in {self._files[0]} as the batch size" + (
-                f", or add `{override}`" if override else ""
-            )
-        if proposal is None:
-            return f"write {BATCH} where the batch size goes"
-        return f"write `{proposal.proposed}` instead of `{proposal.given}`"
 
     @property
     def processes(self) -> int:

@@ -13,11 +13,12 @@ from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.combining import MOST_RUNS, MOST_WHERE_IT_FITS, Planner, Planning, command_of, likely
 from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
-from gpumem_tui.plan.dialects import dialect_of, half_length, sharded_line, typed_changes, typed_command
+from gpumem_tui.plan.dialects import half_length, sharded_line, typed_changes, typed_command
 from gpumem_tui.plan.recommended import change_words
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.frameworks import dialect_of
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.command import Command

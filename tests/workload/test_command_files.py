@@ -29,25 +29,6 @@ def test_a_copy_lies_beside_the_file_and_goes_away(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "conf").iterdir()] == ["ds.json"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ("llamafactory-cli", "train", "x.yaml"),
-            "write {batch} in x.yaml as the batch size, or add `per_device_train_batch_size={batch}`",
-        ),
-        (("python", "train.py", "--config=x.yaml"), "write {batch} in x.yaml as the batch size"),
-        (("python", "train.py", "missing.yaml"), "write {batch} where the batch size goes"),
-        (("python", "train.py", "x.yaml", "--bs", "4"), "write `--bs {batch}` instead of `--bs 4`"),
-    ],
-)
-def test_how_a_line_with_a_file_is_to_be_written(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    (tmp_path / "x.yaml").write_text("per_device_train_batch_size: 4")
-    command = Command(words, str(tmp_path))
-    assert not command.takes_batch
-    assert command.rewriting == said
-
-
 @pytest.mark.scripts
 def test_a_search_fills_the_file(tmp_path: Path) -> None:
     project = Project(tmp_path)

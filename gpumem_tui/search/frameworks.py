@@ -1,0 +1,152 @@
+"""The frameworks that people train with: a table of catalog/dialects.toml each, and which of them a command is of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpumem_tui.catalog.loader import toml_tables
+from gpumem_tui.catalog.shapes import CatalogError
+from gpumem_tui.formula.techniques import ADAPTERS, INJECTED, MORE_RANKS, SHARDS
+from gpumem_tui.launchers import NAMES
+from gpumem_tui.workload.command import BATCH, Command
+
+_FILE = "dialects.toml"
+AUTOCAST_FP16 = "autocast-fp16"
+"""What is said in the place of autocast on GPUs without bfloat16."""
+_SAYABLE = {*INJECTED, *ADAPTERS, AUTOCAST_FP16} - {*SHARDS, MORE_RANKS}
+"""The changes that a framework can have words for; `ranks` starts ranks, `shards` and `zero` have them hold parts."""
+
+
+class Dialect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a framework's programs are told a change: a table of dialects.toml, which explains the fields."""
+
+    title: str = ""
+    by_program: tuple[str, ...] = ()
+    by_text: tuple[str, ...] = ()
+    form: str = ""
+    after: str = ""
+    inside: str = ""
+    batch: str = ""
+    passes: str = ""
+    overrides: bool = False
+    globals: bool = False
+    shares_passes: bool = False
+    ranks: tuple[str, ...] = ("torchrun --nproc-per-node {gpus}",)
+    shards: str = ""
+    zero: str = ""
+    says: Mapping[str, str] = {}
+
+    def is_spoken(self, command: Command, script: str) -> bool:
+        """Return whether a command, whose script has that text, is of the framework."""
+        programs = {os.path.basename(word) for word in command.words}
+        by_program, by_text = programs & set(self.by_program), any(name in script for name in self.by_text)
+        both = self.after and self.by_program
+        return bool(by_program and by_text) if both else bool(by_program or by_text)
+
+    def words(self, values: str) -> tuple[str, ...]:
+        """Return the words of the line for ``name=value …``."""
+        said = (
+            self.form.format(name=name, dashed=name.replace("_", "-"), value=value) for name, value in pairs(values)
+        )
+        return tuple(word for one in said for word in one.rstrip("=").split(" "))
+
+    def written(self, values: str) -> Sequence[str]:
+        """Return what is written into the program for ``name=value …``."""
+        return [self.inside.format(name=name, value=value) for name, value in pairs(values)]
+
+
+def pairs(values: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each part of ``name=value …``; the value is empty where there is none."""
+    for each in values.split():
+        name, _, value = each.partition("=")
+        yield name, value
+
+
+@cache
+def dialects() -> Mapping[str, Dialect]:
+    """Return every framework's, by name."""
+    return read_dialects(toml_tables(_FILE))
+
+
+def read_dialects(tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Dialect]:
+    """Return the dialects that tables of dialects.toml describe.
+
+    Raises:
+        CatalogError: a table has an unknown key, a value of another type, a change or a launcher that is none, or
+            nothing that gives the framework away; the message names the file, the table and the key.
+    """
+    return {name: _read(name, table, tables) for name, table in tables.items()}
+
+
+def _read(name: str, table: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Dialect:
+    like = table.get("like")
+    if like is not None and like not in tables:
+        raise CatalogError(f"{_FILE}: {name}: like: there is no table {like!r}")
+    own = {key: value for key, value in table.items() if key != "like"}
+    try:
+        dialect = msgspec.convert({**tables.get(str(like), {}), **own}, Dialect)
+    except msgspec.ValidationError as error:
+        raise CatalogError(f"{_FILE}: {name}: {error}") from error
+    if fault := next(_faults(dialect), ""):
+        raise CatalogError(f"{_FILE}: {name}: {fault}")
+    return dialect
+
+
+def _faults(dialect: Dialect) -> Iterator[str]:
+    """Yield what is wrong in a table, each with its key first."""
+    if not dialect.by_program and not dialect.by_text:
+        yield "by_program, by_text: nothing gives its programs away"
+    if dialect.batch and not dialect.form:
+        yield "batch: the line has no form to say it in"
+    for key in dialect.says:
+        if key not in _SAYABLE:
+            close = get_close_matches(key, sorted(_SAYABLE), 1)
+            yield f"says.{key}: no change is called so{f'; did you mean {close[0]}?' if close else ''}"
+    for form, text in (("form", dialect.form), ("inside", dialect.inside)):
+        try:
+            text.format(name="", dashed="", value="")
+        except (KeyError, IndexError, ValueError) as error:
+            yield f"{form}: {error} stands for nothing; {{name}}, {{dashed}} and {{value}} do"
+    for way in dialect.ranks:
+        first = way.partition(" ")[0]
+        if first != "env" and not first.startswith("-") and first not in NAMES:
+            yield f"ranks: {first} is no launcher of gpumem_tui/launchers.py"
+
+
+@cache
+def dialect_of(command: Command) -> Dialect:
+    """Return the dialect of a command's framework; one that says nothing where none is known."""
+    script = next(iter(scripts_of(command)), "")
+    return next((one for one in dialects().values() if one.is_spoken(command, script)), Dialect())
+
+
+@cache
+def scripts_of(command: Command) -> Sequence[str]:
+    """Return the texts of the Python files that a command's line names: the program, and perhaps its settings."""
+    found = []
+    for word in command.words:
+        if word.endswith(".py"):
+            try:
+                found.append(Path(command.cwd, word).read_text(errors="replace"))
+            except OSError:
+                found.append("")
+    return found
+
+
+def rewriting(command: Command) -> str:
+    """Return the way to write a line so that the batch size can be chosen."""
+    proposal, files = command.proposal, command.files
+    if proposal is not None:
+        return f"write `{proposal.proposed}` instead of `{proposal.given}`"
+    if not files:
+        return f"write {BATCH} where the batch size goes"
+    dialect = dialect_of(command)
+    option = " ".join(dialect.words(f"{dialect.batch}={BATCH}")) if dialect.batch else ""
+    return f"write {BATCH} in {files[0]} as the batch size" + (f", or add `{option}`" if option else "")

@@ -1,0 +1,96 @@
+"""A framework is a whole table of dialects.toml: a line of it is known, a mistake in the table is one clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumem_tui.catalog.loader import toml_tables
+from gpumem_tui.catalog.shapes import CatalogError
+from gpumem_tui.search.frameworks import dialect_of, dialects, read_dialects, rewriting
+from gpumem_tui.workload.command import Command
+
+PROGRAMS = {
+    "llama-factory": ("llamafactory-cli train x.yaml", ""),
+    "axolotl": ("axolotl train x.yaml", ""),
+    "torchtune": ("tune run lora_finetune_single_device --config x.yaml", ""),
+    "trl": ("trl sft --config x.yaml", ""),
+    "trainer": ("python train.py", "HfArgumentParser(TrainingArguments)"),
+    "lightning-cli": ("python train.py fit", "LightningCLI(Model)"),
+    "accelerate": ("accelerate launch train.py", "accelerator = Accelerator()"),
+    "nanogpt": ("python train.py", "exec(open('configurator.py').read())"),
+    "trainer-inside": ("python train.py", "TrainingArguments(bf16=True)"),
+    "lightning": ("python train.py", "import lightning as L"),
+    "accelerate-inside": ("python train.py", "accelerator = Accelerator()"),
+}
+"""By framework, a line that trains with it and what its script says."""
+COMPOSER = {
+    "title": "Composer",
+    "by_text": ["from composer"],
+    "inside": "Trainer({name}={value})",
+    "passes": "device_train_microbatch_size",
+    "says": {"autocast": "precision='amp_bf16'"},
+}
+
+
+def read(**changes: Any) -> str:
+    """Why a table of Composer with these changes is refused; empty where it is not."""
+    try:
+        read_dialects({"composer": {**COMPOSER, **changes}})
+    except CatalogError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", toml_tables("dialects.toml"))
+def test_a_framework_is_known_by_a_line(tmp_path: Path, name: str) -> None:
+    assert name in PROGRAMS, "a line of it belongs into this test"
+    line, script = PROGRAMS[name]
+    (tmp_path / "train.py").write_text(script)
+    assert dialect_of(Command(tuple(line.split()), str(tmp_path))) == dialects()[name]
+    assert dialects()[name].title
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"says": {"autocst": "precision='amp_bf16'"}}, "says.autocst: no change is called so; did you mean autocast?"),
+        ({"says": {"sharded": "fsdp=True"}}, "says.sharded: no change is called so"),
+        ({"says": {"autocast": True}}, "Expected `str`, got `bool` - at `$.says[...]`"),
+        ({"passes": 4}, "Expected `str`, got `int` - at `$.passes`"),
+        ({"by_text": "from composer"}, "Expected `array`, got `str` - at `$.by_text`"),
+        ({"overides": True}, "Object contains unknown field `overides`"),
+        ({"by_text": []}, "by_program, by_text: nothing gives its programs away"),
+        ({"batch": "batch_size"}, "batch: the line has no form to say it in"),
+        ({"inside": "Trainer({nam}={value})"}, "inside: 'nam' stands for nothing; {name}, {dashed} and {value} do"),
+        ({"ranks": ["composr -n {gpus}"]}, "ranks: composr is no launcher of gpumem_tui/launchers.py"),
+        ({"like": "trainr"}, "like: there is no table 'trainr'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_mistake_in_a_table_is_named_with_the_table_and_the_key(changes: dict[str, Any], said: str) -> None:
+    assert read() == ""
+    assert read(**changes) == f"dialects.toml: composer: {said}"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "llamafactory-cli train x.yaml",
+            "write {batch} in x.yaml as the batch size, or add `per_device_train_batch_size={batch}`",
+        ),
+        ("axolotl train x.yaml", "write {batch} in x.yaml as the batch size, or add `--micro-batch-size={batch}`"),
+        ("tune run it --config x.yaml", "write {batch} in x.yaml as the batch size, or add `batch_size={batch}`"),
+        ("python train.py --config=x.yaml", "write {batch} in x.yaml as the batch size"),
+        ("python train.py missing.yaml", "write {batch} where the batch size goes"),
+        ("python train.py x.yaml --bs 4", "write `--bs {batch}` instead of `--bs 4`"),
+    ],
+)
+def test_how_a_line_is_to_be_written(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "x.yaml").write_text("per_device_train_batch_size: 4")
+    command = Command(tuple(line.split()), str(tmp_path))
+    assert not command.takes_batch
+    assert rewriting(command) == said
