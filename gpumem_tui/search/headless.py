@@ -12,13 +12,13 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
 from gpumem_tui.run.children import SIDE_EFFECTS
 from gpumem_tui.run.control import Control, Unusable
-from gpumem_tui.run.events import Ready, TrialDone
+from gpumem_tui.run.events import Ready, Sample, TrialDone
 from gpumem_tui.search import report
 from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import Predicted, TraceProgress, TraceStarted, WhileTracing
+from gpumem_tui.search.predicting import Predicted, TraceProgress, WhileTracing
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
+from gpumem_tui.search.runner import TrialFinished, TrialProgress, search
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.search.words import how_far
 
@@ -34,20 +34,20 @@ class CommandLog:
         self._quiet = quiet or config.workload.hugging_face is not None
         self._workload = config.workload
         self._progress = progress or Progress()
-        self._reached: tuple[TraceProgress, float] | None = None
+        self._reached: tuple[int, Sample, float] | None = None
         if config.workload.command is not None and not self._quiet:
             complain(SIDE_EFFECTS, 0)
 
     def show(self, event: WhileTracing) -> None:
         """Show a line that the command printed, that it is being run again, or how far it has come."""
-        if isinstance(event, TraceProgress):
-            self._reached = event, time.monotonic()
+        if isinstance(event, TraceProgress) and event.sample is not None:
+            self._reached = event.batch_size, event.sample, time.monotonic()
             self._progress.say(self._line())
             return
         if self._quiet:
             return
         self._progress.clear()
-        if isinstance(event, TraceStarted):
+        if isinstance(event, TraceProgress):
             note(f"tracing {self._workload.batch_words(event.batch_size)}")
         else:
             note(f"  | {event.text}")
@@ -59,11 +59,11 @@ class CommandLog:
     def _line(self, elapsed_s: float = 0.0) -> str:
         if self._reached is None:
             return f"starting PyTorch for {self._workload.name} … {elapsed_s:.0f} s"
-        event, told_s = self._reached
-        at, since_s = event.sample.progress, time.monotonic() - told_s
+        batch_size, sample, told_s = self._reached
+        at, since_s = sample.progress, time.monotonic() - told_s
         left_s = None if at.left_s is None else max(0.0, at.left_s - since_s)
-        now = replace(event.sample, progress=replace(at, elapsed_s=at.elapsed_s + since_s, left_s=left_s))
-        return f"tracing {self._workload.batch_words(event.batch_size)}, {how_far(now)}"
+        now = replace(sample, progress=replace(at, elapsed_s=at.elapsed_s + since_s, left_s=left_s))
+        return f"tracing {self._workload.batch_words(batch_size)}, {how_far(now)}"
 
 
 Advise = Callable[[SearchConfig], tuple[str, list[str]]]
@@ -86,8 +86,8 @@ def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = Fa
             for event in search(config, control):
                 if isinstance(event, WhileTracing):
                     log.show(event)
-                elif isinstance(event, SearchFinished):
-                    verdict = event.verdict
+                elif isinstance(event, Verdict):
+                    verdict = event
                 else:
                     printer.show(event)
         except Unusable as error:
@@ -191,15 +191,15 @@ class _Printer:
         held, self._held = self._held or (), None
         self._output.show(lines=lambda: held)
 
-    def show(self, event: Predicted | TrialStarted | TrialProgress | TrialFinished) -> None:
+    def show(self, event: Predicted | TrialProgress | TrialFinished) -> None:
         """Print an event."""
         match event:
             case Predicted(prediction=prediction, ready=ready):
                 self._prediction = prediction
                 self._log(lambda: report.predicted_lines(prediction, ready))
-            case TrialStarted():
+            case TrialProgress(sample=None):
                 self.progress.say(f"trial {event.number}: batch {event.batch_size} …")
-            case TrialProgress(sample=sample):
+            case TrialProgress(sample=Sample() as sample):
                 self.progress.say(f"trial {event.number}: batch {event.batch_size}, {how_far(sample)}")
             case TrialFinished(number=number, result=result):
                 self._results[result.batch_size] = result

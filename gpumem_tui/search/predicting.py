@@ -51,28 +51,14 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class CommandOutput:
-    """A line that the user's command printed."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class TraceStarted:
-    """The command is run to be traced, at one batch size."""
-
-    batch_size: int
-
-
-@dataclass(frozen=True)
 class TraceProgress:
-    """A phase of the command that is traced begins."""
+    """The command is run to be traced at a batch size. `sample`: of the phase that begins; None as the run does."""
 
     batch_size: int
-    sample: Sample
+    sample: Sample | None = None
 
 
-WhileTracing = CommandOutput | TraceStarted | TraceProgress
+WhileTracing = Output | TraceProgress
 """What happens while a command is traced."""
 
 
@@ -158,14 +144,14 @@ class _CommandTraces:
         Raises:
             Unusable: it cannot be traced.
         """
-        yield TraceStarted(size)
+        yield TraceProgress(size)
         ready: Ready | None = None
         then = None if following is None or following in self.runs else self._request(following)
         for event in self.runner.converse(self._request(size), then):
             if isinstance(event, Ready):
                 ready = event
             elif isinstance(event, Output):
-                yield CommandOutput(event.text)
+                yield event
             elif isinstance(event, Sample):
                 yield TraceProgress(size, event)
             elif isinstance(event, TraceDone) and ready is not None:

@@ -15,26 +15,18 @@ from gpumem_tui.run.control import Cancelled, Control, SideBySide, Unusable
 from gpumem_tui.run.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, WhileTracing, near_guess, predicting
+from gpumem_tui.search.predicting import Predicted, WhileTracing, near_guess, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.verdict import Verdict, with_headroom
 
 
 @dataclass(frozen=True)
-class TrialStarted:
-    """Trial `number` (from 1) begins."""
-
-    number: int
-    batch_size: int
-
-
-@dataclass(frozen=True)
 class TrialProgress:
-    """A phase of the running trial begins."""
+    """Trial `number` (from 1) runs. `sample`: of the phase that begins; None as the trial does."""
 
     number: int
     batch_size: int
-    sample: Sample
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -45,18 +37,12 @@ class TrialFinished:
     result: TrialDone
 
 
-@dataclass(frozen=True)
-class SearchFinished:
-    """The last event of every search."""
-
-    verdict: Verdict
-
-
-SearchEvent = Predicted | WhileTracing | TrialStarted | TrialProgress | TrialFinished | SearchFinished
+SearchEvent = Predicted | WhileTracing | TrialProgress | TrialFinished | Verdict
+"""What happens in a search. The last one is its verdict."""
 
 
 def search(config: SearchConfig, control: Control | None = None) -> Iterator[SearchEvent]:
-    """Find the largest batch size that runs; the last event is always `SearchFinished`.
+    """Find the largest batch size that runs; the last event is always its verdict.
 
     Raises:
         Unusable: the search cannot start, or the device refuses.
@@ -95,15 +81,15 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
                 config.room, config.headroom, traced, results, concluded.max_batch_size, settings.sizes
             )
             concluded = replace(concluded, with_headroom=roomy)
-        yield SearchFinished(concluded)
+        yield concluded
     except Cancelled:
-        yield SearchFinished(verdict.cancelled(results))
+        yield verdict.cancelled(results)
     except Unusable as failure:
         if not results:
             raise
-        yield SearchFinished(verdict.failed(results, str(failure)))
+        yield verdict.failed(results, str(failure))
     except ChildDied as death:
-        yield SearchFinished(verdict.failed(results, f"tracing failed: {death}"))
+        yield verdict.failed(results, f"tracing failed: {death}")
 
 
 def _trial(
@@ -128,7 +114,7 @@ def _trial(
     then = None if following is None else replace(request, batch_size=following)
     for attempt in (1, 2):
         number = len(results) + 1
-        yield TrialStarted(number, size)
+        yield TrialProgress(number, size)
         result: TrialDone | None = None
         died = "the trial ended without a result"
         try:
@@ -136,7 +122,7 @@ def _trial(
                 if isinstance(event, Sample):
                     yield TrialProgress(number, size, event)
                 elif isinstance(event, Output):
-                    yield CommandOutput(event.text)
+                    yield event
                 elif isinstance(event, TrialDone):
                     result = event
                 elif isinstance(event, Failed) and config.workload.command is not None and event.kind == "workload":

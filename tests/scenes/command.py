@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
+from gpumem_tui.run.events import Output
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceStarted
+from gpumem_tui.search.predicting import Predicted, TraceProgress
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialProgress
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.search.screen import SearchFunction, SearchScreen
@@ -32,12 +33,12 @@ def app(search_function: SearchFunction, *, autostart: bool = True, options: Wor
 
 def steps(count: int) -> list[SearchEvent]:
     """What a script prints."""
-    return [CommandOutput(f"step {step}: loss 0.000") for step in range(count)]
+    return [Output(f"step {step}: loss 0.000") for step in range(count)]
 
 
 def tracing(lines: int = 2) -> list[SearchEvent]:
     """The command runs at two batch sizes to be traced."""
-    return [TraceStarted(2), *steps(lines), TraceStarted(3), *steps(lines)]
+    return [TraceProgress(2), *steps(lines), TraceProgress(3), *steps(lines)]
 
 
 def predicted() -> Predicted:
@@ -52,7 +53,7 @@ def predicted() -> Predicted:
 def running() -> list[SearchEvent]:
     """In the first trial."""
     sample = replace(scene.sample(), buckets={})
-    return [*tracing(), predicted(), TrialStarted(1, 40), *steps(2), TrialProgress(1, 40, sample)]
+    return [*tracing(), predicted(), TrialProgress(1, 40), *steps(2), TrialProgress(1, 40, sample)]
 
 
 def found() -> list[SearchEvent]:
@@ -61,7 +62,7 @@ def found() -> list[SearchEvent]:
     message = "largest batch 40: it ran, 41 was out of memory"
     return [
         *tracing(), predicted(),
-        TrialStarted(1, 40), *steps(3), TrialFinished(1, fits),
-        TrialStarted(2, 41), *steps(1), TrialFinished(2, scene.trial(CONFIG, 41)),
-        SearchFinished(Verdict("found", 40, 41, True, 2, 1, message)),
+        TrialProgress(1, 40), *steps(3), TrialFinished(1, fits),
+        TrialProgress(2, 41), *steps(1), TrialFinished(2, scene.trial(CONFIG, 41)),
+        Verdict("found", 40, 41, True, 2, 1, message),
     ]  # fmt: skip

@@ -10,9 +10,9 @@ from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.command import Runs, Together, Watch, WhatIf
 from gpumem_tui.run.control import Control, Unusable
-from gpumem_tui.run.events import Failed, Sample
+from gpumem_tui.run.events import Failed, Output, Sample
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceProgress
+from gpumem_tui.search.predicting import Predicted, TraceProgress
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
@@ -37,7 +37,7 @@ class ScriptedRuns:
     def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
         """The command as it is."""
         self.made.append("as it is")
-        watch(CommandOutput("step 0: loss 0.000"))
+        watch(Output("step 0: loss 0.000"))
         if self.fails:
             raise Unusable(Failed("workload", self.fails))
         changes = [change(key, self.config) for key in self.changes]
@@ -46,7 +46,7 @@ class ScriptedRuns:
     def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
         """The command with a change made to it."""
         self.made.append(change.key)
-        watch(CommandOutput("step 0: loss 0.000"))
+        watch(Output("step 0: loss 0.000"))
         watch(TraceProgress(self.batch_size, Sample(1, "forward", 1024, 2048, {})))
         while change.key in self.held and control is not None:
             control.check()

@@ -15,7 +15,7 @@ from gpumem_tui.run.events import Failed, Ready, Sample, TrialDone
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
-from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialProgress
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.timeline import Timeline
@@ -97,7 +97,7 @@ def ended(searched: SearchConfig, *sizes: int) -> list[SearchEvent]:
     """Prediction and finished trials."""
     events: list[SearchEvent] = [predicted(searched)]
     for number, size in enumerate(sizes, 1):
-        events += [TrialStarted(number, size), TrialFinished(number, trial(searched, size))]
+        events += [TrialProgress(number, size), TrialFinished(number, trial(searched, size))]
     return events
 
 
@@ -105,12 +105,12 @@ def found(searched: SearchConfig) -> list[SearchEvent]:
     """A whole search that finds the largest batch."""
     message = f"largest batch {LARGEST} on simulated {searched.device.gpu.title}: it ran, 41 was out of memory"
     verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message, WithHeadroom(0.1, 36, 8 * GIB, "trace"))
-    return [*ended(searched, 25, LARGEST, LARGEST + 1), SearchFinished(verdict)]
+    return [*ended(searched, 25, LARGEST, LARGEST + 1), verdict]
 
 
 def running(searched: SearchConfig) -> list[SearchEvent]:
     """A search in its third trial."""
-    return [*ended(searched, 25, 64), TrialStarted(3, 40), TrialProgress(3, 40, sample())]
+    return [*ended(searched, 25, 64), TrialProgress(3, 40), TrialProgress(3, 40, sample())]
 
 
 def nothing_fits(searched: SearchConfig) -> list[SearchEvent]:
@@ -120,7 +120,7 @@ def nothing_fits(searched: SearchConfig) -> list[SearchEvent]:
     message = f"nothing fits: one sample is out of memory on simulated {searched.device.gpu.title}"
     verdict = Verdict("nothing_fits", 0, 1, False, 1, 1, message)
     untraced = predicted(searched, traceable=False)
-    return [untraced, TrialStarted(1, 1), TrialFinished(1, done), SearchFinished(verdict)]
+    return [untraced, TrialProgress(1, 1), TrialFinished(1, done), verdict]
 
 
 TORCH_MISSING = (
@@ -140,7 +140,7 @@ def scripted(events: list[SearchEvent]) -> SearchFunction:
 
     def run(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
         yield from events
-        if isinstance(events[-1], SearchFinished):
+        if isinstance(events[-1], Verdict):
             return
         try:
             while True:
@@ -148,7 +148,7 @@ def scripted(events: list[SearchEvent]) -> SearchFunction:
                 time.sleep(0.01)
         except Cancelled:
             message = "cancelled; the largest batch that ran is 25"
-            yield SearchFinished(Verdict("cancelled", 25, None, False, 2, 1, message))
+            yield Verdict("cancelled", 25, None, False, 2, 1, message)
 
     return run
 

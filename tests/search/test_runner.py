@@ -23,7 +23,7 @@ from gpumem_tui.run.interpreters import close_idle
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.predicting import Predicted, predict
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted, search
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialProgress, search
 from gpumem_tui.search.strategy import Name
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.simulator.allocator.replay import replay
@@ -35,8 +35,8 @@ MLP = WorkloadSpec(Recipe(), shape=find_model("mlp").overridden(hidden=64))
 
 
 def verdict_of(events: list[SearchEvent]) -> Verdict:
-    assert isinstance(events[-1], SearchFinished)
-    return events[-1].verdict
+    assert isinstance(events[-1], Verdict)
+    return events[-1]
 
 
 def finished(events: list[SearchEvent]) -> list[TrialFinished]:
@@ -85,11 +85,11 @@ def check_the_trace_predicted(fit: TrialDone, first: SearchEvent, gpu: Gpu) -> N
 
 def check_the_story_of(number: int, events: list[SearchEvent]) -> None:
     """A trial starts, goes through its phases and finishes, its buckets summing to its peak."""
-    told = [e for e in events if isinstance(e, (TrialStarted, TrialProgress, TrialFinished)) and e.number == number]
-    last = told[-1]
-    assert isinstance(told[0], TrialStarted)
+    first, *told, last = [e for e in events if isinstance(e, TrialProgress | TrialFinished) and e.number == number]
     assert isinstance(last, TrialFinished)
-    assert [e.sample.phase for e in told if isinstance(e, TrialProgress)][:3] == ["build", "batch", "forward"]
+    assert first == TrialProgress(number, last.result.batch_size)
+    phases = [e.sample.phase for e in told if isinstance(e, TrialProgress) and e.sample is not None]
+    assert phases[:3] == ["build", "batch", "forward"]
     assert last.result.breakdown is not None
     assert last.result.breakdown.total_bytes == last.result.peak_allocated_bytes
 
@@ -438,7 +438,7 @@ def test_a_cancelled_search_ends_at_once_and_leaves_no_process(endless: SearchCo
 def test_a_search_that_is_abandoned_ends_its_trial() -> None:
     events = search(config(MLP))
     for event in events:
-        if isinstance(event, TrialProgress):
+        if isinstance(event, TrialProgress) and event.sample is not None:
             break
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     events.close()  # type: ignore[attr-defined]
@@ -455,9 +455,9 @@ def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> No
     events: list[SearchEvent] = []
     thread = threading.Thread(target=lambda: events.extend(search(config(workload(tmp_path)), control)))
     thread.start()
-    wait_until(lambda: any(isinstance(event, TrialProgress) for event in events))
+    wait_until(lambda: any(isinstance(e, TrialProgress) and e.sample is not None for e in events))
     time.sleep(1)
-    assert max(event.sample.step for event in events if isinstance(event, TrialProgress)) == 0
+    assert max(e.sample.step for e in events if isinstance(e, TrialProgress) and e.sample is not None) == 0
     control.resume()
     wait_until(lambda: bool(finished(events)))
     control.cancel()
@@ -469,7 +469,7 @@ def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> No
 def test_a_cancelled_search_does_not_start() -> None:
     control = Control()
     control.cancel()
-    assert [type(event) for event in search(config(MLP), control)] == [SearchFinished]
+    assert [type(event) for event in search(config(MLP), control)] == [Verdict]
 
 
 @pytest.mark.slow

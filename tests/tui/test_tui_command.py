@@ -16,10 +16,10 @@ from textual.widgets import Button, Input, Static
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.run.children import SIDE_EFFECTS
 from gpumem_tui.run.control import Control, Unusable
-from gpumem_tui.run.events import Failed
+from gpumem_tui.run.events import Failed, Output
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, TraceStarted
-from gpumem_tui.search.runner import SearchEvent, SearchFinished
+from gpumem_tui.search.predicting import TraceProgress
+from gpumem_tui.search.runner import SearchEvent
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.kit import output_pane
 from gpumem_tui.tui.kit.choice import ChoiceField
@@ -67,7 +67,7 @@ def keys(pilot: Pilot[int]) -> set[str]:
 
 
 def test_the_batch_size_that_is_traced_is_the_stage() -> None:
-    state = scene.folded(command_scene.CONFIG, [TraceStarted(2), CommandOutput("step 0")])
+    state = scene.folded(command_scene.CONFIG, [TraceProgress(2), Output("step 0")])
     assert verdict_view(state).headline.startswith("tracing batch size 2:")
     state = scene.folded(command_scene.CONFIG, command_scene.tracing())
     assert verdict_view(state).headline.startswith("tracing batch size 3:")
@@ -94,7 +94,7 @@ def test_a_command_has_no_formula_and_is_held_against_its_trace() -> None:
 
 def test_nothing_fits_of_a_command_names_no_remedy_that_nobody_computed() -> None:
     verdict = Verdict("nothing_fits", 0, 1, False, 1, 1, "nothing fits: one sample is out of memory")
-    state = scene.folded(command_scene.CONFIG, [command_scene.predicted(), SearchFinished(verdict)])
+    state = scene.folded(command_scene.CONFIG, [command_scene.predicted(), verdict])
     view = verdict_view(state)
     assert view.headline.lower() == verdict.message
     assert view.details == ("no formula for a command: no remedy is known",)
@@ -120,11 +120,11 @@ def test_lines_are_kept_up_to_a_number_and_read_from_where_one_stopped() -> None
     printed = Printed([PrintedLine("first", "notice")])
     assert printed.since(0) == ([PrintedLine("first", "notice")], 1)
     for number in range(KEPT_LINES + 10):
-        printed.take(CommandOutput(str(number)))
+        printed.take(Output(str(number)))
     lines, seen = printed.since(1)
     assert (lines[0].text, len(lines), seen) == ("10", KEPT_LINES, KEPT_LINES + 11)
     assert printed.since(seen) == ([], seen)
-    printed.take(CommandOutput("y" * 100_000))
+    printed.take(Output("y" * 100_000))
     assert len(printed.since(seen)[0][0].text) == 2000
 
 
@@ -214,7 +214,7 @@ async def test_it_follows_the_end_until_the_user_scrolls_up(monkeypatch: pytest.
     told: list[SearchEvent] = []
 
     def talking(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
-        yield TraceStarted(2)
+        yield TraceProgress(2)
         for _ in range(3):
             yield from command_scene.steps(kept)
         while True:
@@ -229,19 +229,19 @@ async def test_it_follows_the_end_until_the_user_scrolls_up(monkeypatch: pytest.
         await until(pilot, lambda: pane.max_scroll_y == pane.scroll_offset.y == end)  # though much came at once
         await pilot.press("home")
         await until(pilot, lambda: pane.scroll_offset.y == 0)
-        told.append(CommandOutput("while the user reads"))
+        told.append(Output("while the user reads"))
         await until(pilot, lambda: "while the user reads" in pane.text)
         assert pane.scroll_offset.y == 0
         await pilot.press("end")
         await until(pilot, lambda: pane.scroll_offset.y == pane.max_scroll_y)
-        told.append(CommandOutput("at the end again"))
+        told.append(Output("at the end again"))
         await until(pilot, lambda: "at the end again" in pane.text and pane.scroll_offset.y == pane.max_scroll_y)
 
 
 async def test_a_long_line_is_wrapped_to_the_width_there_is() -> None:
     words = " ".join(f"word{number}" for number in range(60))
     wide = "漢" * 300
-    script = scene.scripted([TraceStarted(2), CommandOutput(words), CommandOutput(wide)])
+    script = scene.scripted([TraceProgress(2), Output(words), Output(wide)])
     async with command_scene.app(script).run_test(size=(120, 40)) as pilot:
         pane = pane_of(pilot)
         await until(pilot, lambda: "漢" in pane.text)
@@ -257,9 +257,9 @@ async def test_a_long_line_is_wrapped_to_the_width_there_is() -> None:
 
 async def test_a_command_that_fails_leaves_its_last_words_on_the_screen() -> None:
     def failing(searched: SearchConfig, control: Control) -> Iterator[SearchEvent]:
-        yield TraceStarted(2)
-        yield from (CommandOutput(f"  File {number}") for number in range(30))
-        yield CommandOutput("SyntaxError: invalid syntax")
+        yield TraceProgress(2)
+        yield from (Output(f"  File {number}") for number in range(30))
+        yield Output("SyntaxError: invalid syntax")
         raise Unusable(Failed("workload", "train.py:2: syntax error: invalid syntax"))
 
     async with command_scene.app(failing).run_test(size=(80, 24)) as pilot:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.search.runner import SearchFinished, TrialFinished, TrialStarted
+from gpumem_tui.search.runner import TrialFinished, TrialProgress
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.tui.search.state import (
     Failure,
@@ -49,7 +49,7 @@ def test_a_search_goes_from_predicting_through_running_to_its_verdict() -> None:
 )
 def test_the_verdict_decides_stage_and_exit_code(outcome: str, stage: Stage, code: int) -> None:
     verdict = Verdict(outcome, 0, None, False, 0, 0, "")  # type: ignore[arg-type]
-    state = reduce(started(SearchState(CONFIG)), SearchFinished(verdict))
+    state = reduce(started(SearchState(CONFIG)), verdict)
     assert state.stage is stage
     assert state.exit_code == code
     assert not state.busy
@@ -73,7 +73,7 @@ def test_starting_over_forgets_everything_but_the_configuration() -> None:
 def test_the_end_clears_pause_and_cancelling() -> None:
     state = cancelling(held(scene.folded(CONFIG, scene.running(CONFIG)), paused=True))
     verdict = Verdict("cancelled", 25, None, False, 2, 1, "cancelled")
-    after = reduce(state, SearchFinished(verdict))
+    after = reduce(state, verdict)
     assert (after.paused, after.cancelling, after.running) == (False, False, None)
 
 
@@ -98,7 +98,7 @@ def test_without_a_fitting_trial_the_last_one_is_shown() -> None:
 def test_a_chosen_trial_stays_chosen_while_others_come() -> None:
     state = selecting(scene.folded(CONFIG, scene.ended(CONFIG, 10, 20)), 1)
     assert state.selected == 1
-    state = reduce(reduce(state, TrialStarted(3, 30)), TrialFinished(3, scene.trial(CONFIG, 30)))
+    state = reduce(reduce(state, TrialProgress(3, 30)), TrialFinished(3, scene.trial(CONFIG, 30)))
     assert state.shown is not None
     assert state.shown.number == 1
 

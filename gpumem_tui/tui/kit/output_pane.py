@@ -19,9 +19,10 @@ from textual.strip import Strip
 from textual.style import Style
 
 from gpumem_tui.run.children import SIDE_EFFECTS
+from gpumem_tui.run.events import Output
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, TraceStarted
-from gpumem_tui.search.runner import SearchEvent, TrialStarted
+from gpumem_tui.search.predicting import TraceProgress
+from gpumem_tui.search.runner import SearchEvent, TrialProgress
 from gpumem_tui.text import shortened
 from gpumem_tui.tui.kit.figures import MUTED, Row
 
@@ -63,11 +64,11 @@ class Printed:
 
     def take(self, event: SearchEvent) -> None:
         """Keep what an event adds to the lines."""
-        if isinstance(event, CommandOutput):
+        if isinstance(event, Output):
             self.add(event.text)
-        elif isinstance(event, TraceStarted):
+        elif isinstance(event, TraceProgress) and event.sample is None:
             self._keep(PrintedLine(f"tracing batch size {event.batch_size:,}", "heading"))
-        elif isinstance(event, TrialStarted):
+        elif isinstance(event, TrialProgress) and event.sample is None:
             self._keep(PrintedLine(f"trial {event.number}: batch {event.batch_size:,}", "heading"))
 
     def since(self, seen: int) -> tuple[list[PrintedLine], int]:

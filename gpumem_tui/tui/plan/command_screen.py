@@ -21,7 +21,8 @@ from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Runs, Watch, 
 from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
-from gpumem_tui.search.predicting import CommandOutput, TraceProgress, WhileTracing
+from gpumem_tui.run.events import Output
+from gpumem_tui.search.predicting import WhileTracing
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.figures import Rows
@@ -187,9 +188,9 @@ class CommandPlanScreen(SteeredScreen):
             tell_screen(lambda: self._enter(step(self._state)))
 
         def watch(event: WhileTracing) -> None:
-            if isinstance(event, CommandOutput):
+            if isinstance(event, Output):
                 tell(partial(views.printing, text=event.text))
-            elif isinstance(event, TraceProgress):
+            elif event.sample is not None:
                 tell(partial(views.reaching, sample=event.sample))
 
         try:

@@ -10,11 +10,12 @@ from textual.widget import Widget
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Ledger, Unknown
 from gpumem_tui.run.events import Outcome, Sample
+from gpumem_tui.search.runner import TrialProgress
 from gpumem_tui.tui.kit.figures import compact_bytes, joined, wrapped
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, BUCKET_LOOKS
 from gpumem_tui.tui.kit.lines import assembled
 from gpumem_tui.tui.kit.shares import bucket_cells
-from gpumem_tui.tui.search.state import RunningTrial, SearchState
+from gpumem_tui.tui.search.state import SearchState
 
 _ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "error": "failed"}
 _PHASE_WORDS = {"build": "building the model", "batch": "between steps", "optimizer": "optimizer step"}
@@ -61,7 +62,7 @@ def bar_view(state: SearchState) -> BarView:
     return _bar(state, title, formula.breakdown, formula.peak_bytes, 0)
 
 
-def running_title(running: RunningTrial, state: SearchState) -> str:
+def running_title(running: TrialProgress, state: SearchState) -> str:
     """Return what the running trial does, in words."""
     parts = [f"Trial {running.number}", f"batch {running.batch_size:,}"]
     sample = running.sample

@@ -16,10 +16,11 @@ from textual.widgets import Static
 from gpumem_tui.errors import EXIT_FAILED, own_error
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.run.control import Control, Unusable
+from gpumem_tui.run.events import Output
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted
+from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Prediction
-from gpumem_tui.search.runner import SearchEvent, TrialStarted, search
+from gpumem_tui.search.runner import SearchEvent, TrialProgress, search
 from gpumem_tui.tui.kit.dialogs import copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.lines import Lines
@@ -291,12 +292,12 @@ class SearchScreen(SteeredScreen):
         try:
             for event in search(control):
                 printed.take(event)  # there may be much of it: the screen looks when it draws
-                if isinstance(event, CommandOutput):
+                if isinstance(event, Output):
                     continue
                 if isinstance(event, Predicted):
                     prediction = event.prediction
                     warm(prediction)
-                elif isinstance(event, TrialStarted) and prediction is not None:
+                elif isinstance(event, TrialProgress) and event.sample is None and prediction is not None:
                     warm(prediction, [event.batch_size])
                 tell(partial(self._take_in, event))
         except Unusable as error:

@@ -8,11 +8,11 @@ from functools import cached_property
 
 from gpumem_tui.errors import EXIT_INTERRUPTED
 from gpumem_tui.memory import Unknown
-from gpumem_tui.run.events import Sample
+from gpumem_tui.run.events import Output, Sample
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.predicting import CommandOutput, Predicted, TraceProgress, TraceStarted
+from gpumem_tui.search.predicting import Predicted, TraceProgress
 from gpumem_tui.search.prediction import Formula, Traced
-from gpumem_tui.search.runner import SearchEvent, SearchFinished, TrialFinished, TrialProgress, TrialStarted
+from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialProgress
 from gpumem_tui.search.verdict import Verdict
 
 
@@ -34,15 +34,6 @@ _STAGE_OF_VERDICT = {
     "cancelled": Stage.CANCELLED,
     "failed": Stage.FAILED,
 }
-
-
-@dataclass(frozen=True)
-class RunningTrial:
-    """The trial that runs now. `sample` is the last it said; None before it said anything."""
-
-    number: int
-    batch_size: int
-    sample: Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,7 @@ class SearchState:
     predicted: Predicted | None = None
     tracing: int | None = None
     trials: tuple[TrialFinished, ...] = ()
-    running: RunningTrial | None = None
+    running: TrialProgress | None = None
     paused: bool = False
     cancelling: bool = False
     selected: int | None = None
@@ -147,20 +138,18 @@ def reduce(state: SearchState, event: SearchEvent) -> SearchState:
         TypeError: not an event of a search.
     """
     match event:
-        case CommandOutput() | TraceProgress():
+        case Output() | TraceProgress(sample=Sample()):
             return state  # the lines are kept beside it, see `Printed`
-        case TraceStarted(batch_size):
+        case TraceProgress(batch_size):
             return replace(state, tracing=batch_size)
         case Predicted():
             return replace(state, stage=Stage.RUNNING, predicted=event, tracing=None)
-        case TrialStarted(number, batch_size):
-            return replace(state, stage=Stage.RUNNING, running=RunningTrial(number, batch_size))
-        case TrialProgress(number, batch_size, sample):
-            return replace(state, running=RunningTrial(number, batch_size, sample))
+        case TrialProgress():
+            return replace(state, stage=Stage.RUNNING, running=event)
         case TrialFinished():
             return replace(state, running=None, trials=(*state.trials, event))
-        case SearchFinished(verdict):
-            return replace(ended(state), stage=_STAGE_OF_VERDICT[verdict.outcome], verdict=verdict)
+        case Verdict():
+            return replace(ended(state), stage=_STAGE_OF_VERDICT[event.outcome], verdict=event)
         case _:
             raise TypeError(f"{type(event).__name__} is no event of a search")
 
