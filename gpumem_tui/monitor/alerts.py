@@ -312,9 +312,9 @@ class Alerts:
             yield _Finding(AlertKind.STALE, Severity.WARNING, f"{title}: stale{age}: {gpu.state_reason}")
             return  # what it last said is not what is
         yield from self._hot(gpu, title)
-        if not isinstance(gpu.throttle, Unknown) and gpu.throttle:
-            harmless = set(gpu.throttle) <= _HARMLESS_THROTTLING
-            message = f"{title}: clocks lowered: {', '.join(gpu.throttle)}"
+        if not isinstance(gpu.telemetry.throttle, Unknown) and gpu.telemetry.throttle:
+            harmless = set(gpu.telemetry.throttle) <= _HARMLESS_THROTTLING
+            message = f"{title}: clocks lowered: {', '.join(gpu.telemetry.throttle)}"
             yield _Finding(AlertKind.THROTTLED, Severity.NOTE if harmless else Severity.WARNING, message)
         yield from _ecc(gpu, title)
         for scope in _scopes(gpu):
@@ -370,14 +370,14 @@ class Alerts:
         yield _Finding(AlertKind.NEAR_FULL, Severity.WARNING, message, scope.instance, begins=above >= 0 or early)
 
     def _hot(self, gpu: GpuReading, title: str) -> Iterator[_Finding]:
-        if isinstance(gpu.temperature_c, Unknown):
+        celsius, limit_c = gpu.telemetry.temperature_c, gpu.telemetry.temperature_limit_c
+        if isinstance(celsius, Unknown):
             return
-        limit_c = gpu.temperature_limit_c
         if isinstance(limit_c, Unknown):
             limit_c = self._settings.temperature_limit_c
-        above_c = gpu.temperature_c - (limit_c - self._settings.temperature_margin_c)
+        above_c = celsius - (limit_c - self._settings.temperature_margin_c)
         if above_c >= -_HOT_SLACK_C:
-            message = f"{title}: {gpu.temperature_c} °C, limit {limit_c} °C"
+            message = f"{title}: {celsius} °C, limit {limit_c} °C"
             yield _Finding(AlertKind.HOT, Severity.WARNING, message, begins=above_c >= 0)
 
     def _retried(self, gpu: GpuReading, title: str, probes: Probes) -> Iterator[_Finding]:
@@ -418,9 +418,11 @@ def _of_probes(snapshot: Snapshot, probes: ProbeReport) -> Iterator[tuple[str, _
 
 
 def _ecc(gpu: GpuReading, title: str) -> Iterator[_Finding]:
-    if not isinstance(gpu.ecc_uncorrected, Unknown) and gpu.ecc_uncorrected > 0:
+    if not isinstance(gpu.telemetry.ecc_uncorrected, Unknown) and gpu.telemetry.ecc_uncorrected > 0:
         errors = (
-            "1 uncorrected ECC error" if gpu.ecc_uncorrected == 1 else f"{gpu.ecc_uncorrected} uncorrected ECC errors"
+            "1 uncorrected ECC error"
+            if gpu.telemetry.ecc_uncorrected == 1
+            else f"{gpu.telemetry.ecc_uncorrected} uncorrected ECC errors"
         )
         yield _Finding(AlertKind.ECC, Severity.CRITICAL, f"{title}: {errors} since the driver was loaded")
 
@@ -440,7 +442,8 @@ def _unread(gpu: GpuReading) -> Iterator[Key]:
     for scope in _scopes(gpu):
         if stale or isinstance(scope.memory, Unknown):
             yield gpu.uuid, scope.instance, AlertKind.NEAR_FULL
-    figures = {AlertKind.HOT: gpu.temperature_c, AlertKind.THROTTLED: gpu.throttle, AlertKind.ECC: gpu.ecc_uncorrected}
+    now = gpu.telemetry
+    figures = {AlertKind.HOT: now.temperature_c, AlertKind.THROTTLED: now.throttle, AlertKind.ECC: now.ecc_uncorrected}
     for kind, figure in figures.items():
         if stale or isinstance(figure, Unknown):
             yield gpu.uuid, "", kind

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, GpuBackend, GpuHandle, Identity, InstanceHandle, ListedProcess, NoSuchGpu
@@ -23,9 +22,7 @@ from gpumem_tui.monitor.snapshot import (
     ProcessKind,
 )
 from gpumem_tui.monitor.threads import Worker
-from gpumem_tui.report.objects import picked
 
-_NOT_SUPPORTED = Unknown("not supported")
 NOT_RETURNED = "has not returned for"
 """Is in the reason of whatever waits for a call."""
 _STUCK_AFTER_S = 0.8
@@ -184,9 +181,7 @@ class GpuReader:
 
     def _read_at(self, pace: Pace, gpu: GpuHandle) -> None:
         names = _NAMES[pace, self._in_mig]
-        found = vars(gpu.read(names))
-        read = {name: _NOT_SUPPORTED if found[name] is NOT_READ_YET else found[name] for name in names}
-        self.raw.telemetry = replace(self.raw.telemetry, **read)
+        self.raw.telemetry = self.raw.telemetry.updated(gpu.read(names), names)
 
     def _read_mig(self, gpu: GpuHandle) -> None:
         was_in_mig, self._in_mig = self._in_mig, gpu.divided() is True
@@ -195,7 +190,7 @@ class GpuReader:
             self._instances = instances
             self.raw.instances = tuple(map(_read_instance, instances))
         if self._in_mig:
-            self.raw.telemetry = replace(self.raw.telemetry, **_NONE_IN_MIG)
+            self.raw.telemetry = self.raw.telemetry.updated(_NONE_IN_MIG, _NOT_IN_MIG)
         elif was_in_mig:
             self._read_each_time(gpu)  # what was not read meanwhile, before it is said to be of now
         self.raw.mig = self._in_mig
@@ -212,7 +207,8 @@ def _names(pace: Pace, *, in_mig: bool) -> tuple[str, ...]:
 
 _NAMES = {(pace, in_mig): _names(pace, in_mig=in_mig) for pace in Pace for in_mig in (False, True)}
 """What is asked for at each pace, of a whole GPU and of one that MIG divides."""
-_NONE_IN_MIG = {name: NOT_IN_MIG for name, entry in READINGS.items() if not entry.in_mig}
+_NOT_IN_MIG = tuple(name for name, entry in READINGS.items() if not entry.in_mig)
+_NONE_IN_MIG = Telemetry.unknown(NOT_IN_MIG)
 
 
 def _read_instance(instance: InstanceHandle) -> InstanceRead:
@@ -276,18 +272,17 @@ class Roster:
         state, reason = reader.state_and_reason() if runs else (DeviceState.LOST, "the driver does not run")
         identity = self._identity(reader.index, raw, state)
         age_s = 0.0 if raw.read_at is None else now - raw.read_at
+        lost = self._lost_reading(reader.index, identity, reason, age_s)
         if state is DeviceState.LOST:
-            return self._lost_reading(reader.index, identity, reason, age_s)
+            return lost
         unified = identity is not None and identity.integrated and isinstance(raw.memory, Unknown)
         memory = _host_memory(host) if unified else raw.memory
         instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
         processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
-        return GpuReading(
-            **self._named(reader.index, identity),
-            **vars(raw.telemetry),
+        return replace(
+            lost,
+            telemetry=raw.telemetry,
             state=state,
-            state_reason=reason,
-            age_s=age_s,
             memory=memory,
             ledger=device_ledger(memory, processes, holders=_holders(identity, unified=unified)),
             processes=processes,
@@ -309,31 +304,26 @@ class Roster:
 
     def _lost_reading(self, index: int, identity: Identity | None, reason: str, age_s: float) -> GpuReading:
         """Make the reading of a GPU that does not answer: nothing of it is known but its name."""
-        unknown: Any = Unknown(reason)
+        known = identity or Identity(f"unknown-{self._base + index}", "unknown GPU", compute_capability=NOT_READ_YET)
+        runtime, why = known.runtime_index, Unknown(reason)
         return GpuReading(
-            **self._named(index, identity),
-            **dict.fromkeys(READINGS, unknown),
+            index=self._base + index,
+            vendor=self._brand,
+            vendor_index=index if self._base else None,
+            runtime_index=runtime if isinstance(runtime, int) and runtime != index else None,
+            uuid=known.uuid,
+            name=known.name,
+            bus_id=known.bus_id,
+            partition=known.partition,
+            compute_capability=known.compute_capability,
+            telemetry=Telemetry.unknown(why),
             state=DeviceState.LOST,
             state_reason=reason,
             age_s=age_s,
-            memory=unknown,
-            ledger=unknown,
-            processes=unknown,
+            memory=why,
+            ledger=why,
+            processes=why,
         )
-
-    def _named(self, index: int, identity: Identity | None) -> dict[str, Any]:
-        """Return the fields of a reading that say which GPU it is of; None of one that never answered."""
-        which = {"index": self._base + index, "vendor": self._brand, "vendor_index": index if self._base else None}
-        if identity is None:
-            return {
-                **which,
-                "uuid": f"unknown-{self._base + index}",
-                "name": "unknown GPU",
-                "compute_capability": NOT_READ_YET,
-            }
-        runtime = identity.runtime_index
-        which["runtime_index"] = runtime if isinstance(runtime, int) and runtime != index else None
-        return {**which, **picked(identity, "uuid", "name", "bus_id", "partition", "compute_capability")}
 
 
 def _host_memory(host: HostReading) -> Reading[Memory]:

@@ -109,8 +109,8 @@ def values_of(gpu: GpuReading, probes: Probes) -> dict[Column, float]:
     memory = gpu.visible_memory
     if not isinstance(memory, Unknown):
         values[Column.USED] = memory.used_bytes
-    if not isinstance(gpu.utilization_percent, Unknown):
-        values[Column.UTILIZATION] = gpu.utilization_percent
+    if not isinstance(gpu.telemetry.utilization_percent, Unknown):
+        values[Column.UTILIZATION] = gpu.telemetry.utilization_percent
     figures = [figures for (uuid, _), figures in probes.items() if uuid == gpu.uuid]
     if figures:
         values[Column.ALLOCATED] = sum(each.allocated_bytes for each in figures)

@@ -344,18 +344,20 @@ def _add_readings(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
         family = Family(f"gpu_{metric.name}", metric.words or entry.words, labels, metric.counter)
         sheet.has(family)
         for gpu in gpus:
-            for further, value in _series(metric, getattr(gpu, name)):
+            for further, value in _series(metric, getattr(gpu.telemetry, name)):
                 sheet.add(family, host, [*_labels(gpu), *further], value, metric.factor)
 
 
-def _series(metric: ReadingMetric, reading: Reading[Any]) -> Iterator[tuple[list[str], Reading[Any]]]:
+def _series(
+    metric: ReadingMetric, reading: Reading[float | tuple[str, ...]]
+) -> Iterator[tuple[list[str], Reading[float]]]:
     """Yield a reading's values, each with its further labels."""
-    if metric.label is None:
+    if isinstance(reading, tuple):
+        yield from (([entry], 1) for entry in reading)
+    elif metric.label is None:
         yield [], reading
     elif metric.label[1]:
         yield [metric.label[1]], reading
-    else:
-        yield from (([entry], 1) for entry in (() if isinstance(reading, Unknown) else reading))
 
 
 def _add_memory(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:

@@ -115,8 +115,22 @@ class HostProcesses:
                 command = " ".join(process.cmdline()) or f"[{name}]"
             except (psutil.AccessDenied, psutil.ZombieProcess):
                 command = f"[{name}]"
-            facts = process.username(), name, printable(command), process.create_time()
-            return _Known(process, HostProcess(pid, process.ppid(), *facts, _UNREAD, _UNREAD, *_within(cgroup)))
+            containers, pod, job = _CONTAINER_ID.findall(cgroup), _POD.search(cgroup), _SLURM.search(cgroup)
+            host = HostProcess(
+                pid=pid,
+                parent_pid=process.ppid(),
+                user=process.username(),
+                name=name,
+                command=printable(command),
+                start_time_s=process.create_time(),
+                cpu_percent=_UNREAD,
+                resident_bytes=_UNREAD,
+                container=_container(cgroup),
+                container_id=containers[-1] if containers else "",
+                pod_uid=pod[1].replace("_", "-") if pod is not None else "",
+                slurm_job=job[1] if job is not None else "",
+            )
+        return _Known(process, host)
 
     def _uses_gpu(self, pid: int) -> bool:
         """Return False only if its open files can be read and none is a GPU's."""
@@ -206,16 +220,10 @@ def _read(known: _Known, now_s: float) -> None:
     known.host = replace(known.host, parent_pid=parent_pid, cpu_percent=cpu_percent, resident_bytes=resident_bytes)
 
 
-def _within(cgroup: str) -> tuple[str, str, str, str]:
-    """Return the last fields of a `HostProcess`: the hint, the container, the pod and the job of a control group."""
+def _container(cgroup: str) -> str:
+    """Return who manages the container of a control group, and which one it is; empty outside any."""
     hints = ((manager, pattern.search(cgroup)) for pattern, manager in _CONTAINERS)
-    containers, pod, job = _CONTAINER_ID.findall(cgroup), _POD.search(cgroup), _SLURM.search(cgroup)
-    return (
-        next((f"{manager} {printable(found[1])}" for manager, found in hints if found is not None), ""),
-        containers[-1] if containers else "",
-        pod[1].replace("_", "-") if pod is not None else "",
-        job[1] if job is not None else "",
-    )
+    return next((f"{manager} {printable(found[1])}" for manager, found in hints if found is not None), "")
 
 
 def _link(path: Path) -> str:

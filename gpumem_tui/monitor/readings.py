@@ -1,6 +1,6 @@
 """The table of readings: what is read of every GPU beside its memory and its processes, one entry each.
 
-An entry's name is the attribute of a `Telemetry` and of a `snapshot.GpuReading`, the key in JSON and in recordings, and
+An entry's name is the attribute of a `Telemetry`, the key in JSON and in recordings, and
 what a backend is asked for (`backend.GpuHandle.read`). Its unit is the end of its name.
 """
 
@@ -8,11 +8,11 @@ what a backend is asked for (`backend.GpuHandle.read`). Its unit is the end of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, TypeVar, Union
+from typing import TypeVar, Union
 
 from gpumem_tui.memory import Unknown
 
@@ -23,6 +23,7 @@ Reading = Union[T, Unknown]  # noqa: UP007  an alias cannot be written with | on
 NOT_READ_YET = Unknown("not read yet")
 """Still to come, of the driver."""
 NOT_IN_MIG = Unknown("not available in MIG mode")
+_NOT_SUPPORTED = Unknown("not supported")
 
 
 class Pace(Enum):
@@ -70,7 +71,7 @@ class ReadingEntry:
     in_mig: bool = True
 
 
-def _entry(words: str, pace: Pace, metric: ReadingMetric | None = None, *, in_mig: bool = True) -> Any:
+def _entry(words: str, pace: Pace, metric: ReadingMetric | None = None, *, in_mig: bool = True) -> Unknown:
     return field(default=NOT_READ_YET, metadata={"entry": ReadingEntry(words, pace, metric, in_mig)})
 
 
@@ -136,6 +137,16 @@ class Telemetry:
         'Why the clocks are lowered now ("power cap", "hot"); idleness and clocks that a user set are no reasons',
         Pace.SLOW, ReadingMetric("throttled", words="1 if its clocks are lowered", label=("reason", "")),
     )  # fmt: skip
+
+    @classmethod
+    def unknown(cls, reason: Unknown) -> Telemetry:
+        """Return that nothing is known, for one reason."""
+        return cls(**dict.fromkeys(READINGS, reason))
+
+    def updated(self, found: Telemetry, names: Collection[str]) -> Telemetry:
+        """Return it with the readings `names` as they were found; what was not read of them is not supported."""
+        read = {name: getattr(found, name) for name in names}
+        return replace(self, **{name: _NOT_SUPPORTED if read[name] is NOT_READ_YET else read[name] for name in names})
 
 
 READINGS: Mapping[str, ReadingEntry] = MappingProxyType(

@@ -148,7 +148,7 @@ def is_complete(snapshot: Snapshot) -> bool:
 def _is_unread(gpu: GpuReading) -> bool:
     """Return whether a value is still to come."""
     hosts = [] if isinstance(gpu.processes, Unknown) else [process.host for process in gpu.processes]
-    readings = [*hosts, *(getattr(gpu, field.name) for field in fields(gpu))]
+    readings = [*hosts, *(getattr(gpu, field.name) for field in fields(gpu)), *vars(gpu.telemetry).values()]
     return any(reading in (NOT_READ_YET, NOT_LOOKED_UP_YET) for reading in readings)
 
 
@@ -324,7 +324,8 @@ def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
         **picked(gpu, "unified", "mig"),
     )
     _put_memory(body, gpu)
-    body.put_all((*READINGS, "compute_capability"), gpu)
+    body.put_all(READINGS, gpu.telemetry)
+    body.put("compute_capability", gpu.compute_capability)
     body.put("processes", _processes_json(gpu.processes, gpu.uuid, probes))
     return body.done(instances=[_instance_json(instance, probes) for instance in gpu.instances])
 
@@ -408,9 +409,9 @@ def _gpu_row(gpu: GpuReading) -> str:
         str(gpu.index),
         gpu.full_name,
         _used(gpu.memory),
-        _number(gpu.utilization_percent, " %"),
-        _number(gpu.temperature_c, " °C"),
-        f"{_number(gpu.power_w, '', 0)} / {_number(gpu.power_limit_w, ' W', 0)}",
+        _number(gpu.telemetry.utilization_percent, " %"),
+        _number(gpu.telemetry.temperature_c, " °C"),
+        f"{_number(gpu.telemetry.power_w, '', 0)} / {_number(gpu.telemetry.power_limit_w, ' W', 0)}",
     )
     return row if gpu.state is DeviceState.OK else f"{row}  {gpu.state.value}"
 
@@ -461,8 +462,8 @@ def log_lines(snapshot: Snapshot, begun: Iterable[Alert] = ()) -> Iterator[str]:
             "processes unknown" if isinstance(processes, Unknown) else counted(len(processes), "process", "processes")
         )
         yield (
-            f"{clock} GPU {gpu.index}: {_used(gpu.memory)}, util {_number(gpu.utilization_percent, ' %')}, "
-            f"{_number(gpu.temperature_c, ' °C')}, {_number(gpu.power_w, ' W', 0)}, {count}{state}"
+            f"{clock} GPU {gpu.index}: {_used(gpu.memory)}, util {_number(gpu.telemetry.utilization_percent, ' %')}, "
+            f"{_number(gpu.telemetry.temperature_c, ' °C')}, {_number(gpu.telemetry.power_w, ' W', 0)}, {count}{state}"
         )
     for alert in begun:
         clock = time.strftime("%H:%M:%S", time.localtime(alert.since_s))
@@ -480,9 +481,9 @@ def _missing(gpu: GpuReading) -> str:
     shown = {
         "state": Unknown(gpu.state_reason) if gpu.state_reason else None,
         "processes": gpu.processes,
-        "utilization": gpu.utilization_percent,
-        "temperature": gpu.temperature_c,
-        "power": gpu.power_w,
+        "utilization": gpu.telemetry.utilization_percent,
+        "temperature": gpu.telemetry.temperature_c,
+        "power": gpu.telemetry.power_w,
     }
     blank: dict[str, list[str]] = {}
     for title, reading in shown.items():

@@ -119,8 +119,12 @@ class Instance:
     ledger: Reading[Ledger[GpuProcess]]
 
 
+INLINE: Mapping[str, bool] = {"inline": True}
+"""Metadata of a field whose own fields stand in JSON and in recordings beside its owner's."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class GpuReading(Telemetry):
+class GpuReading:
     """One GPU at one moment: what it holds, and each entry of the table of readings.
 
     Attributes:
@@ -141,6 +145,7 @@ class GpuReading(Telemetry):
         instances: MIG; empty where it is off or not supported.
     """
 
+    telemetry: Telemetry = field(default_factory=Telemetry, metadata=INLINE)
     index: int
     uuid: str
     name: str

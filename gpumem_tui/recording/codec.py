@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.snapshot import INLINE
 
 Plain = Any
 """None, bool, int, float, str, lists of Plain, and mappings from str to Plain."""
@@ -37,7 +38,11 @@ def to_plain(value: object) -> Plain:
     if isinstance(value, Mapping):
         return dict(value)
     if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        plain: dict[str, Plain] = {}
+        for field in fields(value):
+            inner = to_plain(getattr(value, field.name))
+            plain |= inner if field.metadata == INLINE else {field.name: inner}
+        return plain
     return value
 
 
@@ -135,12 +140,14 @@ def _dataclass_reader(cls: Any, arguments: tuple[Any, ...]) -> Callable[[Plain],
     hints = get_type_hints(cls)
     readers = {field.name: _reader(_bound(hints[field.name], bound)) for field in fields(cls)}
     needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    inline = {field.name: readers.pop(field.name) for field in fields(cls) if field.metadata == INLINE}
 
     def read(plain: Plain) -> Any:
         missing = needed - _checked(dict, plain).keys()
         if missing:
             raise CodecError(f"{cls.__name__} without {', '.join(sorted(missing))}")
-        return cls(**{name: reader(plain[name]) for name, reader in readers.items() if name in plain})
+        own = {name: reader(plain[name]) for name, reader in readers.items() if name in plain}
+        return cls(**own, **{name: reader(plain) for name, reader in inline.items()})
 
     return read
 

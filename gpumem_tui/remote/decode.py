@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 from gpumem_tui.memory import Bucket, Ledger, Unknown
 from gpumem_tui.monitor.alerts import Alert
 from gpumem_tui.monitor.ledger import device_ledger
-from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.readings import Reading, Telemetry
 from gpumem_tui.monitor.snapshot import (
     USUAL_RUNTIME,
     WHOSE,
@@ -126,7 +126,8 @@ def _whole(hint: Any) -> Any:
 _OWN_PLACE = ("memory", "processes", "ledger")
 """Of a device: what is made of several values of the line."""
 MEMORY = LineParts(Memory)
-GPU = LineParts(GpuReading, *_OWN_PLACE, "instances", *WHOSE)
+GPU = LineParts(GpuReading, *_OWN_PLACE, "telemetry", "instances", *WHOSE)
+TELEMETRY = LineParts(Telemetry)
 INSTANCE = LineParts(Instance, *_OWN_PLACE)
 PROCESS = LineParts(GpuProcess, "host")
 SNAPSHOT = LineParts(Snapshot, "gpus", "host", "calls", "runtime", "drivers", "unlisted")
@@ -151,7 +152,7 @@ class _Memory(msgspec.Struct, gc=False):
 _Process: Any = msgspec.defstruct("_Process", [*PROCESS.types, *HOST_PROCESS.types], gc=False)
 _NamedProcess: Any = msgspec.defstruct("_NamedProcess", HOST_PROCESS.types)
 _Instance: Any = msgspec.defstruct("_Instance", INSTANCE.types, bases=(_Memory,), gc=False)
-_Gpu: Any = msgspec.defstruct("_Gpu", GPU.types, bases=(_Memory,), gc=False)
+_Gpu: Any = msgspec.defstruct("_Gpu", [*TELEMETRY.types, *GPU.types], bases=(_Memory,), gc=False)
 _Host: Any = msgspec.defstruct("_Host", HOST.types)
 _Snapshot: Any = msgspec.defstruct("_Snapshot", SNAPSHOT.types)
 AlertLine: Any = msgspec.defstruct("AlertLine", ALERT.types)
@@ -414,6 +415,8 @@ def _check(body: ReadingLine) -> None:
 
 def _check_device(body: GpuLine | InstanceLine, parts: LineParts) -> None:
     parts.of(body)
+    if isinstance(body, GpuLine):
+        TELEMETRY.of(body)
     _memory(body)
     if body.ledger is None:
         reason(body, "ledger")
@@ -523,6 +526,7 @@ def _gpu(body: GpuLine) -> GpuReading:
         ledger=_ledger(body, memory, processes),
         processes=processes,
         instances=tuple(map(_instance, body.instances)),
+        telemetry=Telemetry(**TELEMETRY.named(body)),
         **picked(body, *WHOSE),
         **GPU.named(body),
     )

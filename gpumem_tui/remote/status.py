@@ -432,7 +432,7 @@ def _may_be_free(device: Device) -> bool:
 
 def mean_utilization(gpus: Iterable[Device]) -> float | None:
     """Return how busy GPUs are on average, in percent; None where none says so."""
-    read = [gpu.utilization_percent for gpu in gpus]
+    read = [(gpu.telemetry if isinstance(gpu, GpuReading) else gpu).utilization_percent for gpu in gpus]
     busy = [percent for percent in read if percent is not None and not isinstance(percent, Unknown)]
     return sum(busy) / len(busy) if busy else None
 

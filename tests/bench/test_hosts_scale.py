@@ -30,6 +30,7 @@ from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.report import changes_json, snapshot_json
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Snapshot
 from tests.bench.test_monitor_cost import Watched
+from tests.monitor.snapshots import changed
 from tests.scenes import monitor as scene
 from tests.waiting import wait_until
 
@@ -97,7 +98,7 @@ def _reading(host: int, second: int) -> Snapshot:
         assert isinstance(gpu.processes, tuple)
         busy_percent = (host + gpu.index * 7 + second * 3) % 101
         processes = tuple(map(moved, gpu.processes))
-        return replace(
+        return changed(
             gpu,
             processes=processes,
             ledger=device_ledger(gpu.memory, processes),

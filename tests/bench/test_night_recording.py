@@ -22,7 +22,7 @@ from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.recording.player import Player
 from gpumem_tui.recording.recording import GpuRecorder, GpuRecording
-from tests.monitor.snapshots import START_S, gpu, machine, process
+from tests.monitor.snapshots import START_S, changed, gpu, machine, process
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.bench
@@ -55,7 +55,7 @@ def _readings() -> Iterator[Snapshot]:
             )
             reading = gpu(index, used_bytes=sum(sizes) + 300 * MIB, processes=processes)
             gpus.append(
-                replace(
+                changed(
                     reading,
                     utilization_percent=numbers.randrange(70, 100),
                     power_w=round(numbers.uniform(250, 390), 1),

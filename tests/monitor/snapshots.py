@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -11,7 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
-from gpumem_tui.monitor.readings import READINGS
+from gpumem_tui.monitor.readings import READINGS, Telemetry
 from gpumem_tui.monitor.snapshot import (
     DeviceState,
     GpuProcess,
@@ -96,7 +96,15 @@ def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReadin
         "throttle": (),
         "bus_id": f"00000000:{index + 1:02X}:00.0",
     }
-    return GpuReading(**{**values, **changes})
+    values |= changes
+    readings = Telemetry(**{name: values.pop(name) for name in READINGS})
+    return GpuReading(**{"telemetry": readings, **values})
+
+
+def changed(one: GpuReading, **changes: Any) -> GpuReading:
+    """A GPU's reading with other values, be they of its telemetry or its own."""
+    telemetry = replace(one.telemetry, **{name: changes.pop(name) for name in READINGS if name in changes})
+    return replace(one, telemetry=telemetry, **changes)
 
 
 def machine(gpus: Sequence[GpuReading] = (), *, after_s: float = 0.0, **changes: Any) -> Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -60,7 +60,7 @@ def test_a_gpu_that_is_lost_stays_listed_and_comes_back(fake_nvml: FakeMachine) 
         lost = until(sampler, lambda s: gpu(s, 1).state is DeviceState.LOST)
         assert _states(lost) == [(0, "GPU-a", "ok"), (1, "GPU-b", "lost"), (2, "GPU-c", "ok")]
         assert gpu(lost, 1).name == "NVIDIA A100-SXM4-80GB"
-        assert gpu(lost, 1).memory == gpu(lost, 1).processes == gpu(lost, 1).power_w == Unknown("GPU is lost")
+        assert gpu(lost, 1).memory == gpu(lost, 1).processes == gpu(lost, 1).telemetry.power_w == Unknown("GPU is lost")
         fake_nvml.show(_THREE)
         assert gpu(until(sampler, _all_ok), 1).uuid == "GPU-b"
 
@@ -207,17 +207,14 @@ def test_a_fault_in_one_call_loses_its_cell_only(
         found = until(sampler, is_complete)
     ill, well = gpu(found, 0), gpu(found, 1)
     assert (ill.state, ill.state_reason) == (DeviceState.OK, "")
-    different = {
-        field.name
-        for field in fields(ill)
-        if field.name not in ("index", "uuid", "bus_id", "age_s")
-        and getattr(ill, field.name) != getattr(well, field.name)
-    }
+    cell_of, cell_of_well = ({**vars(one), **vars(one.telemetry)} for one in (ill, well))
+    expected = {"index", "uuid", "bus_id", "age_s", "telemetry"}
+    different = {name for name in cell_of.keys() - expected if cell_of[name] != cell_of_well[name]}
     if function == "nvmlDeviceGetComputeRunningProcesses_v3":
         cells = cells | {"ledger"}  # nobody's memory is accounted for
     assert different == cells
     for name in cells - {"ledger"}:
-        assert getattr(ill, name) == Unknown(reason)
+        assert cell_of[name] == Unknown(reason)
 
 
 def test_a_process_list_that_is_not_permitted_is_not_an_empty_one(fake_nvml: FakeMachine) -> None:
@@ -271,8 +268,9 @@ def test_marks_for_no_figure_are_not_figures(fake_nvml: FakeMachine) -> None:
     with watching() as sampler:
         found = until(sampler, is_complete)
     missing = Unknown("not available")
-    assert gpu(found, 0).memory == gpu(found, 0).ledger == gpu(found, 0).ecc_corrected == missing
-    assert gpu(found, 0).sm_clock_mhz == gpu(found, 0).performance_state == missing
+    assert gpu(found, 0).memory == gpu(found, 0).ledger == gpu(found, 0).telemetry.ecc_corrected == missing
+    now = gpu(found, 0).telemetry
+    assert now.sm_clock_mhz == now.performance_state == missing
     processes = gpu(found, 1).processes
     assert not isinstance(processes, Unknown)
     assert processes[0].used_bytes == missing
@@ -295,7 +293,7 @@ def test_mig_is_switched_on_and_off_while_watched(fake_nvml: FakeMachine) -> Non
         fake_nvml.show(divided)
         found = gpu(until(sampler, lambda s: len(gpu(s, 0).instances) == 2), 0)
         assert found.mig
-        assert found.utilization_percent == Unknown("not available in MIG mode")
+        assert found.telemetry.utilization_percent == Unknown("not available in MIG mode")
         assert found.memory == Unknown("no permission")
         first, second = found.instances
         assert (first.uuid, second.uuid) == ("MIG-1", "MIG-2")
@@ -305,7 +303,7 @@ def test_mig_is_switched_on_and_off_while_watched(fake_nvml: FakeMachine) -> Non
         assert [(process.pid, process.instance) for process in found.processes] == [(11, "MIG-1")]
         fake_nvml.show(whole)
         off = gpu(until(sampler, lambda s: not gpu(s, 0).mig), 0)
-        assert (off.state, off.instances, off.utilization_percent) == (DeviceState.OK, (), 70)
+        assert (off.state, off.instances, off.telemetry.utilization_percent) == (DeviceState.OK, (), 70)
 
 
 def test_a_call_that_never_returns_makes_its_gpu_stale_and_no_other(fake_nvml: FakeMachine) -> None:

@@ -38,8 +38,9 @@ def test_a_snapshot_has_what_the_scenario_says(fake_nvml: FakeMachine) -> None:
     assert [reading.index for reading in found.gpus] == list(range(8))
     seventh = gpu(found, 7)
     assert (seventh.uuid, seventh.bus_id, seventh.state) == ("GPU-00000007", "00000000:08:00.0", DeviceState.OK)
-    assert (seventh.utilization_percent, seventh.power_w, seventh.temperature_c) == (70, 61.5, 31)
-    assert (seventh.fan_percent, seventh.mig, seventh.unified) == (Unknown("not supported"), False, False)
+    now = seventh.telemetry
+    assert (now.utilization_percent, now.power_w, now.temperature_c) == (70, 61.5, 31)
+    assert (now.fan_percent, seventh.mig, seventh.unified) == (Unknown("not supported"), False, False)
     assert not isinstance(seventh.processes, Unknown)
     assert [(p.pid, p.used_bytes, p.sm_percent) for p in seventh.processes] == [
         (701, 10 * GIB, 30),
@@ -99,8 +100,8 @@ def test_the_first_snapshot_does_not_wait_for_what_is_slow(fake_nvml: FakeMachin
     for reading in found.gpus:
         assert not isinstance(reading.memory, Unknown)
         assert not isinstance(reading.processes, Unknown)
-        assert not isinstance(reading.power_w, Unknown)
-        assert reading.pcie_tx_bytes_per_s == Unknown("not read yet")
+        assert not isinstance(reading.telemetry.power_w, Unknown)
+        assert reading.telemetry.pcie_tx_bytes_per_s == Unknown("not read yet")
 
 
 def test_a_gpu_that_hangs_does_not_hold_up_the_second_snapshot_for_a_long_interval(fake_nvml: FakeMachine) -> None:
@@ -108,7 +109,7 @@ def test_a_gpu_that_hangs_does_not_hold_up_the_second_snapshot_for_a_long_interv
     fake_nvml.show(_EIGHT.change(1, calls=Calls(hangs=["nvmlDeviceGetPowerUsage"])))
     with watching(interval_s=600.0, slow_interval_s=600.0) as sampler:
         found = until(sampler, lambda s: bool(s.gpus) and "nvmlDeviceGetPowerUsage" in gpu(s, 1).state_reason)
-    assert gpu(found, 0).temperature_c == 31
+    assert gpu(found, 0).telemetry.temperature_c == 31
 
 
 def test_processes_are_named_without_waiting_for_the_second_interval(fake_nvml: FakeMachine) -> None:
@@ -140,7 +141,9 @@ def test_changes_show_in_the_next_snapshots(fake_nvml: FakeMachine) -> None:
     with watching() as sampler:
         until(sampler, is_complete)
         fake_nvml.show(_EIGHT.change(3, utilization_percent=99, temperature_c=80))
-        until(sampler, lambda s: (gpu(s, 3).utilization_percent, gpu(s, 3).temperature_c) == (99, 80))
+        until(
+            sampler, lambda s: gpu(s, 3).telemetry.temperature_c == 80 and gpu(s, 3).telemetry.utilization_percent == 99
+        )
 
 
 def test_eight_gpus_cost_fewer_than_49_calls_a_pass(fake_nvml: FakeMachine) -> None:

@@ -160,7 +160,7 @@ class VendorKit:
         assert (found.problem, found.runtime) == ("", lab.vendor.runtime)
         for gpu in found.gpus:
             assert gpu.state is DeviceState.OK
-            assert gpu.temperature_c == 55
+            assert gpu.telemetry.temperature_c == 55
             assert isinstance(gpu.memory, Memory)
             assert not isinstance(gpu.ledger, Unknown)
             assert sum(size for row in gpu.ledger.rows if isinstance(size := row.size_bytes, int)) == 16 * GIB

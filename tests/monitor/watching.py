@@ -54,7 +54,7 @@ def is_complete(snapshot: Snapshot) -> bool:
     """Every GPU has been read, what is slow included."""
     unread = Unknown("not read yet")
     return bool(snapshot.gpus) and all(
-        reading.pcie_tx_bytes_per_s != unread
+        reading.telemetry.pcie_tx_bytes_per_s != unread
         and (isinstance(reading.processes, Unknown) or all(p.sm_percent != unread for p in reading.processes))
         for reading in snapshot.gpus
     )

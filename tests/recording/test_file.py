@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_an_hour_of_eight_gpus_takes_a_few_megabytes(tmp_path: Path) -> None:
     recorder = GpuRecorder(path)
     for second in range(300):
         gpus = [
-            replace(gpu(n, used_bytes=((second * 7919 + n) % 70) << 30), power_w=300 + (second * 31 + n) % 97 / 10)
+            gpu(n, used_bytes=((second * 7919 + n) % 70) << 30, power_w=300 + (second * 31 + n) % 97 / 10)
             for n in range(8)
         ]
         recorder.add(machine(gpus, after_s=second))

@@ -19,7 +19,7 @@ from gpumem_tui.recording.codec import Plain, to_plain
 from gpumem_tui.remote.decode import NoReading, OtherSchema, ReadingDecoder, decoded
 from gpumem_tui.text import cleaned
 from gpumem_tui.watch.report import probe_report
-from tests.monitor.snapshots import anything, gpu, machine, memory, process
+from tests.monitor.snapshots import anything, changed, gpu, machine, memory, process
 from tests.remote.standins import line_of, reading
 from tests.scenes.watch import published, record, watched
 
@@ -45,7 +45,8 @@ def test_a_reading_and_what_has_changed_since_make_the_next_reading(
     snapshot: Snapshot, other: Snapshot, shared: bool
 ) -> None:
     if shared:  # the same GPUs, of which some readings are others
-        gpus = tuple(replace(one, power_w=two.power_w, mig=two.mig) for one, two in zip(snapshot.gpus, other.gpus))  # noqa: B905
+        pairs = zip(snapshot.gpus, other.gpus)  # noqa: B905
+        gpus = tuple(changed(one, power_w=two.telemetry.power_w, mig=two.mig) for one, two in pairs)
         other = replace(other, gpus=(*gpus, *snapshot.gpus[len(gpus) :]))
     decoder = ReadingDecoder()
     decoder.decoded(line_of(snapshot))
@@ -56,7 +57,7 @@ def test_a_reading_and_what_has_changed_since_make_the_next_reading(
 
 def test_what_changes_is_told_alone() -> None:
     before, after = reading(2), reading(2, after_s=1.0)
-    busy = tuple(replace(each, power_w=77.0) if each.index else each for each in after.gpus)
+    busy = tuple(changed(each, power_w=77.0) if each.index else each for each in after.gpus)
     changes = changes_json(snapshot_json(before), snapshot_json(replace(after, gpus=busy)))
     expected = {"time_s": after.time_s, "gpus": {"1": {"power_w": 77.0}}}
     assert changes == {"schema": 1, "since": before.time_s, "changes": expected}

@@ -118,7 +118,7 @@ def stale(reading: GpuReading, age_s: float = 4.0) -> GpuReading:
 def lost(reading: GpuReading) -> GpuReading:
     """It fell off the bus."""
     gone = Unknown("the GPU is lost")
-    return replace(
+    return snapshots.changed(
         reading,
         state=DeviceState.LOST,
         state_reason="it does not answer any more (GPU is lost); a reboot may bring it back",
@@ -144,7 +144,7 @@ def at(second: int, gpus: int) -> Snapshot:
     share = abs((second * 7) % 400 - 200) / 200
     whole = machine(gpus, time_s=NOON_S + second)
     first = gpu(0, [process(4100, int((10 + 50 * share) * GIB)), process(4101, 6 * GIB)])
-    loaded = replace(first, utilization_percent=int(20 + 75 * share))
+    loaded = snapshots.changed(first, utilization_percent=int(20 + 75 * share))
     return replace(whole, gpus=(loaded, *whole.gpus[1:]))
 
 

@@ -250,7 +250,7 @@ def test_two_jobs_of_one_command_are_told_apart_by_the_name_that_their_launcher_
 
 # Sorted and filtered
 
-IDLE = replace(gpu(0, memory=memory(0), processes=()), utilization_percent=0, name="NVIDIA H100")
+IDLE = gpu(0, memory=memory(0), processes=(), utilization_percent=0, name="NVIDIA H100")
 
 
 def lab() -> HostsState:
@@ -258,9 +258,9 @@ def lab() -> HostsState:
     owner = process(7, GIB).host
     assert isinstance(owner, HostProcess)
     of_bob = replace(process(7, 30 * GIB), host=replace(owner, user="bob", command="vllm serve"))
-    busy = replace(gpu(1, used_bytes=30 * GIB, processes=(of_bob,)), utilization_percent=40)
+    busy = gpu(1, used_bytes=30 * GIB, processes=(of_bob,), utilization_percent=40)
     alert = Alert(Severity.WARNING, "GPU-0", AlertKind.NEAR_FULL, "GPU 0 is almost full", 0.0)
-    full = replace(gpu(0, used_bytes=79 * GIB), utilization_percent=100)
+    full = gpu(0, used_bytes=79 * GIB, utilization_percent=100)
     reports = {"a": HostReport(machine([IDLE, busy])), "b": HostReport(machine([full]), (alert,))}
     hosts = [HostStatus(parse_host(name), HostPhase.LIVE, each, 100.0) for name, each in reports.items()]
     return HostsState((*hosts, away(HostStatus(parse_host("c")), "silent")), now_s=100.0)

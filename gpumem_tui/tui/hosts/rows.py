@@ -276,8 +276,8 @@ def _gpu_row(state: HostsState, gpu: GpuReading, width: int, *, is_live: bool) -
     if width >= _COUNTED_FROM:
         spans += [(f"{'free' if is_live and is_free(gpu) else '':>6}", "bold $success")]
     spans += _numbers(memory, busy, width, is_live=is_live)
-    heat = "" if isinstance(gpu.temperature_c, Unknown) else f"{gpu.temperature_c} °C"
-    power = "" if isinstance(gpu.power_w, Unknown) else f"{gpu.power_w:.0f} W"
+    heat = "" if isinstance(gpu.telemetry.temperature_c, Unknown) else f"{gpu.telemetry.temperature_c} °C"
+    power = "" if isinstance(gpu.telemetry.power_w, Unknown) else f"{gpu.telemetry.power_w:.0f} W"
     name_of = gpu.name.removeprefix(f"{gpu.vendor or vendor().brand} ")
     facts = [heat, power, name_of] if gpu.state is DeviceState.OK else [f"{gpu.state.value}: {gpu.state_reason}"]
     room = max(0, width - sum(len(text) for text, _ in spans))

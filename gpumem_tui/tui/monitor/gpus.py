@@ -150,18 +150,20 @@ def used_share(gpu: GpuReading) -> float | None:
 
 def utilization_span(gpu: GpuReading, width: int = 4) -> Span:
     """Return the utilization, such as "87%"; what a MIG device says is never 0."""
-    return fit_right(known(gpu.utilization_percent, lambda value: f"{value}%"), width), ""
+    return fit_right(known(gpu.telemetry.utilization_percent, lambda value: f"{value}%"), width), ""
 
 
 def power_span(gpu: GpuReading, width: int = 5) -> Span:
     """Return the power that the GPU draws now, in watts."""
-    return fit_right(known(gpu.power_w, lambda value: f"{value:.0f}W"), width), ""
+    return fit_right(known(gpu.telemetry.power_w, lambda value: f"{value:.0f}W"), width), ""
 
 
 def temperature_span(state: MonitorState, gpu: GpuReading, width: int = 5) -> Span:
     """Return the temperature in °C, in warning colours while there is an alert about it."""
     hot = state.warns(gpu, AlertKind.HOT)
-    return fit_right(known(gpu.temperature_c, lambda value: f"{value}°C"), width), "bold $warning" if hot else ""
+    return fit_right(
+        known(gpu.telemetry.temperature_c, lambda value: f"{value}°C"), width
+    ), "bold $warning" if hot else ""
 
 
 def used_span(state: MonitorState, gpu: GpuReading, width: int) -> Span:
@@ -432,31 +434,31 @@ def _used(state: MonitorState, gpu: GpuReading) -> Row:
 
 def _readings(state: MonitorState, gpu: GpuReading) -> list[Row]:
     """Each of a fixed width."""
-    limit = known(gpu.power_limit_w, lambda value: f"/{value:.0f}W")
-    power = [(fit_right(known(gpu.power_w, lambda value: f"{value:.0f}"), 4), ""), (f"{limit:<5}", "")]
+    now = gpu.telemetry
+    limit = known(now.power_limit_w, lambda value: f"/{value:.0f}W")
+    power = [(fit_right(known(now.power_w, lambda value: f"{value:.0f}"), 4), ""), (f"{limit:<5}", "")]
     found: list[Row] = [
         [("util ", MUTED), utilization_span(gpu)],
-        power if not isinstance(gpu.power_limit_w, Unknown) else [power_span(gpu, 6)],
+        power if not isinstance(now.power_limit_w, Unknown) else [power_span(gpu, 6)],
         [temperature_span(state, gpu)],
     ]
-    throttle = gpu.throttle
-    if isinstance(throttle, tuple) and throttle:
-        found.append([(f"⚠ {', '.join(throttle)}", "bold $warning")])
+    if isinstance(now.throttle, tuple) and now.throttle:
+        found.append([(f"⚠ {', '.join(now.throttle)}", "bold $warning")])
     if gpu.mig:
         found.append([("MIG", "bold")])
-    found.append([("SM ", MUTED), (fit_right(known(gpu.sm_clock_mhz, lambda mhz: f"{mhz}"), 4), ""), (" MHz", MUTED)])
-    found.append([("mem ", MUTED), (fit_right(known(gpu.memory_clock_mhz, lambda m: f"{m}"), 5), ""), (" MHz", MUTED)])
-    if isinstance(gpu.fan_percent, int):
-        found.append([("fan ", MUTED), (f"{gpu.fan_percent:>3}%", "")])
+    found.append([("SM ", MUTED), (fit_right(known(now.sm_clock_mhz, lambda mhz: f"{mhz}"), 4), ""), (" MHz", MUTED)])
+    found.append([("mem ", MUTED), (fit_right(known(now.memory_clock_mhz, lambda m: f"{m}"), 5), ""), (" MHz", MUTED)])
+    if isinstance(now.fan_percent, int):
+        found.append([("fan ", MUTED), (f"{now.fan_percent:>3}%", "")])
     for link, received, sent in (
-        ("PCIe", gpu.pcie_rx_bytes_per_s, gpu.pcie_tx_bytes_per_s),
-        ("NVLink", gpu.nvlink_rx_bytes_per_s, gpu.nvlink_tx_bytes_per_s),
+        ("PCIe", now.pcie_rx_bytes_per_s, now.pcie_tx_bytes_per_s),
+        ("NVLink", now.nvlink_rx_bytes_per_s, now.nvlink_tx_bytes_per_s),
     ):
         if isinstance(received, int) and isinstance(sent, int):
             rates = f"{'↓' + format_bytes(received):>11}{'↑' + format_bytes(sent):>11}/s"
             found.append([(link, MUTED), (rates, "")])
-    if isinstance(gpu.ecc_uncorrected, int) and gpu.ecc_uncorrected:
-        found.append([(f"ECC {gpu.ecc_uncorrected} uncorrected", "bold $error")])
+    if isinstance(now.ecc_uncorrected, int) and now.ecc_uncorrected:
+        found.append([(f"ECC {now.ecc_uncorrected} uncorrected", "bold $error")])
     return found
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Gone, Identity, ListedProcess, NoSuchGpu
-from gpumem_tui.monitor.readings import Reading, Telemetry
+from gpumem_tui.monitor.readings import NOT_READ_YET, Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
 from gpumem_tui.monitor.vendors.amd.calls import (
     LOST,
@@ -36,7 +36,7 @@ _RESERVE = Unknown("AMD's driver counts it as used")
 # ---- one GPU: what does not change
 
 
-def identity(call: AmdCaller, handle: Any) -> Identity:
+def identity(call: AmdCaller, handle: object) -> Identity:
     """Read once for each handle.
 
     Raises:
@@ -61,7 +61,7 @@ def identity(call: AmdCaller, handle: Any) -> Identity:
     )
 
 
-def _partition(call: AmdCaller, handle: Any) -> tuple[int, str]:
+def _partition(call: AmdCaller, handle: object) -> tuple[int, str]:
     """Return the partition's number in its GPU, and how the GPU is divided: "CPX/NPS4 3"; empty for a whole one."""
     part = reading(lambda: figure(call("amdsmi_get_gpu_kfd_info", handle)["current_partition_id"]))
     compute = reading(lambda: str(call("amdsmi_get_gpu_compute_partition", handle)))
@@ -76,7 +76,7 @@ def _partition(call: AmdCaller, handle: Any) -> tuple[int, str]:
 # ---- one GPU: memory and processes
 
 
-def memory(call: AmdCaller, handle: Any) -> Reading[Memory]:
+def memory(call: AmdCaller, handle: object) -> Reading[Memory]:
     """Read its video memory, of which the driver's own share is not told apart.
 
     Raises:
@@ -103,7 +103,7 @@ _ROOM = 1024
 _MOST_ENTRIES = 2**16
 
 
-def _process_list(call: AmdCaller, handle: Any) -> list[Any]:
+def _process_list(call: AmdCaller, handle: object) -> list[ctypes.Structure]:
     """Return the library's structs of the processes that compute on a GPU.
 
     Not by the binding's own function, which decodes each name as UTF-8: a program may have any bytes for a name.
@@ -123,25 +123,36 @@ def _process_list(call: AmdCaller, handle: Any) -> list[Any]:
 
 # ---- one GPU: what it does
 
-Read = Callable[[AmdCaller, Any], Reading[Any]]
+T = TypeVar("T")
+Read = Callable[[AmdCaller, object], Reading[T]]
 
 
-def _answer(function: str, *keys: str, scale: Callable[[int], float] = lambda number: number) -> Read:
+def _answer(function: str, *keys: str) -> Read[int]:
     """Make a read of the first figure among some keys of what a function answers."""
 
-    def read(call: AmdCaller, handle: Any) -> Reading[float]:
+    def read(call: AmdCaller, handle: object) -> Reading[int]:
         answer = call(function, handle)
         found = [figure(answer[key]) for key in keys if key in answer]
-        known = next((number for number in found if isinstance(number, int)), None)
-        return Unknown("not available") if known is None else scale(known)
+        return next((number for number in found if isinstance(number, int)), Unknown("not available"))
 
     return lambda call, handle: reading(lambda: read(call, handle))
 
 
-def _temperature(metric: str) -> Read:
+def _watts(call: AmdCaller, handle: object) -> Reading[float]:
+    watts = _answer("amdsmi_get_power_info", "socket_power", "current_socket_power", "average_socket_power")
+    found = watts(call, handle)
+    return found if isinstance(found, Unknown) else float(found)
+
+
+def _limit_watts(call: AmdCaller, handle: object) -> Reading[float]:
+    microwatts = _answer("amdsmi_get_power_cap_info", "power_cap")(call, handle)
+    return microwatts if isinstance(microwatts, Unknown) else microwatts / 1e6
+
+
+def _temperature(metric: str) -> Read[int]:
     """Make a read of the hottest place of the chip, in °C, or of its edge where a GPU tells that only."""
 
-    def read(call: AmdCaller, handle: Any) -> Reading[int]:
+    def read(call: AmdCaller, handle: object) -> Reading[int]:
         amd = binding()
         kinds, asked = amd.AmdSmiTemperatureType, amd.AmdSmiTemperatureMetric[metric]
         hottest = reading(lambda: figure(call("amdsmi_get_temp_metric", handle, kinds.HOTSPOT, asked)))
@@ -152,8 +163,8 @@ def _temperature(metric: str) -> Read:
     return lambda call, handle: reading(lambda: read(call, handle))
 
 
-def _clock(kind: str) -> Read:
-    def read(call: AmdCaller, handle: Any) -> Reading[int]:
+def _clock(kind: str) -> Read[int]:
+    def read(call: AmdCaller, handle: object) -> Reading[int]:
         return figure(call("amdsmi_get_clock_info", handle, binding().AmdSmiClkType[kind])["clk"])
 
     return lambda call, handle: reading(lambda: read(call, handle))
@@ -162,7 +173,7 @@ def _clock(kind: str) -> Read:
 _FASTEST_FAN = 255
 
 
-def _fan(call: AmdCaller, handle: Any) -> Reading[int]:
+def _fan(call: AmdCaller, handle: object) -> Reading[int]:
     speed = reading(lambda: figure(call("amdsmi_get_gpu_fan_speed", handle, 0)))
     return speed if isinstance(speed, Unknown) else round(100 * speed / _FASTEST_FAN)
 
@@ -171,14 +182,14 @@ _GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
 """Of PCIe, by the rate of a lane in MT/s."""
 
 
-def _link(key: str) -> Read:
-    def read(call: AmdCaller, handle: Any) -> Reading[int]:
+def _link(key: str) -> Read[int]:
+    def read(call: AmdCaller, handle: object) -> Reading[int]:
         return figure(call("amdsmi_get_pcie_info", handle)["pcie_metric"][key])
 
     return lambda call, handle: reading(lambda: read(call, handle))
 
 
-def _pcie_generation(call: AmdCaller, handle: Any) -> Reading[int]:
+def _pcie_generation(call: AmdCaller, handle: object) -> Reading[int]:
     speed = _link("pcie_speed")(call, handle)
     return speed if isinstance(speed, Unknown) else _GENERATIONS.get(speed, Unknown(f"{speed} MT/s a lane"))
 
@@ -192,34 +203,12 @@ _THROTTLES = {
 }
 
 
-def _throttle(call: AmdCaller, handle: Any) -> Reading[tuple[str, ...]]:
+def _throttle(call: AmdCaller, handle: object) -> Reading[tuple[str, ...]]:
     def read() -> tuple[str, ...]:
         answer = call("amdsmi_get_violation_status", handle)
         return tuple(words for key, words in _THROTTLES.items() if answer[key] is True or answer[key] == 1)
 
     return reading(read)
-
-
-READS: Mapping[str, Read] = {
-    "utilization_percent": _answer("amdsmi_get_gpu_activity", "gfx_activity"),
-    "memory_utilization_percent": _answer("amdsmi_get_gpu_activity", "umc_activity"),
-    "power_w": _answer(
-        "amdsmi_get_power_info", "socket_power", "current_socket_power", "average_socket_power", scale=float
-    ),
-    "power_limit_w": _answer("amdsmi_get_power_cap_info", "power_cap", scale=lambda microwatts: microwatts / 1e6),
-    "temperature_c": _temperature("CURRENT"),
-    "temperature_limit_c": _temperature("CRITICAL"),
-    "fan_percent": _fan,
-    "sm_clock_mhz": _clock("GFX"),
-    "memory_clock_mhz": _clock("MEM"),
-    "pcie_generation": _pcie_generation,
-    "pcie_width": _link("pcie_width"),
-    "ecc_corrected": _answer("amdsmi_get_gpu_total_ecc_count", "correctable_count"),
-    "ecc_uncorrected": _answer("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"),
-    "throttle": _throttle,
-}
-"""How each of the table's readings is fetched. Left out: PCIe traffic, which takes a second and is not told on MI300,
-and performance states, which AMD's GPUs have not."""
 
 
 # ---- the handles
@@ -290,14 +279,14 @@ class AmdSmi(Called[AmdCaller]):
         lines = file_text(self._proc / "bus/pci/devices").splitlines()
         return frozenset(line.split()[0] for line in lines if line.split()[-1:] == ["amdgpu"])
 
-    def _handles(self) -> list[Any]:
+    def _handles(self) -> list[object]:
         return list(self._call("amdsmi_get_processor_handles"))
 
 
 class AmdGpu:
     """The `GpuHandle` of AMD."""
 
-    def __init__(self, call: AmdCaller, handle: Any, identity: Identity) -> None:
+    def __init__(self, call: AmdCaller, handle: object, identity: Identity) -> None:
         self.identity = identity
         self._call = call
         self._handle = handle
@@ -339,8 +328,33 @@ class AmdGpu:
         return {pid: min(100, round(100 * number / units)) for pid, number in known.items()}
 
     def read(self, names: Collection[str]) -> Telemetry:
-        """Read them as `GpuHandle.read`."""
-        return Telemetry(**{name: READS[name](self._call, self._handle) for name in names if name in READS})
+        """Read them as `GpuHandle.read`.
+
+        Left out: PCIe traffic, which takes a second and is not told on MI300, and performance states, which AMD's GPUs
+        have not.
+        """
+
+        def due(name: str, read: Read[T]) -> Reading[T]:
+            return read(self._call, self._handle) if name in names else NOT_READ_YET
+
+        return Telemetry(
+            utilization_percent=due("utilization_percent", _answer("amdsmi_get_gpu_activity", "gfx_activity")),
+            memory_utilization_percent=due(
+                "memory_utilization_percent", _answer("amdsmi_get_gpu_activity", "umc_activity")
+            ),
+            power_w=due("power_w", _watts),
+            power_limit_w=due("power_limit_w", _limit_watts),
+            temperature_c=due("temperature_c", _temperature("CURRENT")),
+            temperature_limit_c=due("temperature_limit_c", _temperature("CRITICAL")),
+            fan_percent=due("fan_percent", _fan),
+            sm_clock_mhz=due("sm_clock_mhz", _clock("GFX")),
+            memory_clock_mhz=due("memory_clock_mhz", _clock("MEM")),
+            pcie_generation=due("pcie_generation", _pcie_generation),
+            pcie_width=due("pcie_width", _link("pcie_width")),
+            ecc_corrected=due("ecc_corrected", _answer("amdsmi_get_gpu_total_ecc_count", "correctable_count")),
+            ecc_uncorrected=due("ecc_uncorrected", _answer("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count")),
+            throttle=due("throttle", _throttle),
+        )
 
     def divided(self) -> Reading[bool]:
         """Return that it is not: each of its partitions is a GPU of its own."""

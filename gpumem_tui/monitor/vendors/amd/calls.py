@@ -93,7 +93,7 @@ def binding() -> Any:
 class AmdCaller(Calls):
     """Calls AMD SMI for one thread: all calls pass here."""
 
-    def __call__(self, function: str, *arguments: Any) -> Any:
+    def __call__(self, function: str, *arguments: object) -> Any:
         """Return what the binding's function of this name returns.
 
         Raises:
@@ -102,7 +102,7 @@ class AmdCaller(Calls):
         """
         return self._make(function, lambda: getattr(binding(), function)(*arguments))
 
-    def direct(self, function: str, *arguments: Any) -> None:
+    def direct(self, function: str, *arguments: object) -> None:
         """Call the C function of this name.
 
         Raises:
@@ -156,7 +156,7 @@ def reading(read: Callable[[], Reading[T]]) -> Reading[T]:
         return refused(not_declared())
 
 
-def figure(value: Any) -> Reading[int]:
+def figure(value: float | str) -> Reading[int]:
     """Return a number of an answer, unless it is a mark for no figure."""
     return Unknown("not available") if value in NOT_AVAILABLE else int(value)
 

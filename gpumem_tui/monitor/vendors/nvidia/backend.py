@@ -10,13 +10,13 @@ import ctypes
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 import pynvml
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, Gone, Identity, ListedProcess, NoSuchGpu
-from gpumem_tui.monitor.readings import Reading, Telemetry
+from gpumem_tui.monitor.readings import NOT_READ_YET, Reading, Telemetry
 from gpumem_tui.monitor.snapshot import Memory
 from gpumem_tui.monitor.vendors.calling import Called, refused
 from gpumem_tui.monitor.vendors.nvidia.calls import (
@@ -44,7 +44,7 @@ _VIRTUALIZATION_HOSTS = (
 )
 
 
-def identity(call: Caller, handle: Any) -> Identity:
+def identity(call: Caller, handle: object) -> Identity:
     """Read once for each handle.
 
     Raises:
@@ -64,7 +64,7 @@ def identity(call: Caller, handle: Any) -> Identity:
     )
 
 
-def compute_capability(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
+def compute_capability(call: Caller, handle: object) -> Reading[tuple[int, int]]:
     """Read the compute capability, (8, 0) for sm_80."""
 
     def read() -> tuple[int, int]:
@@ -81,7 +81,7 @@ _MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
 _NO_SECOND_VERSION = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 
-def memory(call: Caller, handle: Any) -> Reading[Memory]:
+def memory(call: Caller, handle: object) -> Reading[Memory]:
     """Read memory by the second version of the call, which tells the driver's reserve apart, or by the first."""
     if _MEMORY_V2 not in call.missing:
         try:
@@ -95,7 +95,15 @@ def memory(call: Caller, handle: Any) -> Reading[Memory]:
     return reading(lambda: _memory(call("nvmlDeviceGetMemoryInfo", handle), older))
 
 
-def _memory(found: Any, reserved_bytes: Value) -> Reading[Memory]:
+class _MemoryInfo(Protocol):
+    """NVML's ``nvmlMemory_t``, in bytes."""
+
+    total: int
+    used: int
+    free: int
+
+
+def _memory(found: _MemoryInfo, reserved_bytes: Value) -> Reading[Memory]:
     if any(value in NOT_AVAILABLE for value in (found.total, found.used, found.free)):
         return Unknown("not available")
     return Memory(int(found.total), reserved_bytes, int(found.used), int(found.free))
@@ -105,12 +113,12 @@ def _size(size_bytes: int) -> Value:
     return Unknown("not available") if size_bytes in NOT_AVAILABLE else size_bytes
 
 
-def compute_processes(call: Caller, handle: Any) -> Reading[tuple[ListedProcess, ...]]:
+def compute_processes(call: Caller, handle: object) -> Reading[tuple[ListedProcess, ...]]:
     """List the processes with a CUDA context, clients of MPS included."""
     return reading(lambda: _processes(call, "nvmlDeviceGetComputeRunningProcesses", handle))
 
 
-def _processes(call: Caller, function: str, handle: Any) -> tuple[ListedProcess, ...]:
+def _processes(call: Caller, function: str, handle: object) -> tuple[ListedProcess, ...]:
     kind = declared("c_nvmlProcessInfo_v2_t")
     for version in ("_v3", "_v2"):
         name = function + version
@@ -140,8 +148,16 @@ def _longer_v3_structs() -> bool:
 _MOST_ENTRIES = 2**20
 
 
-def _array(call: Caller, function: str, kind: Any, arguments: Callable[[Any, Any], tuple[Any, ...]]) -> list[Any]:
+def _array(
+    call: Caller,
+    function: str,
+    kind: type[ctypes.Structure],
+    arguments: Callable[[object, object], tuple[object, ...]],
+) -> list[ctypes.Structure]:
     """Read the array that a function fills.
+
+    Args:
+        arguments: what the function is called with, of a pointer to the number of entries and of the array.
 
     One call where it fits, as the list is short; the binding's own functions always ask for the length first, and to
     list processes is one of the slowest NVML queries.
@@ -156,7 +172,7 @@ def _array(call: Caller, function: str, kind: Any, arguments: Callable[[Any, Any
     raise NvmlFault(pynvml.NVML_ERROR_INSUFFICIENT_SIZE, "the driver gives no end of entries")
 
 
-def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mapping[int, int], int]]:
+def sm_percents(call: Caller, handle: object, since_us: int) -> Reading[tuple[Mapping[int, int], int]]:
     """Read shares of the SMs by pid in the newest sample after `since_us` (NVML's clock), and that sample's time.
 
     NVML leaves out processes that did nothing.
@@ -185,7 +201,7 @@ def sm_percents(call: Caller, handle: Any, since_us: int) -> Reading[tuple[Mappi
 _PERCENT = 100
 
 
-def utilization(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
+def utilization(call: Caller, handle: object) -> Reading[tuple[int, int]]:
     """Read per cent of the last sample period in which a kernel ran, and in which memory was read or written."""
 
     def read() -> Reading[tuple[int, int]]:
@@ -197,38 +213,43 @@ def utilization(call: Caller, handle: Any) -> Reading[tuple[int, int]]:
     return reading(read)
 
 
-Read = Callable[[Caller, Any], Reading[Any]]
+T = TypeVar("T")
+Read = Callable[[Caller, object], Reading[T]]
 
 
-def _number(function: str, *arguments: int) -> Read:
+def _number(function: str, *arguments: int) -> Read[int]:
     """Make a read of a plain number in NVML's own unit."""
     return lambda call, handle: number(call, function, handle, *arguments)
 
 
-def _scaled(scale: Callable[[int], float], function: str, *arguments: int) -> Read:
+def _scaled(scale: Callable[[int], T], function: str, *arguments: int) -> Read[T]:
     """Make a read of a number in another unit than NVML's."""
 
-    def read(call: Caller, handle: Any) -> Reading[float]:
+    def read(call: Caller, handle: object) -> Reading[T]:
         found = number(call, function, handle, *arguments)
         return found if isinstance(found, Unknown) else scale(found)
 
     return read
 
 
-def _watts(function: str) -> Read:
+def _watts(function: str) -> Read[float]:
     return _scaled(lambda milliwatts: milliwatts / 1000, function)
 
 
-def _pcie_traffic(counter: int) -> Read:
+def _pcie_traffic(counter: int) -> Read[int]:
     """Make a read of traffic over the 20 ms that the call takes."""
     return _scaled(lambda kib: kib * 1024, "nvmlDeviceGetPcieThroughput", counter)
 
 
-def _ecc_errors(kind: int) -> Read:
+_joules = _scaled(lambda millijoules: millijoules / 1000, "nvmlDeviceGetTotalEnergyConsumption")
+_SLOWDOWN_TEMPERATURE = _number("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+
+
+def _ecc_errors(kind: int) -> Read[int]:
     return _number("nvmlDeviceGetTotalEccErrors", kind, pynvml.NVML_VOLATILE_ECC)
 
 
-def _performance_state(call: Caller, handle: Any) -> Reading[int]:
+def _performance_state(call: Caller, handle: object) -> Reading[int]:
     state = number(call, "nvmlDeviceGetPerformanceState", handle)
     return Unknown("not available") if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
@@ -243,7 +264,7 @@ _THROTTLES = {
 }
 
 
-def _throttle(call: Caller, handle: Any) -> Reading[tuple[str, ...]]:
+def _throttle(call: Caller, handle: object) -> Reading[tuple[str, ...]]:
     bits = number(call, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     if isinstance(bits, Unknown):
         return bits
@@ -258,20 +279,25 @@ class _Traffic:
     tx_bytes: int
     time_us: int
 
-    def rate(self, before: _Traffic, size: Callable[[_Traffic], int]) -> Reading[int]:
-        """Return bytes a second since an earlier reading."""
-        passed_us, moved = self.time_us - before.time_us, size(self) - size(before)
-        if passed_us <= 0 or moved < 0:
-            return Unknown("the counter began anew")
-        return round(moved * 1e6 / passed_us)
-
 
 _ALL_LINKS = 2**32 - 1
 """As the scope of a throughput counter: the sum over all links (NVML's nvml.h, "NVLink throughput counters")."""
 _FIRST_TRAFFIC = Unknown("needs a second look")
 
 
-def _traffic(call: Caller, handle: Any) -> Reading[_Traffic]:
+def _rate(before: Reading[_Traffic], now: Reading[_Traffic], size: Callable[[_Traffic], int]) -> Reading[int]:
+    """Return bytes a second from one reading to the next."""
+    if isinstance(now, Unknown):
+        return now
+    if isinstance(before, Unknown):
+        return _FIRST_TRAFFIC
+    passed_us, moved = now.time_us - before.time_us, size(now) - size(before)
+    if passed_us <= 0 or moved < 0:
+        return Unknown("the counter began anew")
+    return round(moved * 1e6 / passed_us)
+
+
+def _traffic(call: Caller, handle: object) -> Reading[_Traffic]:
     """Read the counters of NVLink, which NVML has in KiB, without the protocol's overhead."""
 
     def read() -> _Traffic:
@@ -285,38 +311,11 @@ def _traffic(call: Caller, handle: Any) -> Reading[_Traffic]:
     return reading(read)
 
 
-READS: Mapping[str, Read] = {
-    "power_w": _watts("nvmlDeviceGetPowerUsage"),
-    "power_limit_w": _watts("nvmlDeviceGetEnforcedPowerLimit"),
-    "temperature_c": _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-    "temperature_limit_c": _number("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-    "fan_percent": _number("nvmlDeviceGetFanSpeed"),
-    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
-    "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
-    "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
-    "pcie_rx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES),
-    "pcie_tx_bytes_per_s": _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES),
-    "energy_j": _scaled(lambda millijoules: millijoules / 1000, "nvmlDeviceGetTotalEnergyConsumption"),
-    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-    "performance_state": _performance_state,
-    "throttle": _throttle,
-}
-"""How each of the table's readings is fetched that has a call of its own."""
-
-
 # ---- the handles
 
 
 _UTILIZATION = frozenset({"utilization_percent", "memory_utilization_percent"})
-_NVLINK: Mapping[str, tuple[Callable[[_Traffic], int], bool]] = {
-    "nvlink_rx_bytes": (lambda traffic: traffic.rx_bytes, False),
-    "nvlink_tx_bytes": (lambda traffic: traffic.tx_bytes, False),
-    "nvlink_rx_bytes_per_s": (lambda traffic: traffic.rx_bytes, True),
-    "nvlink_tx_bytes_per_s": (lambda traffic: traffic.tx_bytes, True),
-}
-"""Which of the two counters each is, and whether it is a rate."""
+_NVLINK = frozenset({"nvlink_rx_bytes", "nvlink_tx_bytes", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s"})
 
 
 class Nvml(Called[Caller]):
@@ -372,7 +371,7 @@ class Nvml(Called[Caller]):
 class NvmlGpu:
     """The `GpuHandle` of NVIDIA."""
 
-    def __init__(self, call: Caller, handle: Any, identity: Identity) -> None:
+    def __init__(self, call: Caller, handle: object, identity: Identity) -> None:
         self.identity = identity
         self._call = call
         self._handle = handle
@@ -400,15 +399,42 @@ class NvmlGpu:
     def read(self, names: Collection[str]) -> Telemetry:
         """Read them as `GpuHandle.read`; both utilizations are one call, and so is NVLink."""
         call, handle = self._call, self._handle
-        found = {name: READS[name](call, handle) for name in names if name in READS}
-        if not _NVLINK.keys().isdisjoint(names):
-            before, self._traffic = self._traffic, _traffic(call, handle)
-            found |= {name: _link_reading(name, self._traffic, before) for name in _NVLINK if name in names}
+        rates: Reading[tuple[int, int]] = NOT_READ_YET
         if not _UTILIZATION.isdisjoint(names):
             rates = utilization(call, handle)
-            kernels, traffic = (rates, rates) if isinstance(rates, Unknown) else rates
-            return Telemetry(utilization_percent=kernels, memory_utilization_percent=traffic, **found)
-        return Telemetry(**found)
+        kernels, accesses = (rates, rates) if isinstance(rates, Unknown) else rates
+        before = self._traffic
+        links: Reading[_Traffic] = NOT_READ_YET
+        if not _NVLINK.isdisjoint(names):
+            links = self._traffic = _traffic(call, handle)
+
+        def due(name: str, read: Read[T]) -> Reading[T]:
+            return read(call, handle) if name in names else NOT_READ_YET
+
+        return Telemetry(
+            utilization_percent=kernels,
+            memory_utilization_percent=accesses,
+            power_w=due("power_w", _watts("nvmlDeviceGetPowerUsage")),
+            power_limit_w=due("power_limit_w", _watts("nvmlDeviceGetEnforcedPowerLimit")),
+            temperature_c=due("temperature_c", _number("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)),
+            temperature_limit_c=due("temperature_limit_c", _SLOWDOWN_TEMPERATURE),
+            fan_percent=due("fan_percent", _number("nvmlDeviceGetFanSpeed")),
+            sm_clock_mhz=due("sm_clock_mhz", _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)),
+            memory_clock_mhz=due("memory_clock_mhz", _number("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)),
+            pcie_generation=due("pcie_generation", _number("nvmlDeviceGetCurrPcieLinkGeneration")),
+            pcie_width=due("pcie_width", _number("nvmlDeviceGetCurrPcieLinkWidth")),
+            pcie_rx_bytes_per_s=due("pcie_rx_bytes_per_s", _pcie_traffic(pynvml.NVML_PCIE_UTIL_RX_BYTES)),
+            pcie_tx_bytes_per_s=due("pcie_tx_bytes_per_s", _pcie_traffic(pynvml.NVML_PCIE_UTIL_TX_BYTES)),
+            nvlink_rx_bytes=links if isinstance(links, Unknown) else links.rx_bytes,
+            nvlink_tx_bytes=links if isinstance(links, Unknown) else links.tx_bytes,
+            nvlink_rx_bytes_per_s=_rate(before, links, lambda traffic: traffic.rx_bytes),
+            nvlink_tx_bytes_per_s=_rate(before, links, lambda traffic: traffic.tx_bytes),
+            energy_j=due("energy_j", _joules),
+            ecc_corrected=due("ecc_corrected", _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
+            ecc_uncorrected=due("ecc_uncorrected", _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
+            performance_state=due("performance_state", _performance_state),
+            throttle=due("throttle", _throttle),
+        )
 
     def divided(self) -> Reading[bool]:
         """Read whether MIG is on."""
@@ -436,13 +462,6 @@ class NvmlGpu:
         return NvmlInstance(index, uuid, f"MIG instance {index}" if isinstance(name, Unknown) else name, call, handle)
 
 
-def _link_reading(name: str, now: Reading[_Traffic], before: Reading[_Traffic]) -> Reading[int]:
-    size, is_rate = _NVLINK[name]
-    if isinstance(now, Unknown) or not is_rate:
-        return now if isinstance(now, Unknown) else size(now)
-    return _FIRST_TRAFFIC if isinstance(before, Unknown) else now.rate(before, size)
-
-
 @dataclass(frozen=True)
 class NvmlInstance:
     """The `InstanceHandle` of NVIDIA. One that was destroyed meanwhile gives unknown values."""
@@ -451,7 +470,7 @@ class NvmlInstance:
     uuid: str
     name: str
     call: Caller = field(compare=False)
-    handle: Any = field(compare=False)
+    handle: object = field(compare=False)
 
     def memory(self) -> Reading[Memory]:
         """Read its own memory."""

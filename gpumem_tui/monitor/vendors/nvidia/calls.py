@@ -60,7 +60,7 @@ class NvmlGone(Gone, NvmlFault):
 class Caller(Calls):
     """Calls NVML for one thread: all calls pass here."""
 
-    def __call__(self, function: str, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, function: str, *arguments: object, **options: object) -> Any:
         """Return what pynvml's function of this name returns.
 
         Raises:
@@ -69,7 +69,7 @@ class Caller(Calls):
         """
         return self._make(function, lambda: getattr(pynvml, function)(*arguments, **options))
 
-    def direct(self, function: str, *arguments: Any) -> int:
+    def direct(self, function: str, *arguments: object) -> int:
         """Return the code of the C function of this name: NVML_SUCCESS or NVML_ERROR_INSUFFICIENT_SIZE.
 
         Raises:
@@ -94,7 +94,7 @@ class Caller(Calls):
         if code != pynvml.NVML_SUCCESS:
             raise self._fault(function, pynvml.NVMLError(code))
 
-    def _fault(self, function: str, error: Any) -> NvmlFault:
+    def _fault(self, function: str, error: pynvml.NVMLError) -> NvmlFault:
         self.codes.add(error.value)
         if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
             self.missing.add(function)
@@ -186,7 +186,7 @@ def reading(read: Callable[[], Reading[T]]) -> Reading[T]:
         return refused(not_declared())
 
 
-def number(call: Caller, function: str, *arguments: Any) -> Reading[int]:
+def number(call: Caller, function: str, *arguments: object) -> Reading[int]:
     """Read a plain number in NVML's own unit."""
 
     def read() -> Reading[int]:
