@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -67,11 +67,17 @@ class TransformerConfig(Struct, kw_only=True):
     num_attention_heads: Size
     intermediate_size: Size
 
-    def _shape_of(self, name: str, family: Family, **more: Any) -> ModelShape:
-        """Return the shape under the given name; `more`: fields of it beside the common ones."""
-        common = {"kv_heads": self.num_attention_heads, "layers": self.num_hidden_layers, "ffn": self.intermediate_size}
-        common |= {"hidden": self.hidden_size, "heads": self.num_attention_heads}
-        return ModelShape(name=name, family=family, **{**common, **more})
+    def _shape_of(self, name: str, family: Family) -> ModelShape:
+        """Return the shape under the given name with the common fields."""
+        return ModelShape(
+            name=name,
+            family=family,
+            layers=self.num_hidden_layers,
+            hidden=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_attention_heads,
+            ffn=self.intermediate_size,
+        )
 
 
 class LlamaLikeConfig(TransformerConfig, kw_only=True):
@@ -91,9 +97,8 @@ class LlamaLikeConfig(TransformerConfig, kw_only=True):
         head_dim = self.head_dim or 0
         if head_dim * self.num_attention_heads == self.hidden_size:
             head_dim = 0  # spelled out, but no more than hidden / heads
-        return self._shape_of(
-            name,
-            "llama",
+        return replace(
+            self._shape_of(name, "llama"),
             kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=head_dim,
             vocab=self.vocab_size,
@@ -144,13 +149,13 @@ class ExpertsConfig(LlamaLikeConfig, kw_only=True):
 
     num_experts_per_tok: Size
 
-    def _shape_with(self, name: str, experts: Experts, **more: Any) -> ModelShape:
-        """Return the shape with the experts of one block; `more`: further fields of it."""
+    def _shape_with(self, name: str, experts: Experts) -> ModelShape:
+        """Return the shape with the experts of one block."""
         _require(
             experts.dense_layers < self.num_hidden_layers,
             "all blocks have one feed-forward network, and none has experts",
         )
-        return replace(super().shape(name), family="moe", experts=experts, **more)
+        return replace(super().shape(name), family="moe", experts=experts)
 
 
 class MixtralConfig(ExpertsConfig, kw_only=True):
@@ -179,7 +184,7 @@ class Qwen3MoeConfig(ExpertsConfig, kw_only=True):
         _require(dense == list(range(len(dense))), "mlp_only_layers must be the first blocks")
         dense_ffn = self.intermediate_size if dense else 0
         experts = Experts(self.num_experts, self.num_experts_per_tok, dense_layers=len(dense), dense_ffn=dense_ffn)
-        return self._shape_with(name, experts, ffn=self.moe_intermediate_size, qk_norm=True)
+        return replace(self._shape_with(name, experts), ffn=self.moe_intermediate_size, qk_norm=True)
 
 
 class DeepseekV3Config(ExpertsConfig, kw_only=True):
@@ -208,9 +213,8 @@ class DeepseekV3Config(ExpertsConfig, kw_only=True):
             weighs_in_fp32=True,
         )
         latent = LatentAttention(self.q_lora_rank or 0, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim)
-        return self._shape_with(
-            name,
-            experts,
+        return replace(
+            self._shape_with(name, experts),
             ffn=self.moe_intermediate_size,
             kv_heads=self.num_attention_heads,
             head_dim=self.qk_nope_head_dim + self.qk_rope_head_dim,
@@ -228,7 +232,7 @@ class GptOssConfig(ExpertsConfig, kw_only=True):
     def shape(self, name: str) -> ModelShape:
         """Return the shape, as `Gpt2Config.shape` does."""
         experts = Experts(self.num_local_experts, self.num_experts_per_tok, "softmax-of-active", has_bias=True)
-        return self._shape_with(name, experts, qkv_bias=True, out_bias=True, sinks=True)
+        return replace(self._shape_with(name, experts), qkv_bias=True, out_bias=True, sinks=True)
 
 
 class ClassifierConfig(TransformerConfig, kw_only=True):
@@ -240,10 +244,15 @@ class ClassifierConfig(TransformerConfig, kw_only=True):
     attention_probs_dropout_prob: Dropout
     hidden_dropout_prob: Dropout
 
-    def _shape_of(self, name: str, family: Family, **more: Any) -> ModelShape:
-        rates = {key: getattr(self, key) for key in ("attention_probs_dropout_prob", "hidden_dropout_prob")}
-        classes = self.num_labels or len(self.id2label or ()) or 2
-        return super()._shape_of(name, family, classes=classes, dropout=_one_dropout(**rates), **more)
+    def _shape_of(self, name: str, family: Family) -> ModelShape:
+        return replace(
+            super()._shape_of(name, family),
+            classes=self.num_labels or len(self.id2label or ()) or 2,
+            dropout=_one_dropout(
+                attention_probs_dropout_prob=self.attention_probs_dropout_prob,
+                hidden_dropout_prob=self.hidden_dropout_prob,
+            ),
+        )
 
 
 class BertConfig(ClassifierConfig, kw_only=True):
@@ -258,9 +267,8 @@ class BertConfig(ClassifierConfig, kw_only=True):
 
     def shape(self, name: str) -> ModelShape:
         """Return the shape, as `Gpt2Config.shape` does."""
-        return self._shape_of(
-            name,
-            "bert",
+        return replace(
+            self._shape_of(name, "bert"),
             vocab=self.vocab_size,
             seq_len=min(FAMILIES["bert"].training_seq_len, self.max_position_embeddings),
             max_seq_len=self.max_position_embeddings,
@@ -280,12 +288,7 @@ class VitConfig(ClassifierConfig, kw_only=True):
     def shape(self, name: str) -> ModelShape:
         """Return the shape, as `Gpt2Config.shape` does."""
         _require(self.qkv_bias, "qkv_bias must be true: a ViT without these biases is not supported")
-        return self._shape_of(
-            name,
-            "vit",
-            image_size=self.image_size,
-            patch_size=self.patch_size,
-        )
+        return replace(self._shape_of(name, "vit"), image_size=self.image_size, patch_size=self.patch_size)
 
 
 HfConfig = Gpt2Config | LlamaLikeConfig | BertConfig | VitConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
-from gpumem_tui.catalog.tables import records
+from gpumem_tui.catalog.tables import changed, made, records
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Range
 
@@ -340,7 +340,7 @@ class ModelShape:
         architecture = given.keys() - {"seq_len", "max_seq_len", "image_size"}
         resized_vit = self.has_patches and "image_size" in given
         published = None if architecture or resized_vit else self.published_parameters
-        shape = replace(self, **given, published_parameters=published)  # type: ignore[arg-type]
+        shape = changed(self, {**given, "published_parameters": published})
         shape.check()
         return shape
 
@@ -374,16 +374,14 @@ class ModelShape:
             raise ShapeError("--image-size", f"must be at least 32 for a ResNet, not {self.image_size}")
 
 
-def shape_from_wire(values: Mapping[str, Any]) -> ModelShape:
+def shape_from_wire(values: Mapping[str, object]) -> ModelShape:
     """Return the inverse of `dataclasses.asdict` after a trip through JSON."""
-    experts, latent = values["experts"], values["latent"]
-    return ModelShape(
-        **{
-            **values,
-            "stages": tuple(values["stages"]),
-            "experts": None if experts is None else Experts(**experts),
-            "latent": None if latent is None else LatentAttention(**latent),
-        }
+    shape = made(ModelShape, values)  # with lists and tables in it, as JSON has them
+    return replace(
+        shape,
+        stages=tuple(shape.stages),
+        experts=None if shape.experts is None else made(Experts, shape.experts),
+        latent=None if shape.latent is None else made(LatentAttention, shape.latent),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.catalog.tables import records
@@ -72,7 +72,7 @@ class OptimizerRecord:
     updates_parts: bool = False
     runs_on_shards: bool = True
     way_of: str = ""
-    technique: Mapping[str, Any] = field(default_factory=dict)
+    technique: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from gpumem_tui.catalog.loader import toml_tables
 from gpumem_tui.catalog.shapes import Gpu, ModelShape, ShapeError
+from gpumem_tui.catalog.tables import changed
 from gpumem_tui.formula.recipe import LOSS_CHUNKS, NOTHING_FROZEN, Extra, Recipe, Setup, Sharding
 from gpumem_tui.formula.records import BF16_SINCE, OPTIMIZER_RECORDS, SHARDING_RECORDS, stage_of
 from gpumem_tui.formula.resolved import fused
@@ -108,7 +109,7 @@ class Technique:
     is_remedy: bool = False
     words: Mapping[str, str] = field(default_factory=dict, hash=False)
     given_option: str = ""
-    recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    recipe: Mapping[str, object] = field(default_factory=dict, hash=False)
     shape: Mapping[str, int] = field(default_factory=dict, hash=False)
     extra: Extra | None = None
 
@@ -117,6 +118,11 @@ class Technique:
         """The change as typed on the command line."""
         typed = [f"--{name.replace('_', '-')} {value}" for name, value in {**self.shape, **self.recipe}.items()]
         return self.given_option or " ".join([*typed, *([f"--extra {self.extra}"] if self.extra else [])])
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that it shards over; 1 where it is about something else."""
+        return changed(Recipe(), self.recipe).gpus
 
     def filled(self, price: Price | None = None, **known: object) -> Technique:
         """Return the technique with what is `known` in its words, and `price` added to its own."""
@@ -127,7 +133,7 @@ class Technique:
         """Return `setup` with this change made."""
         return Setup(
             setup.shape.overridden(**self.shape) if self.shape else setup.shape,
-            replace(setup.recipe, **self.recipe) if self.recipe else setup.recipe,
+            changed(setup.recipe, self.recipe) if self.recipe else setup.recipe,
             setup.extras if self.extra is None else setup.extras | {self.extra},
         )
 
@@ -144,7 +150,7 @@ class NotApplicable:
 @cache
 def techniques_of(group: str) -> Mapping[str, Technique]:
     """Return the techniques of a group of techniques.toml, by key."""
-    tables: Any = toml_tables("techniques.toml")[group]
+    tables = msgspec.convert(toml_tables("techniques.toml")[group], dict[str, dict[str, object]])
     found = {}
     for key, table in tables.items():
         try:

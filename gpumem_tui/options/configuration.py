@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,6 +15,7 @@ from gpumem_tui.catalog.calibration import calibrated
 from gpumem_tui.catalog.calibration import load as load_calibrations
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.catalog.shapes import CatalogError, Context
+from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown, format_bytes
@@ -76,7 +76,7 @@ class Options(SearchTerms):
             raise OptionError(f"--calibration: {error}") from error
         return replace(device, gpu=calibrated(replace(device.gpu, context=None), measured))
 
-    def terms_of(self, workload: WorkloadSpec) -> dict[str, Any]:
+    def terms_of(self, workload: WorkloadSpec) -> dict[str, object]:
         """Return how the workload is to be searched, by name, with a target in tokens as the nearest in samples.
 
         Raises:
@@ -101,7 +101,7 @@ def asked_by(values: Mapping[str, object]) -> Options:
     """Return what was asked for, by name of each option of the table; those that are left out take their defaults."""
     left = dict(values)
 
-    def named(kind: type[Any]) -> dict[str, object]:
+    def named(kind: type[ModelChanges | WorkloadOptions | Options]) -> dict[str, object]:
         return {field.name: left.pop(field.name) for field in fields(kind) if field.name in left}
 
     trained = {"changes": named(ModelChanges), **named(WorkloadOptions)}
@@ -151,7 +151,7 @@ def configure(options: Options) -> SearchConfig:
     limit_bytes = options.limit_bytes or share_limit_bytes(device)
     _check_limit(limit_bytes, device.gpu.total_bytes)
     terms = {**options.terms_of(workload), "limit_bytes": limit_bytes}
-    return SearchConfig(workload, device, python, AllocatorSettings.from_environment(), **terms)
+    return changed(SearchConfig(workload, device, python, AllocatorSettings.from_environment()), terms)
 
 
 def limit_from(text: str, total_bytes: int) -> int:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
+from gpumem_tui.catalog.tables import made
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import SHARDING_ALIASES, Recipe
 from gpumem_tui.options.typed import rows_from, rows_text, size_from, size_text, tokens_from
@@ -61,7 +62,7 @@ class OptionRow:
     holds: Holds
     help: str = ""
     flag: str = ""
-    default: Any = None
+    default: object = None
     choices: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     low: int | float = 1
@@ -74,7 +75,7 @@ class OptionRow:
     empty: str = ""
     trained: tuple[Trained, ...] = ()
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> object:
         """Return the value that a text stands for; an empty one stands for the default.
 
         Raises:
@@ -109,15 +110,15 @@ class OptionRow:
             raise ValueError(f"must be a number from {self.low:g} to {most:g}, not {shown}")
         raise ValueError(f"must be from {self.low:,} to {most:,}, not {shown}")
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """Return a value as it is typed; empty for the default."""
         if self.holds == "flag":
             return YES if value else NO
         if value is None or (value == self.default and self.holds != "choice"):
             return ""
-        if self.holds == "size":
+        if isinstance(value, int) and self.holds == "size":
             return size_text(value)
-        if self.holds == "rows":
+        if isinstance(value, tuple) and self.holds == "rows":
             return rows_text(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -129,11 +130,11 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _of_recipe() -> dict[str, dict[str, Any]]:
+def _of_recipe() -> dict[str, dict[str, object]]:
     """Return by name what each option of a recipe holds, its choices and its default, as `Recipe` is annotated."""
     kinds, recipe = get_type_hints(Recipe), Recipe()
     holds = {bool: "flag", int: "count", str: "text"}
-    known = {
+    known: dict[str, dict[str, object]] = {
         name: {
             "holds": "choice" if (choices := get_args(kind)) else holds[kind],
             "choices": choices,
@@ -162,7 +163,7 @@ def _loaded() -> Mapping[str, OptionRow]:
         }
         if whole["holds"] == "choice":
             whole["tells_default"] = True
-        options[name] = OptionRow(**whole)
+        options[name] = made(OptionRow, whole)
     return MappingProxyType(options)
 
 

@@ -96,7 +96,7 @@ class Together:
     @property
     def gpus(self) -> int:
         """GPUs that a change shards over, each with a pass of that size; 1: none does."""
-        return max((change.recipe.get("gpus", 1) for change in self.changes), default=1)
+        return max((change.gpus for change in self.changes), default=1)
 
     @property
     def price(self) -> Price:
@@ -345,7 +345,7 @@ class CommandRuns:
         typed = typed_command(self.config, (change,))
         if typed.injected and change.key not in SHARDS:
             return replace(self.config, change=change.key)
-        workload = _over(replace(workload, command=typed.command), change.recipe.get("gpus", 1))
+        workload = _over(replace(workload, command=typed.command), change.gpus)
         return replace(self.config, workload=workload, change="+".join(one.key for one in typed.injected))
 
 

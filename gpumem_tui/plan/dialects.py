@@ -164,7 +164,7 @@ def with_lines(change: Technique, config: SearchConfig, batch_size: int, lines: 
     if not lines:
         return change
     typed = typed_command(config, (change,)).command
-    starts = launched(typed, change.recipe.get("gpus", 1))
+    starts = launched(typed, change.gpus)
     how = starts.text_at(batch_size) + besides(lines)
     return replace(change, how=how, words={_LINES: "\n".join(lines)})
 
@@ -224,7 +224,7 @@ def spoken(change: Technique, config: SearchConfig) -> Technique:
     command = config.workload.command
     if command is None:
         return change
-    if change.key in SHARDS and (line := sharded_line(command, change.recipe["gpus"], change.key)) is not None:
+    if change.key in SHARDS and (line := sharded_line(command, change.gpus, change.key)) is not None:
         return replace(change, how=replace(command, words=line).text)
     if change.key not in (dialect := dialect_of(command)).says:
         return change
@@ -276,7 +276,7 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
             assert place is not None, "what has no length is not offered a shorter one"
             words = _with_number(words, place, place[2] // 2)
         elif change.key in SHARDS:
-            gpus = change.recipe["gpus"]
+            gpus = change.gpus
             if sharded_line(command, gpus, change.key) is not None:
                 shards = change.key
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from gpumem_tui.memory import Range, format_bytes, format_range
 from gpumem_tui.report.tables import counted
@@ -64,7 +63,7 @@ def convolutions(traced: Traced, batch_size: int) -> dict[str, tuple[int, Range]
     return found
 
 
-def assumed_json(traced: Traced, batch_size: int) -> dict[str, Any]:
+def assumed_json(traced: Traced, batch_size: int) -> dict[str, object]:
     """Return what a trace assumes of kernels; momentary peaks are null where nothing is tried."""
     allocated, reserved = traced.momentary_peaks(batch_size) or (None, None)
     return {

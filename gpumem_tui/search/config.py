@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
@@ -92,7 +91,7 @@ class SearchTerms:
     target_batch: int | None = None
 
     @property
-    def search_terms(self) -> dict[str, Any]:
+    def search_terms(self) -> dict[str, object]:
         """These fields alone, by name."""
         return {field.name: getattr(self, field.name) for field in fields(SearchTerms)}
 

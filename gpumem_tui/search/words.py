@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
@@ -57,7 +57,7 @@ def room_words(fit: Fit, free: Range, of: str = "") -> str:
     return f"{format_range(missing)} missing"
 
 
-def range_json(fit: Fit, used: Range, may_fit: int | Unknown, unknowns: Iterable[KnownUnknown]) -> dict[str, Any]:
+def range_json(fit: Fit, used: Range, may_fit: int | Unknown, unknowns: Iterable[KnownUnknown]) -> dict[str, object]:
     """Return whether a step fits as far as is known, and between what the device total lies and why."""
     return {
         "fits": fit == "fits",

@@ -12,7 +12,7 @@ import mmap
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from gpumem_tui.snapshots.model import EventHistory, SnapshotError, Stacks
 from gpumem_tui.text import shortened
@@ -37,9 +37,9 @@ class Gathered:
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
         self._known: dict[bytes, Frames] = {}
-        self._histories: dict[int, tuple[list[Any], EventHistory]] = {}
+        self._histories: dict[int, tuple[list[object], EventHistory]] = {}
 
-    def take_events(self, target: list[Any], events: list[Any]) -> None:
+    def take_events(self, target: list[object], events: list[object]) -> None:
         """Put events into the columns of the list that they were to be appended to; they are empty afterwards.
 
         Raises:
@@ -66,18 +66,18 @@ class Gathered:
             )
             event.clear()  # what is remembered of it
 
-    def history_of(self, trace: Any) -> Any:
+    def history_of(self, trace: object) -> object:
         """Return the events that were read into a list; any other value as it is."""
         return self._histories[id(trace)][1] if id(trace) in self._histories else trace
 
-    def stack_number(self, frames: Any) -> int:
+    def stack_number(self, frames: object) -> int:
         """Return the number of the stack that a value is."""
         if type(frames) is Frames:
             return frames.number
         numbers = self._frame_numbers(frames) if type(frames) is list else ()
         return self._stacks.add(numbers or ())
 
-    def known_frames(self, references: bytes, memo: Sequence[Any]) -> Frames | None:
+    def known_frames(self, references: bytes, memo: Sequence[object]) -> Frames | None:
         """Find the stack that references (instructions that get a remembered value) name; None if it is none.
 
         Raises:
@@ -96,7 +96,7 @@ class Gathered:
         found = self._known[references] = Frames(self._stacks.add(numbers))
         return found
 
-    def _frame_numbers(self, frames: list[Any]) -> tuple[int, ...] | None:
+    def _frame_numbers(self, frames: list[object]) -> tuple[int, ...] | None:
         """Return the numbers of frames; None if there is something else among them."""
         found = []
         for frame in frames:
@@ -141,7 +141,7 @@ _Action = Callable[["SnapshotUnpickler"], object]
 # What makes an instruction of the layout of the number that follows it
 
 
-def _constant(value: Any) -> _Action:
+def _constant(value: object) -> _Action:
     return lambda self: self._push(value)
 
 
@@ -161,7 +161,7 @@ def _plain(layout: struct.Struct) -> _Action:
     return lambda self: self._push(self._number(layout))
 
 
-def _sized(layout: struct.Struct, value_of: Callable[[bytes], Any]) -> _Action:
+def _sized(layout: struct.Struct, value_of: Callable[[bytes], object]) -> _Action:
     """Make what pushes the value of as many bytes as a number in that layout says."""
     return lambda self: self._push(value_of(self._take(self._number(layout))))
 
@@ -190,16 +190,16 @@ class SnapshotUnpickler:
         self._data = data
         self._size = len(data)
         self._at = 0
-        self._stack: list[Any] = []
+        self._stack: list[object] = []
         self._marks: list[int] = []
-        self._memo: list[Any] = []
+        self._memo: list[object] = []
         self._most_memos = _SOME_MEMOS + self._size // _BYTES_A_MEMO
         self._containers = 0
         self.gathered = Gathered(stacks)
         self._progress = progress
         self._reported = 0
 
-    def load(self) -> Any:
+    def load(self) -> object:
         """Read the value; a list of events is an `EventHistory` in it, and a stack of frames a number in `stacks`.
 
         Raises:
@@ -235,10 +235,11 @@ class SnapshotUnpickler:
         self._at = start + count
         return self._data[start : self._at]
 
-    def _number(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self._take(layout.size))[0]
+    def _number(self, layout: struct.Struct) -> int:
+        number: int = layout.unpack(self._take(layout.size))[0]
+        return number
 
-    def _push(self, value: Any) -> None:
+    def _push(self, value: object) -> None:
         if len(self._stack) > _MOST_STACKED:
             raise Broken("its values are nested or listed beyond what a snapshot has")
         self._stack.append(value)
@@ -248,7 +249,7 @@ class SnapshotUnpickler:
         if self._containers > _MOST_CONTAINERS:
             raise Broken(f"it holds more than {_MOST_CONTAINERS:,} lists and dictionaries beside its events")
 
-    def _since_mark(self) -> list[Any]:
+    def _since_mark(self) -> list[object]:
         start = self._marks.pop()
         found = self._stack[start:]
         del self._stack[start:]
@@ -280,7 +281,7 @@ class SnapshotUnpickler:
 
     def _dictionary(self) -> None:
         self._count()
-        found: dict[Any, Any] = {}
+        found: dict[object, object] = {}
         self._push(found)
         data, at = self._data, self._at
         if data[at] == _MEMOIZE and data[at + 1] == _MARK_CODE:
@@ -293,7 +294,7 @@ class SnapshotUnpickler:
                 self._at = at + 2
                 self._mark()
 
-    def _plain_items(self, found: dict[Any, Any], at: int) -> bool:
+    def _plain_items(self, found: dict[object, object], at: int) -> bool:
         """Set the keys of an event, most of what a snapshot consists of, without a detour over the stack.
 
         Keys that were named before, and values that are numbers, named before, or stacks. True if that was all of the
@@ -377,7 +378,7 @@ class SnapshotUnpickler:
             self._reported = self._at
             self._progress(self._at / self._size)
 
-    def _extend(self, values: list[Any]) -> None:
+    def _extend(self, values: list[object]) -> None:
         target = self._stack[-1]
         if type(target) is not list:
             raise Broken("it appends to what is no list")
@@ -391,7 +392,7 @@ class SnapshotUnpickler:
         value, key = self._stack.pop(), self._stack.pop()
         self._set([key, value])
 
-    def _set(self, pairs: list[Any]) -> None:
+    def _set(self, pairs: list[object]) -> None:
         target = self._stack[-1]
         if type(target) is not dict or len(pairs) % 2:
             raise Broken("it sets keys of what is no dictionary")
@@ -416,11 +417,10 @@ class SnapshotUnpickler:
             f"asks for {shortened(name)}: a memory snapshot holds no such thing, and nothing of it was loaded"
         )
 
-    def _finished(self, value: Any) -> Any:
+    def _finished(self, value: object) -> object:
         """Return the value with its events in place of the lists that they were read into."""
         self._progress(1.0)
-        traces = value.get("device_traces") if type(value) is dict else None
-        if type(traces) is list:
+        if type(value) is dict and type(traces := value.get("device_traces")) is list:
             value["device_traces"] = [self.gathered.history_of(trace) for trace in traces]
         return value
 

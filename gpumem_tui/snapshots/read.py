@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -27,7 +27,7 @@ from gpumem_tui.snapshots.model import (
 from gpumem_tui.snapshots.pickles import Data, Progress, SnapshotUnpickler
 from gpumem_tui.text import shortened
 
-StackOf = Callable[[Any], int]
+StackOf = Callable[[object], int]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Device = Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)]
@@ -45,7 +45,7 @@ class _PastDocument(msgspec.Struct):
     """The allocation of a block as torch 2.0 writes it."""
 
     real_size: Count = 0
-    frames: Any = None
+    frames: object = None
 
 
 class _BlockDocument(msgspec.Struct):
@@ -53,7 +53,7 @@ class _BlockDocument(msgspec.Struct):
     state: str
     address: Count | None = None
     requested_size: Count | None = None
-    frames: Any = None
+    frames: object = None
     category: str = ""
     history: list[_PastDocument] = []
 
@@ -103,12 +103,12 @@ class SnapshotDocument(msgspec.Struct):
     segments: list[SegmentDocument]
     device_traces: list[list[EventDocument]] | None = None
     traces: list[list[tuple[str, int | None, int, int]]] | None = None
-    allocator_settings: dict[str, Any] | None = None
-    settings: dict[str, Any] | None = None
+    allocator_settings: dict[str, object] | None = None
+    settings: dict[str, object] | None = None
     external_annotations: list[AnnotationDocument] = []
 
 
-def read_json(data: Any, stacks: Stacks) -> tuple[SnapshotDocument, list[EventHistory], str]:
+def read_json(data: Data, stacks: Stacks) -> tuple[SnapshotDocument, list[EventHistory], str]:
     """Read a snapshot written as JSON, its events in columns, and which kind it is.
 
     Raises:
@@ -163,7 +163,7 @@ def _json_stack(written: bytes, stacks: Stacks) -> int:
 def stack_of_values(stacks: Stacks) -> StackOf:
     """Make what gives the number of a stack whose frames are plain dictionaries."""
 
-    def number(frames: Any) -> int:
+    def number(frames: object) -> int:
         if not isinstance(frames, list):
             return NO_STACK
         found = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, dict)]
@@ -174,7 +174,7 @@ def stack_of_values(stacks: Stacks) -> StackOf:
     return number
 
 
-def segments_of(values: Any) -> list[SegmentDocument]:
+def segments_of(values: object) -> list[SegmentDocument]:
     """Validate segments that were read from a pickle.
 
     Raises:
@@ -186,11 +186,12 @@ def segments_of(values: Any) -> list[SegmentDocument]:
         raise SnapshotError(f"is no memory snapshot: its segments: {shortened(str(error), 200)}") from error
 
 
-def annotations_of(values: Any) -> list[AnnotationDocument]:
+def annotations_of(values: object) -> list[AnnotationDocument]:
     """Validate annotations that were read from a pickle; none where they are not what PyTorch writes."""
     try:
-        return msgspec.convert((values or [])[:_MOST_ANNOTATIONS], list[AnnotationDocument])
-    except (msgspec.MsgspecError, TypeError, RecursionError):
+        found = values[:_MOST_ANNOTATIONS] if isinstance(values, list | tuple) else []
+        return msgspec.convert(found, list[AnnotationDocument])
+    except (msgspec.MsgspecError, RecursionError):
         return []
 
 
@@ -326,7 +327,7 @@ def _read_pickle(data: Data, stacks: Stacks, progress: Progress) -> MemorySnapsh
     return _snapshot("pickle", document, histories, stacks, unpickler.gathered.stack_number)
 
 
-def _history_of(trace: Any) -> EventHistory:
+def _history_of(trace: object) -> EventHistory:
     if isinstance(trace, EventHistory):
         return trace
     if trace != []:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS
 from gpumem_tui.simulator.allocator.blocks import Block, Pool
@@ -219,7 +218,7 @@ def _segments(blocks: list[Block], live: dict[int, Block], *, is_expandable: boo
 _SMALLEST_INTERVAL_MB = 1
 """The first of the sizes that `roundup_power2_divisions` is kept for, in MiB; each next one is twice as large."""
 
-Frames = list[dict[str, Any]]
+Frames = list[dict[str, object]]
 
 
 def write_snapshot(recording: RecordedRun, path: Path) -> None:
@@ -232,7 +231,7 @@ def write_snapshot(recording: RecordedRun, path: Path) -> None:
         pickle.dump(snapshot(recording), file, protocol=4)
 
 
-def snapshot(recording: RecordedRun) -> dict[str, Any]:
+def snapshot(recording: RecordedRun) -> dict[str, object]:
     """Return a run as `torch.cuda.memory._snapshot()` returns one."""
     places = _Places(recording)
     return {
@@ -280,7 +279,7 @@ def _frames(site: Site) -> Frames:
     return frames
 
 
-def _entry(event: Event, index: int, places: _Places) -> dict[str, Any]:
+def _entry(event: Event, index: int, places: _Places) -> dict[str, object]:
     where = "device_free" if event.action == "oom" else "addr"
     entry = {
         "action": event.action,
@@ -298,7 +297,7 @@ def _entry(event: Event, index: int, places: _Places) -> dict[str, Any]:
     return entry
 
 
-def _segment(segment: Segment, places: _Places) -> dict[str, Any]:
+def _segment(segment: Segment, places: _Places) -> dict[str, object]:
     sizes = dict.fromkeys((ALLOCATED, PENDING, INACTIVE), 0)
     for block in segment.blocks:
         sizes[block.state] += block.size_bytes
@@ -328,7 +327,7 @@ def _segment(segment: Segment, places: _Places) -> dict[str, Any]:
     }
 
 
-def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+def _settings(settings: AllocatorSettings) -> dict[str, object]:
     return {
         "PYTORCH_CUDA_ALLOC_CONF": settings.text,
         "max_split_size": settings.max_split_size_bytes or -1,
@@ -344,7 +343,7 @@ def _settings(settings: AllocatorSettings) -> dict[str, Any]:
     }
 
 
-def _annotations(recording: RecordedRun) -> Iterator[dict[str, Any]]:
+def _annotations(recording: RecordedRun) -> Iterator[dict[str, object]]:
     """Yield where each phase begins and ends."""
     starts = recording.starts
     for mark, (start, end) in zip(

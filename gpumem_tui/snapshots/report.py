@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any
 
 from gpumem_tui.memory import format_bytes, format_count
 from gpumem_tui.report.objects import SCHEMA, picked
@@ -26,7 +25,7 @@ _MOST_JSON_PARTS = 200
 # JSON
 
 
-def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dict[str, Any]:
+def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dict[str, object]:
     """Return everything about a file."""
     return {
         "schema": SCHEMA,
@@ -43,7 +42,7 @@ def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dic
     }
 
 
-def _device_json(analysis: Analysis) -> dict[str, Any]:
+def _device_json(analysis: Analysis) -> dict[str, object]:
     return {
         **picked(analysis, "device", "events", "allocations", "duration_s"),
         "peak": {
@@ -68,8 +67,8 @@ def _device_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _part_json(part: Part) -> dict[str, Any]:
-    body: dict[str, Any] = {"name": part.name, "bytes": part.size_bytes, "blocks": part.blocks}
+def _part_json(part: Part) -> dict[str, object]:
+    body: dict[str, object] = {"name": part.name, "bytes": part.size_bytes, "blocks": part.blocks}
     if len(part.categories) != 1 or part.categories[0][0] != part.name:
         body["by_category"] = dict(part.categories)
     if part.frames:
@@ -77,7 +76,7 @@ def _part_json(part: Part) -> dict[str, Any]:
     return body
 
 
-def _segment_json(row: SegmentRow) -> dict[str, Any]:
+def _segment_json(row: SegmentRow) -> dict[str, object]:
     segment = row.segment
     return {
         "address": segment.address,
@@ -91,7 +90,7 @@ def _segment_json(row: SegmentRow) -> dict[str, Any]:
     }
 
 
-def _oom_json(oom: FailedRequest) -> dict[str, Any]:
+def _oom_json(oom: FailedRequest) -> dict[str, object]:
     sizes = ("allocated_bytes", "reserved_bytes", "cached_bytes", "usable_bytes", "largest_free_bytes")
     return {
         **picked(oom, "event", "wanted_bytes", "segment_bytes", "device_free_bytes", *sizes, "pieces", "reason"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -202,7 +203,7 @@ class TestWords:
         assert "and fits with the most that is possible too" in found_line(_UNSURE, certain)
 
     def test_json_has_both_ends_beside_what_it_had(self) -> None:
-        body = range_json("may fit", Range(1, 2), 7, _UNSURE.unknowns(8))
+        body: dict[str, Any] = range_json("may fit", Range(1, 2), 7, _UNSURE.unknowns(8))
         assert (body["fits"], body["fit"], body["may_fit_batch_size"]) == (False, "may fit", 7)
         assert body["device_used_range"] == {"low_bytes": 1, "high_bytes": 2}
         assert body["unknowns"][0]["low_bytes"] == _CONTEXT.low_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -193,7 +194,7 @@ def test_a_snapshot_has_streams_and_what_waits_for_them() -> None:
     recorder.release_in_use(used)
     recorder.complete(used)
     recorder.allocate(SIZE)
-    body = snapshot(record(recorder.finish()))
+    body: dict[str, Any] = snapshot(record(recorder.finish()))
     actions = [(entry["action"], entry["stream"]) for entry in body["device_traces"][0]]
     assert actions == [
         ("segment_alloc", 0), ("alloc", 0),

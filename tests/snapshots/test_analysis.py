@@ -232,7 +232,7 @@ class TestSimulated:
     def test_the_start_follows_from_the_end(self, tmp_path: Path, settings: AllocatorSettings) -> None:
         """Of a file that begins in the middle: undone and done again, every block and every segment is in its place."""
         timeline = training({Bucket.PARAMETERS: 60 * MIB, Bucket.ACTIVATIONS: 333 * MIB}, layers=9)
-        body = as_snapshot(record(timeline, settings=settings))
+        body: dict[str, Any] = as_snapshot(record(timeline, settings=settings))
         for kept in (3, 17, 40):
             cut = {**body, "device_traces": [body["device_traces"][0][-kept:]]}
             found, analysis = opened(tmp_path, cut)

@@ -13,7 +13,8 @@ from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.replay import replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
-from gpumem_tui.snapshots.recording import RecordedRun, record, snapshot, write_snapshot
+from gpumem_tui.snapshots.recording import RecordedRun, record, write_snapshot
+from gpumem_tui.snapshots.recording import snapshot as as_snapshot
 from gpumem_tui.step import Phase, Site
 from tests.cli.conftest import Program, program
 from tests.search.traces import training
@@ -76,6 +77,11 @@ def live_after(entries: list[dict[str, Any]]) -> tuple[dict[int, int], int]:
         elif entry["action"] == "free_requested":
             assert live.pop(entry["addr"]) == entry["size"]
     return live, peak
+
+
+def snapshot(recording: RecordedRun) -> dict[str, Any]:
+    """The contents of the file, to be looked into."""
+    return as_snapshot(recording)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual.binding import Binding, BindingType
 
@@ -133,7 +133,7 @@ _MOST_LISTED = 2000
 _AT_ONCE_S = 0.01
 
 
-def _show_alerts(app: App[Any], replay: Player) -> None:
+def _show_alerts(app: App[int], replay: Player) -> None:
     """List the alerts that began, as far as the recording was read."""
     from gpumem_tui.plan.control import Option
     from gpumem_tui.tui.kit.dialogs import PickScreen

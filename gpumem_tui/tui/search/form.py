@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -21,6 +21,7 @@ from textual.widgets import Button, Input, Label, Static
 
 from gpumem_tui.catalog.loader import DEFAULT_MODEL, gpus, models
 from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
@@ -125,7 +126,7 @@ class FormValues:
         """Return what an option's field begins with."""
         options, given = self._options, self._given.options
         context = self._config.device.gpu.context
-        values: dict[str, Any] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
+        values: dict[str, object] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
         values |= {field.name: getattr(options, field.name) for field in fields(options)}
         values |= {field.name: getattr(options.changes, field.name) for field in fields(options.changes)}
         values |= {
@@ -181,11 +182,11 @@ class FormValues:
         python = self._read_python(values["python"])
         workload = asked.trained.spec(python)
         config = replace(
-            self._config,
+            changed(self._config, asked.terms_of(workload)),
             workload=workload,
             device=_with_context(asked, device),
             python=python,
-            **{**asked.terms_of(workload), "limit_bytes": self._limit_bytes(device, values["limit_bytes"])},
+            limit_bytes=self._limit_bytes(device, values["limit_bytes"]),
         )
         check_searchable(config)
         return Edited(asked.trained, config)
