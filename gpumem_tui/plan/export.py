@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -12,6 +10,7 @@ from typing import Any
 from gpumem_tui.catalog.loader import models
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.techniques import why_not
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import (
     Answer,
@@ -19,7 +18,6 @@ from gpumem_tui.plan.answers import (
     TracedAnswer,
     answer,
     lacking,
-    largest_by_gpu,
     on_gpu,
     traced_answer,
 )
@@ -36,7 +34,6 @@ from gpumem_tui.plan.recommended import (
     command_answer,
     judged_at_once,
     plan_answer,
-    trace_by,
     untraced,
 )
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
@@ -52,8 +49,13 @@ from gpumem_tui.workload.spec import WorkloadSpec
 
 
 def command_line(plan: Plan) -> str | Unknown:
-    """Return the command that opens this plan, or why there is none. Options at their default are left out."""
-    draft = draft_of(plan)
+    """Return the command that opens this plan, or why there is none.
+
+    Options at their default are left out, and so are extras that change nothing of such a network.
+    """
+    draft, recipe = draft_of(plan), plan.recipe
+    if recipe.sharding != "none" and recipe.gpus == 1:
+        return Unknown(f"no command has sharding {recipe.sharding} on one GPU: set GPUs to 2 or more")
     model, device = model_words(draft), device_option(plan)
     if isinstance(model, Unknown):
         return model
@@ -61,14 +63,15 @@ def command_line(plan: Plan) -> str | Unknown:
         return device
     words = ["gpumem-tui", "plan", *model]
     words += _options(draft.changes.items())
-    words += _options((name, value) for name, value in asdict(plan.recipe).items() if value != getattr(Recipe(), name))
+    words += _options((name, value) for name, value in asdict(recipe).items() if value != getattr(Recipe(), name))
     words += ["--batch-size", str(plan.batch_size), "--gpu", device]
     if plan.headroom != DEFAULT_HEADROOM:
         words += ["--headroom", repr(plan.headroom)]
     if plan.target_batch is not None:
         words += ["--target-batch", str(plan.target_batch)]
     for extra in sorted(plan.extras):
-        words += ["--extra", extra]
+        if why_not(extra, plan.shape, recipe) is None:
+            words += ["--extra", extra]
     goals = ((field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name != "prices")
     words += _options((field.name, value) for field, value in goals if value != field.default)
     return shlex.join(words)
@@ -137,24 +140,6 @@ def plan_json(
         "judgements": [asdict(judgement) for judgement in judgements(plan, largest)],
         "command": command if isinstance(command, str) else None,
     }
-
-
-def plan_csv(plan: Plan, traced: Traced | Unknown, known: Known = untraced) -> str:
-    """Return every point of the plan's curves as CSV, a line a point; the largest batches of every GPU are one of them.
-
-    Args:
-        traced, known: as of `plan_json`.
-    """
-    by_trace = traced if isinstance(traced, Traced) else None
-    text = io.StringIO()
-    sheet = csv.writer(text, lineterminator="\n")
-    sheet.writerow(("curve", "line", "x", "x_is", "name", "y", "y_is"))
-    for curve in all_curves(plan, traced, largest_by_gpu(plan, by_trace, trace_by(known))):
-        for series in curve.series:
-            names = series.names or ("",) * len(series.points)
-            for (x, y), name in zip(series.points, names, strict=True):
-                sheet.writerow((curve.key, series.name, f"{x:g}", curve.x_label, name, f"{y:g}", curve.y_label))
-    return text.getvalue()
 
 
 _TECHNIQUE_KEYS = (

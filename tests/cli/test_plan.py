@@ -13,14 +13,20 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from gpumem_tui.cli.parameters import configured
 from gpumem_tui.cli.plan import _goals, _planned, plan
+from gpumem_tui.formula.techniques import why_not
+from gpumem_tui.memory import Unknown
 from gpumem_tui.options.configuration import configure, options_of
+from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.control import Choice, Control
+from gpumem_tui.plan.controls import _WORDS, controls
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.state import chosen, opened
+from gpumem_tui.plan.state import PlanState, chosen, nudged, opened
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.cli.conftest import Program
 from tests.plan.plans import plans
@@ -49,6 +55,59 @@ def test_a_plan_survives_its_own_command_line(plan: Plan) -> None:
     line = command_line(plan)
     assert isinstance(line, str)
     assert parsed(line) == plan
+
+
+BASES = {
+    "dense": "--model gpt2",
+    "adapters": "--model llama-3.2-1b --adapter lora --precision bf16",
+    "experts": "--model mixtral-8x7b --gpus 8 --sharding zero3",
+    "pipeline": "--model llama-3-8b --gpus 16 --tensor-parallel 2 --pipeline-parallel 4 --schedule interleaved"
+    " --virtual-stages 2 --micro-batches 8",
+    "images": "--model vit-b-16 --target-batch 64",
+    "convolutions": "--model resnet-50 --channels-last",
+}
+
+
+def settings_of(state: PlanState, control: Control) -> list[PlanState]:
+    """What one control can make of a plan: every value of a choice, the next ones of a number."""
+    if isinstance(control, Choice):
+        return [chosen(state, control.key, option.value) for option in control.options(state.draft)]
+    return [nudged(state, control.key, way, jump=jump) for way in (-1, 1) for jump in (False, True)]
+
+
+def opens_it_again(wanted: Plan) -> bool:
+    """Whether a plan's line opens it; without extras that such a network has no use for, which change no byte.
+
+    Sharding on one GPU, which no line can have, says so.
+    """
+    line, recipe = command_line(wanted), wanted.recipe
+    if isinstance(line, Unknown):
+        return recipe.sharding != "none" and recipe.gpus == 1 and "GPUs to 2 or more" in line.reason
+    useful = frozenset(extra for extra in wanted.extras if why_not(extra, wanted.shape, recipe) is None)
+    again = parsed(line)
+    return again == replace(wanted, extras=useful) and answer(again).peak_bytes == answer(wanted).peak_bytes
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_what_each_control_makes_survives_its_command_line(base: str) -> None:
+    state = opened(parsed(f"gpumem-tui plan --gpu sim:h100-80gb {BASES[base]}"))
+    made = {one.plan: control.key for control in controls(state.draft) for one in settings_of(state, control)}
+    for wanted, key in made.items():
+        assert opens_it_again(wanted), key
+
+
+def test_these_have_every_control() -> None:
+    states = [opened(parsed(f"gpumem-tui plan --gpu sim:h100-80gb {base}")) for base in BASES.values()]
+    assert {control.key for state in states for control in controls(state.draft)} == set(_WORDS)
+
+
+@given(st.data())
+def test_what_several_controls_make_survives_too(data: st.DataObject) -> None:
+    state = opened(parsed(f"gpumem-tui plan --gpu sim:h100-80gb {BASES[data.draw(st.sampled_from(sorted(BASES)))]}"))
+    for _ in range(data.draw(st.integers(2, 8))):
+        control = data.draw(st.sampled_from(controls(state.draft)))
+        state = data.draw(st.sampled_from(settings_of(state, control)))
+    assert opens_it_again(state.plan)
 
 
 @pytest.mark.parametrize("changes", [{"hidden": 384}, {"heads": 6}, {"hidden": 1536, "ffn": 1000}, {"seq_len": 512}])

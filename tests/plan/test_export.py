@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.plan.answers import answer, largest_by_gpu, traced_answer
-from gpumem_tui.plan.export import all_curves, command_line, plan_csv, plan_json
+from gpumem_tui.plan.answers import answer, traced_answer
+from gpumem_tui.plan.export import command_line, plan_json
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import plan_markdown
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, TRACED, plans
@@ -164,11 +163,3 @@ class TestMarkdown:
 def test_every_kind_of_network_can_be_written(name: str) -> None:
     text = plan_markdown(replace(GPT2, shape=find_model(name)), UNTRACED)
     assert name in text
-
-
-def test_a_spreadsheet_has_every_point_of_every_curve() -> None:
-    rows = list(csv.DictReader(plan_csv(GPT2, TRACED).splitlines()))
-    drawn = all_curves(GPT2, TRACED, largest_by_gpu(GPT2, TRACED))
-    assert len(rows) == sum(len(series.points) for curve in drawn for series in curve.series)
-    by_gpu = [row for row in rows if row["line"] == "formula" and row["name"] == GPT2.gpu.title]
-    assert {float(row["y"]) for row in by_gpu} == {float(answer(GPT2).max_batch_size)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from textual.app import App
 from textual.pilot import Pilot
@@ -11,7 +10,6 @@ from textual.pilot import Pilot
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import TracedAnswer, traced_answer
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceKey, TraceReady, TraceState, trace_key
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.app import GpuMemApp
@@ -92,16 +90,11 @@ class HandTracer(BackgroundTracer):
         return TraceReady(plan, traced_answer(plan, self._made[key]), self._made[key])
 
 
-def app(plan: Plan, folder: Path, *, holds: bool = False, ascii_only: bool = False) -> GpuMemApp:
+def app(plan: Plan, *, holds: bool = False, ascii_only: bool = False) -> GpuMemApp:
     """The program on its Plan screen, with a tracer by hand and a clock that stands still."""
 
     def plan_screen() -> PlanScreen:
-        return PlanScreen(
-            plan,
-            tracer=lambda on_change: HandTracer(on_change, holds=holds),
-            store=PlanStore(folder),
-            clock=noon,
-        )
+        return PlanScreen(plan, tracer=lambda on_change: HandTracer(on_change, holds=holds), clock=noon)
 
     return GpuMemApp({"plan": plan_screen}, "plan", ascii_only=ascii_only)
 

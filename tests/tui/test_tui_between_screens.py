@@ -15,7 +15,6 @@ from textual.geometry import Size
 from textual.widgets import Static
 
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -26,21 +25,20 @@ from tests.scenes import search as scene
 from tests.scenes.pictures import until
 
 
-def _program(folder: Path) -> tuple[GpuMemApp, SearchScreen]:
+def _program() -> tuple[GpuMemApp, SearchScreen]:
     """On the Plan screen, with a Search screen that has another model and never ends a search by itself."""
     config = scene.config()
     search = scene.search_screen(scene.app(config, scene.scripted(scene.running(config)), autostart=False))
     plan: MainScreen = PlanScreen(
         replace(plan_scene.GPT2, recipe=Recipe("amp-bf16")),
         tracer=plan_scene.HandTracer,
-        store=PlanStore(folder),
         clock=scene.noon,
     )
     return GpuMemApp({"search": lambda: search, "plan": lambda: plan}, "plan"), search
 
 
 async def test_a_plan_is_searched(tmp_path: Path) -> None:
-    app, search = _program(tmp_path)
+    app, search = _program()
     async with app.run_test(size=(120, 40)) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press("s")
@@ -53,7 +51,7 @@ async def test_a_plan_is_searched(tmp_path: Path) -> None:
 
 
 async def test_a_running_search_is_not_replaced(tmp_path: Path) -> None:
-    app, search = _program(tmp_path)
+    app, search = _program()
     async with app.run_test(size=(120, 40)) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press("f2")
@@ -68,8 +66,8 @@ async def test_a_running_search_is_not_replaced(tmp_path: Path) -> None:
         assert search.state.config is before
 
 
-async def test_another_plan_is_taken_up_and_undo_leads_back(tmp_path: Path) -> None:
-    app = plan_scene.app(plan_scene.GPT2, tmp_path)
+async def test_another_plan_is_taken_up_and_undo_leads_back() -> None:
+    app = plan_scene.app(plan_scene.GPT2)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await plan_scene.settled(pilot)
         screen.take_over(plan_scene.FITS)
@@ -189,7 +187,7 @@ async def test_sizes_that_come_at_once_do_not_call_each_other_up_for_ever() -> N
 
 async def test_a_screen_is_made_once_however_the_keys_come(tmp_path: Path) -> None:
     """1, 3, 1 before the Monitor is there: a second one would read the driver for ever, and nobody would see it."""
-    app, _ = _program(tmp_path)
+    app, _ = _program()
     go_on = threading.Event()
     made: list[MainScreen] = []
 

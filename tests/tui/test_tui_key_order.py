@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from textual.events import Key
 from textual.pilot import Pilot
@@ -27,8 +26,8 @@ def press_at_once(pilot: Pilot[int], keys: Sequence[str]) -> None:
         pilot.app.post_message(event)
 
 
-async def test_a_digit_behind_an_arrow_is_typed_into_the_row_that_the_arrow_leads_to(tmp_path: Path) -> None:
-    async with plan_scene.app(PLAN, tmp_path).run_test(size=SIZES["120x40"]) as pilot:
+async def test_a_digit_behind_an_arrow_is_typed_into_the_row_that_the_arrow_leads_to() -> None:
+    async with plan_scene.app(PLAN).run_test(size=SIZES["120x40"]) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "vocab")
         press_at_once(pilot, ["down", "9"])  # the micro-batch
@@ -39,8 +38,8 @@ async def test_a_digit_behind_an_arrow_is_typed_into_the_row_that_the_arrow_lead
         assert plan_now(pilot).batch_size == 916
 
 
-async def test_keys_behind_one_that_opens_a_list_reach_the_list(tmp_path: Path) -> None:
-    async with plan_scene.app(PLAN, tmp_path).run_test(size=SIZES["120x40"]) as pilot:
+async def test_keys_behind_one_that_opens_a_list_reach_the_list() -> None:
+    async with plan_scene.app(PLAN).run_test(size=SIZES["120x40"]) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "recompute")
         press_at_once(pilot, ["enter", "escape", "right"])

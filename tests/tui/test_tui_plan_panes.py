@@ -1,30 +1,26 @@
-"""Panes, dialogues and saved plans of the Plan screen."""
+"""Panes and dialogues of the Plan screen, and what leaves it."""
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from textual.widgets import Input
 
 from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import Combination, cheapest_combination
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import NameScreen, PickScreen, TextScreen
+from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.scenes import plan as plan_scene
-from tests.scenes.pictures import SIZES, stands_still, until
-from tests.scenes.plan import FITS, GPT2, LLAMA, choose, controls, plan_now, text_of
+from tests.scenes.pictures import SIZES, until
+from tests.scenes.plan import GPT2, LLAMA, choose, controls, plan_now, text_of
 
 MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 
@@ -32,8 +28,8 @@ MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 # Panes
 
 
-async def test_every_pane_is_reachable_at_80x24(tmp_path: Path) -> None:
-    async with plan_scene.app(LLAMA, tmp_path).run_test(size=SMALL) as pilot:
+async def test_every_pane_is_reachable_at_80x24() -> None:
+    async with plan_scene.app(LLAMA).run_test(size=SMALL) as pilot:
         screen = await plan_scene.settled(pilot)
         for key, said in (
             ("t", "Cheapest combination"),
@@ -54,8 +50,8 @@ async def test_every_pane_is_reachable_at_80x24(tmp_path: Path) -> None:
         assert controls(pilot).has_focus
 
 
-async def test_a_pane_can_be_clicked(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_a_pane_can_be_clicked() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         gap = 1 + len("techniques")
         for x, is_next in ((gap, False), (gap + 1, True), (gap - 1, False)):
@@ -64,10 +60,10 @@ async def test_a_pane_can_be_clicked(tmp_path: Path) -> None:
             assert ("Largest batch by model size" in text_of(pilot, "#pane")) == is_next
 
 
-async def test_enter_applies_the_cheapest_combination(tmp_path: Path) -> None:
+async def test_enter_applies_the_cheapest_combination() -> None:
     best = cheapest_combination(LLAMA)
     assert isinstance(best, Combination)
-    async with plan_scene.app(LLAMA, tmp_path).run_test(size=MEDIUM) as pilot:
+    async with plan_scene.app(LLAMA).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press("t", "home", "enter")
         assert plan_now(pilot) == best.plan
@@ -78,8 +74,8 @@ async def test_enter_applies_the_cheapest_combination(tmp_path: Path) -> None:
         assert plan_now(pilot) == LLAMA
 
 
-async def test_the_best_comes_first_until_the_cursor_is_moved(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_the_best_comes_first_until_the_cursor_is_moved() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         screen = await plan_scene.settled(pilot)
         pane = screen.query_one("#pane", RowList)
         assert pane.key == "chunked-loss"
@@ -96,8 +92,8 @@ async def test_the_best_comes_first_until_the_cursor_is_moved(tmp_path: Path) ->
         assert pane.key == "combination"
 
 
-async def test_enter_applies_a_single_technique(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_enter_applies_a_single_technique() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         screen = await plan_scene.settled(pilot)
         pane = screen.query_one("#pane", RowList)
         await pilot.press("t")
@@ -106,8 +102,8 @@ async def test_enter_applies_a_single_technique(tmp_path: Path) -> None:
         assert plan_now(pilot).recipe.precision == "bf16"
 
 
-async def test_what_means_nothing_here_is_explained_instead(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_what_means_nothing_here_is_explained_instead() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         screen = await plan_scene.settled(pilot)
         await pilot.press("t")
         screen.query_one("#pane", RowList).move_to("fused-attention")
@@ -116,8 +112,8 @@ async def test_what_means_nothing_here_is_explained_instead(tmp_path: Path) -> N
         assert plan_now(pilot) == GPT2
 
 
-async def test_each_row_explains_itself(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_each_row_explains_itself() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         screen = await plan_scene.settled(pilot)
         for pane, name in (("t", "#ledger"), ("t", "#facts"), ("t", "#pane"), ("v", "#pane"), ("j", "#pane")):
             await pilot.press(pane)
@@ -138,77 +134,7 @@ async def test_each_row_explains_itself(tmp_path: Path) -> None:
         assert isinstance(pilot.app.screen, TextScreen)
 
 
-# Saved plans and what leaves the screen
-
-
-async def test_save_change_compare_and_open_again(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
-        await plan_scene.settled(pilot)
-        await pilot.press("w")
-        await until(pilot, lambda: isinstance(pilot.app.screen, NameScreen))
-        await pilot.press(*"../bad", "enter")
-        assert isinstance(pilot.app.screen, NameScreen)
-        pilot.app.screen.query_one(Input).value = "first try"
-        await pilot.press("enter")
-        await until(pilot, lambda: "first try" in text_of(pilot, "#plan-header"))
-        assert PlanStore(tmp_path).load("first try") == GPT2
-
-        await choose(pilot, "precision")
-        await pilot.press("right")
-        await pilot.pause()
-        assert "first try *" in text_of(pilot, "#plan-header")
-        await pilot.press("c")
-        await stands_still(pilot)
-        await pilot.press("enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
-        await pilot.press(*"first", "enter")
-        await until(pilot, lambda: "Compared with: first try" in text_of(pilot, "#pane"))
-        compared = text_of(pilot, "#pane")
-        assert "amp-bf16" in compared
-        assert "fp32" in compared
-
-        await pilot.press("o")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
-        await pilot.press("enter")
-        await until(pilot, lambda: plan_now(pilot) == GPT2)
-
-
-async def test_a_plan_of_another_name_is_replaced_only_when_said_twice(tmp_path: Path) -> None:
-    PlanStore(tmp_path).save("mine", FITS)
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
-        await plan_scene.settled(pilot)
-        await pilot.press("w")
-        await until(pilot, lambda: isinstance(pilot.app.screen, NameScreen))
-        await pilot.press(*"mine", "enter")
-        assert isinstance(pilot.app.screen, NameScreen)
-        assert PlanStore(tmp_path).load("mine") == FITS
-        await pilot.press("enter")
-        await until(pilot, lambda: "mine" in text_of(pilot, "#plan-header"))
-        assert PlanStore(tmp_path).load("mine") == GPT2
-
-
-async def test_a_saved_plan_is_deleted_when_said_twice(tmp_path: Path) -> None:
-    PlanStore(tmp_path).save("first", FITS)
-    PlanStore(tmp_path).save("second", LLAMA)
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
-        await plan_scene.settled(pilot)
-        await pilot.press("o")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
-        await pilot.press("ctrl+d", "down", "ctrl+d")
-        assert PlanStore(tmp_path).has("first")
-        assert PlanStore(tmp_path).has("second")
-        await pilot.press("ctrl+d")
-        assert PlanStore(tmp_path).has("first")
-        assert not PlanStore(tmp_path).has("second")
-        await pilot.press("enter")
-        await until(pilot, lambda: plan_now(pilot) == FITS)
-        await pilot.press("c", "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
-        await pilot.press("ctrl+d", "ctrl+d", "enter")
-        await until(pilot, lambda: "Compared with: as opened" in text_of(pilot, "#pane"))
-
-
-async def test_a_technique_of_the_plan_before_is_not_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_technique_of_the_plan_before_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     go.set()
 
@@ -217,7 +143,7 @@ async def test_a_technique_of_the_plan_before_is_not_applied(tmp_path: Path, mon
         return cheapest_combination(plan, traceable=traceable)
 
     monkeypatch.setattr(plan_panes, "cheapest_combination", slow)
-    async with plan_scene.app(LLAMA, tmp_path).run_test(size=MEDIUM) as pilot:
+    async with plan_scene.app(LLAMA).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "batch_size")
         go.clear()
@@ -232,8 +158,8 @@ async def test_a_technique_of_the_plan_before_is_not_applied(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("pane", ["v", "j", "c"])
-async def test_help_opens_in_every_pane(pane: str, tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+async def test_help_opens_in_every_pane(pane: str) -> None:
+    async with plan_scene.app(GPT2).run_test(size=SMALL) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press(pane)
         await plan_scene.settled(pilot)
@@ -243,51 +169,45 @@ async def test_help_opens_in_every_pane(pane: str, tmp_path: Path) -> None:
             await pilot.press("escape")
 
 
-async def test_a_damaged_plan_is_named_below_the_list(tmp_path: Path) -> None:
-    folder = tmp_path / "[" / "red]"  # no markup, however it reads
-    PlanStore(folder).save("good", FITS)
-    (folder / "broken.json").write_text("{")
-    async with plan_scene.app(GPT2, folder).run_test(size=MEDIUM) as pilot:
-        await plan_scene.settled(pilot)
-        await pilot.press("o")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
-        complaint = pilot.app.screen.query_one("#complaints")
-        assert complaint.display
-        await pilot.press("enter")
-        await until(pilot, lambda: plan_now(pilot) == FITS)
+# What leaves the screen
 
 
-@pytest.mark.parametrize(
-    ("form", "ending", "check"),
-    [
-        ("markdown", ".md", lambda text: text.startswith("Fits: batch 8 on ") and "\n# Plan: gpt2" in text),
-        ("command", ".sh", lambda text: text.startswith("gpumem-tui plan --model gpt2 --batch-size 8")),
-        ("json", ".json", lambda text: json.loads(text)["workload"]["model"] == "gpt2"),
-        ("csv", ".csv", lambda text: text.startswith("curve,line,x,") and text.count("\n") > 100),
-        ("svg", ".svg", lambda text: text.startswith("<svg") and "Memory&#160;of&#160;one&#160;GPU" in text),
-    ],
-)
-async def test_exports_are_written_once(
-    form: str, ending: str, check: Callable[[str], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / f"gpt2{ending}"
-    async with plan_scene.app(GPT2, tmp_path / "plans").run_test(size=MEDIUM) as pilot:
+async def test_a_plan_is_compared_as_it_was_opened_and_as_it_was_marked() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
-        await pilot.press("x")
-        await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
-        await pilot.press(*form, "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen))
-        await pilot.press("w")
-        assert check(path.read_text())
-        path.write_text("mine")
-        await pilot.press("w")
-        assert path.read_text() == "mine"
+        await choose(pilot, "precision")
+        await pilot.press("right", "c")
+        await until(pilot, lambda: "Compared with: as opened" in text_of(pilot, "#pane"))
+        compared = text_of(pilot, "#pane")
+        assert "amp-bf16" in compared
+        assert "fp32" in compared
+        await plan_scene.settled(pilot)
+        await pilot.press("home", "enter")
+        await until(pilot, lambda: "Compared with: as marked" in text_of(pilot, "#pane"))
+        assert "fp32" not in text_of(pilot, "#pane")
+        await pilot.press("u")
+        await until(pilot, lambda: "fp32" in text_of(pilot, "#pane"))
+
+
+async def test_the_line_that_opens_the_plan_is_copied() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM, notifications=True) as pilot:
+        await plan_scene.settled(pilot)
+        await choose(pilot, "precision")
+        await pilot.press("right", "y")
+        await pilot.pause()
+        assert pilot.app.clipboard == command_line(plan_now(pilot))
+        assert "--precision amp-bf16" in pilot.app.clipboard
+
+
+async def test_a_plan_that_no_line_opens_says_why() -> None:
+    async with plan_scene.app(replace(GPT2, gpu=replace(GPT2.gpu, name="mine"))).run_test(notifications=True) as pilot:
+        await plan_scene.settled(pilot)
         await pilot.press("y")
-        assert check(pilot.app.clipboard)
+        await until(pilot, lambda: any("none of the catalog's" in one.message for one in pilot.app._notifications))
+        assert not pilot.app.clipboard
 
 
-async def test_the_search_gets_the_same_settings(tmp_path: Path) -> None:
+async def test_the_search_gets_the_same_settings() -> None:
     wanted: list[Plan] = []
 
     class Listening(GpuMemApp):
@@ -300,7 +220,7 @@ async def test_the_search_gets_the_same_settings(tmp_path: Path) -> None:
             message.prevent_default()  # there is no Search screen here
 
     def screen() -> PlanScreen:
-        return PlanScreen(GPT2, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
+        return PlanScreen(GPT2, tracer=plan_scene.HandTracer)
 
     async with Listening({"plan": screen}, "plan").run_test(size=MEDIUM, notifications=True) as pilot:
         await plan_scene.settled(pilot)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
@@ -16,7 +15,6 @@ from gpumem_tui.memory import Bucket
 from gpumem_tui.options.configuration import Options, configure
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.techniques import cheapest_combination
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady
 from gpumem_tui.run.control import Control
@@ -43,8 +41,8 @@ MEDIUM, SMALL = SIZES["120x40"], SIZES["80x24"]
 # Controls
 
 
-async def test_arrows_choose_and_change_and_the_numbers_follow(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_arrows_choose_and_change_and_the_numbers_follow() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "batch_size")
         await pilot.press("right", "right")
@@ -58,8 +56,8 @@ async def test_arrows_choose_and_change_and_the_numbers_follow(tmp_path: Path) -
         assert "10 passes × 7" in text_of(pilot, "#facts")
 
 
-async def test_every_digit_counts_at_once(tmp_path: Path) -> None:
-    async with plan_scene.app(replace(GPT2, target_batch=None), tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_every_digit_counts_at_once() -> None:
+    async with plan_scene.app(replace(GPT2, target_batch=None)).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "batch_size")
         for digit, batch_size in (("1", 1), ("2", 12), ("8", 128)):
@@ -73,8 +71,8 @@ async def test_every_digit_counts_at_once(tmp_path: Path) -> None:
         assert plan_now(pilot).batch_size == 12
 
 
-async def test_a_digit_picks_the_choice_at_its_place_or_says_why_not(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_a_digit_picks_the_choice_at_its_place_or_says_why_not() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "recompute")
         await pilot.press("3")
@@ -88,16 +86,16 @@ async def test_a_digit_picks_the_choice_at_its_place_or_says_why_not(tmp_path: P
         assert "too many for a digit" in " ".join(text_of(pilot, "#controls").split())
 
 
-async def test_escape_leaves_the_number_that_was(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_escape_leaves_the_number_that_was() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "layers")
         await pilot.press("right", "4", "0", "escape")
         assert plan_now(pilot).shape.layers == 13
 
 
-async def test_what_cannot_be_is_explained_and_the_last_good_numbers_stay(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_what_cannot_be_is_explained_and_the_last_good_numbers_stay() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         before = text_of(pilot, "#ledger")
         await choose(pilot, "heads")
@@ -113,8 +111,8 @@ async def test_what_cannot_be_is_explained_and_the_last_good_numbers_stay(tmp_pa
         assert "last plan" not in text_of(pilot, "#plan-header")
 
 
-async def test_undo_takes_the_typed_number_out_of_its_control(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_undo_takes_the_typed_number_out_of_its_control() -> None:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "batch_size")
         await pilot.press("3", "2")
@@ -133,8 +131,8 @@ async def test_undo_takes_the_typed_number_out_of_its_control(tmp_path: Path) ->
         ("gpus", "0", "must be at least 1"),
     ],
 )
-async def test_more_that_cannot_be(key: str, digits: str, said: str, tmp_path: Path) -> None:
-    async with plan_scene.app(replace(GPT2, target_batch=None), tmp_path).run_test(size=MEDIUM) as pilot:
+async def test_more_that_cannot_be(key: str, digits: str, said: str) -> None:
+    async with plan_scene.app(replace(GPT2, target_batch=None)).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, key)
         await pilot.press(*digits)
@@ -145,8 +143,8 @@ async def test_more_that_cannot_be(key: str, digits: str, said: str, tmp_path: P
         assert good.recipe.gpus == 1
 
 
-async def test_a_model_is_picked_by_filtering(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+async def test_a_model_is_picked_by_filtering() -> None:
+    async with plan_scene.app(GPT2).run_test(size=SMALL) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
@@ -157,8 +155,8 @@ async def test_a_model_is_picked_by_filtering(tmp_path: Path) -> None:
         assert plan_now(pilot) == GPT2
 
 
-async def test_a_filter_without_a_match_picks_nothing(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+async def test_a_filter_without_a_match_picks_nothing() -> None:
+    async with plan_scene.app(GPT2).run_test(size=SMALL) as pilot:
         await plan_scene.settled(pilot)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, PickScreen))
@@ -168,8 +166,8 @@ async def test_a_filter_without_a_match_picks_nothing(tmp_path: Path) -> None:
         assert plan_now(pilot) == GPT2
 
 
-async def test_the_mouse_chooses_changes_and_turns(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+async def test_the_mouse_chooses_changes_and_turns() -> None:
+    async with plan_scene.app(GPT2).run_test(size=SMALL) as pilot:
         await plan_scene.settled(pilot)
         lines = [row.key for row in controls(pilot).rows]
         y = lines.index("batch_size") + 1  # below the border
@@ -186,12 +184,12 @@ async def test_the_mouse_chooses_changes_and_turns(tmp_path: Path) -> None:
             await until(pilot, lambda wanted=batch_size: plan_now(pilot).batch_size == wanted)  # type: ignore[misc]
 
 
-async def test_digits_are_the_programs_outside_the_controls(tmp_path: Path) -> None:
+async def test_digits_are_the_programs_outside_the_controls() -> None:
     def search() -> PlanScreen:
-        return PlanScreen(FITS, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
+        return PlanScreen(FITS, tracer=plan_scene.HandTracer)
 
     def plan() -> PlanScreen:
-        return PlanScreen(GPT2, tracer=plan_scene.HandTracer, store=PlanStore(tmp_path))
+        return PlanScreen(GPT2, tracer=plan_scene.HandTracer)
 
     app = GpuMemApp({"search": search, "plan": plan}, "plan")
     async with app.run_test(size=MEDIUM) as pilot:
@@ -207,8 +205,8 @@ async def test_digits_are_the_programs_outside_the_controls(tmp_path: Path) -> N
 # The trace
 
 
-async def test_the_traced_column_is_visibly_pending_and_then_there(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+async def test_the_traced_column_is_visibly_pending_and_then_there() -> None:
+    async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         tracer = plan_scene.tracer(pilot.app)
         await pilot.pause()
         assert "tracing one step" in text_of(pilot, "#verdict")
@@ -224,15 +222,15 @@ async def test_the_traced_column_is_visibly_pending_and_then_there(tmp_path: Pat
         assert "left" in text_of(pilot, "#verdict")
 
 
-async def test_why_there_is_no_trace_stands_where_it_would_be(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+async def test_why_there_is_no_trace_stands_where_it_would_be() -> None:
+    async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         plan_scene.tracer(pilot.app).fail(GPT2, "no torch in this Python: give --python")
         await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceFailed))
         assert "– no torch in this Python: give --python" in text_of(pilot, "#verdict")
 
 
-async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+async def test_a_trace_that_failed_is_tried_again() -> None:
+    async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         tracer = plan_scene.tracer(pilot.app)
         tracer.fail(GPT2, "tracing failed: killed by SIGKILL")
         await until(pilot, lambda: "SIGKILL" in text_of(pilot, "#verdict"))
@@ -242,8 +240,8 @@ async def test_a_trace_that_failed_is_tried_again(tmp_path: Path) -> None:
         await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady))
 
 
-async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it() -> None:
+    async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         await pilot.press("t", "escape")
         assert isinstance(plan_scene.plan_screen(pilot.app).traced, Pending), "back to the controls first"
         await pilot.press("escape")
@@ -253,7 +251,7 @@ async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it(tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> None:
+async def test_a_sweep_of_the_batch_needs_no_second_trace() -> None:
     traced: list[WorkloadSpec] = []
 
     def predict(config: SearchConfig, control: Control, batch_size: int, not_affine: str) -> Predicted:
@@ -265,7 +263,6 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> Non
         return PlanScreen(
             replace(GPT2, target_batch=None),
             tracer=lambda on_change: BackgroundTracer(on_change, predict=predict, settle_s=0.0),
-            store=PlanStore(tmp_path),
         )
 
     async with GpuMemApp({"plan": screen}, "plan").run_test(size=MEDIUM) as pilot:
@@ -283,14 +280,14 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace(tmp_path: Path) -> Non
         assert traced.count(traced[0]) == 1, "the plan; what would change it has traces of its own"
 
 
-async def test_leaving_ends_the_trace(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path, holds=True).run_test(size=MEDIUM) as pilot:
+async def test_leaving_ends_the_trace() -> None:
+    async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         tracer = plan_scene.tracer(pilot.app)
         await pilot.press("q")
     assert tracer.closed
 
 
-async def test_a_slow_pane_never_holds_the_controls_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_pane_never_holds_the_controls_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def slow(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> object:
@@ -298,7 +295,7 @@ async def test_a_slow_pane_never_holds_the_controls_up(tmp_path: Path, monkeypat
         return cheapest_combination(plan, traceable=traceable)
 
     monkeypatch.setattr(plan_panes, "cheapest_combination", slow)
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=MEDIUM) as pilot:
+    async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await pilot.pause(0.1)
         await choose(pilot, "batch_size")
         await pilot.press("right")
@@ -313,8 +310,8 @@ async def test_a_slow_pane_never_holds_the_controls_up(tmp_path: Path, monkeypat
 # The screen as a whole
 
 
-async def test_any_size_at_any_moment(tmp_path: Path) -> None:
-    async with plan_scene.app(LLAMA, tmp_path).run_test(size=SMALL) as pilot:
+async def test_any_size_at_any_moment() -> None:
+    async with plan_scene.app(LLAMA).run_test(size=SMALL) as pilot:
         screen = await plan_scene.settled(pilot)
         for size in ((200, 60), (40, 10), (120, 40), (72, 18), (160, 24), (110, 36), (1, 1), (80, 24)):
             await pilot.resize_terminal(*size)
@@ -331,15 +328,15 @@ def test_a_plan_that_cannot_be_is_refused_before_the_screen() -> None:
         open_plan(impossible, config)
 
 
-async def test_explain_before_anything_was_ever_drawn(tmp_path: Path) -> None:
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=(20, 5)) as pilot:
+async def test_explain_before_anything_was_ever_drawn() -> None:
+    async with plan_scene.app(GPT2).run_test(size=(20, 5)) as pilot:
         await pilot.press("h")
         await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
 
 
-async def test_threads_get_their_turns_back_when_the_program_ends(tmp_path: Path) -> None:
+async def test_threads_get_their_turns_back_when_the_program_ends() -> None:
     before = sys.getswitchinterval()
-    async with plan_scene.app(GPT2, tmp_path).run_test(size=SMALL) as pilot:
+    async with plan_scene.app(GPT2).run_test(size=SMALL) as pilot:
         await plan_scene.settled(pilot)
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == before

@@ -1,9 +1,9 @@
-"""Dialogues over any screen: a list to pick from, a name to type, a text or a report to read, a question, a wait."""
+"""Dialogues over any screen: a list to pick from, a text or a report to read, a question, a wait."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +21,6 @@ from textual.widgets.option_list import Option as ListOption
 from gpumem_tui.plan.control import Option
 from gpumem_tui.tui.kit.figures import MUTED, Row, Span, span_width
 from gpumem_tui.tui.kit.lines import Lines, assembled
-from gpumem_tui.tui.kit.main_screen import Act, permitted, refused
 
 Answer = TypeVar("Answer")
 _TICK_S = 1.0
@@ -64,7 +63,7 @@ class ScrolledDialog(Dialog[Answer]):
         self.scrolled.scroll_to(y=self.scrolled.max_scroll_y * end, animate=False)
 
 
-# What is picked or typed
+# What is picked
 
 
 class PickScreen(Dialog[str | None]):
@@ -73,7 +72,6 @@ class PickScreen(Dialog[str | None]):
     Args:
         title: what is picked. `current`: the value to begin on.
         complaints: lines about what could not be listed.
-        delete: removes one of the `deletable` values; returns why it could not, "" if it did.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -83,7 +81,6 @@ class PickScreen(Dialog[str | None]):
         Binding("pageup", "move(-10)", show=False, priority=True),
         Binding("pagedown", "move(10)", show=False, priority=True),
         Binding("enter", "pick", show=False, priority=True),
-        Binding("ctrl+d", "delete", "delete", show=False, priority=True),
     ]
 
     def __init__(
@@ -92,24 +89,18 @@ class PickScreen(Dialog[str | None]):
         options: Sequence[Option],
         current: str = "",
         complaints: Sequence[str] = (),
-        delete: Callable[[str], str] | None = None,
-        deletable: Collection[str] = (),
     ) -> None:
         super().__init__()
         self._about = title
         self._options = list(options)
         self._current = current
         self._complaints = complaints
-        self._delete = delete
-        self._deletable = deletable
-        self._doomed = ""
 
     def compose(self) -> ComposeResult:
         """Yield a filter over the list."""
         with Vertical(classes="dialog") as box:
             box.border_title = self._about
-            deletes = "ctrl+d deletes · " if self._delete is not None else ""
-            box.border_subtitle = f"type to filter · ↑↓ · enter picks · {deletes}esc leaves"
+            box.border_subtitle = "type to filter · ↑↓ · enter picks · esc leaves"
             yield Input(placeholder="filter", compact=True, id="filter")
             yield OptionList(id="options", compact=True)
             yield Static(id="complaints")
@@ -140,28 +131,6 @@ class PickScreen(Dialog[str | None]):
         if options.highlighted is not None:
             self.dismiss(options.get_option_at_index(options.highlighted).id)
 
-    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """Offer to delete only from a list that can."""
-        return self._delete is not None if action == "delete" else True
-
-    def action_delete(self) -> None:
-        """Remove the value under the cursor, after asking once more."""
-        options = self.query_one(OptionList)
-        if self._delete is None or options.highlighted is None:
-            return
-        name = options.get_option_at_index(options.highlighted).id or ""
-        if name not in self._deletable:
-            self._complain(f"{name} is not saved: there is nothing to delete")
-        elif name != self._doomed:
-            self._doomed = name
-            self._complain(f"ctrl+d again deletes {name} for good")
-        elif complaint := self._delete(name):
-            self._complain(complaint)
-        else:
-            self._options = [option for option in self._options if option.value != name]
-            self._complain(*self._complaints)
-            self._list(self.query_one("#filter", Input).value)
-
     def _complain(self, *lines: str) -> None:
         complaints = self.query_one("#complaints", Static)
         complaints.display = bool(lines)
@@ -182,63 +151,26 @@ class PickScreen(Dialog[str | None]):
             self.call_after_refresh(options.scroll_to_highlight)  # before the list has a size nothing can scroll
 
 
-class NameScreen(Dialog[str | None]):
-    """A name to type; the result is the name under which something was saved, None for nothing saved.
-
-    Args:
-        name: to begin with.
-        save: saves under a name; returns why it could not, "" if it did.
-    """
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "do not save")]
-
-    def __init__(self, title: str, name: str, save: Callable[[str], str]) -> None:
-        super().__init__()
-        self._about = title
-        self._begin = name
-        self._save = save
-
-    def compose(self) -> ComposeResult:
-        """Yield one field."""
-        with Vertical(classes="dialog") as box:
-            box.border_title = self._about
-            box.border_subtitle = "enter saves · esc leaves"
-            yield Input(self._begin, placeholder="name", compact=True, id="name")
-            yield Static(id="complaints")
-
-    @on(Input.Submitted, "#name")
-    def _submitted(self, event: Input.Submitted) -> None:
-        name = event.value.strip()
-        complaint = self._save(name)
-        if complaint:
-            self.query_one("#complaints", Static).update(Content(complaint))
-        else:
-            self.dismiss(name)
-
-
 # What is read
 
 
 class TextScreen(ScrolledDialog[str | None]):
-    """A text to read; with `plain`, the same to copy or to keep.
+    """A text to read; with `plain`, the same to copy.
 
     Args:
-        lines: as they are drawn. `plain`: as it is copied or written; "" for neither.
-        file_name: where it is written, in the folder the program was started in.
+        lines: as they are drawn. `plain`: as it is copied; "" for none.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter,h,question_mark", "dismiss(None)", "close"),
         Binding("y", "copy", "copy"),
-        Binding("w", "write", "write"),
     ]
 
-    def __init__(self, title: str, lines: Sequence[Sequence[Span]], plain: str = "", file_name: str = "") -> None:
+    def __init__(self, title: str, lines: Sequence[Sequence[Span]], plain: str = "") -> None:
         super().__init__()
         self._about = title
         self._lines = lines
         self._plain = plain
-        self._file_name = file_name
 
     @property
     def heading(self) -> str:
@@ -248,8 +180,7 @@ class TextScreen(ScrolledDialog[str | None]):
     @property
     def keys_offered(self) -> str:
         """The keys that the frame names."""
-        writes = f"w writes {self._file_name} · " if permitted(self, Act.WRITE) else ""
-        return f"y copies · {writes}" if self._plain else ""
+        return "y copies · " if self._plain else ""
 
     def compose(self) -> ComposeResult:
         """Yield one scrollable text."""
@@ -268,27 +199,12 @@ class TextScreen(ScrolledDialog[str | None]):
             self.query_one(Static).update(assembled(lines))
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """Offer to copy and to write only a text that can be taken."""
-        return bool(self._plain) if action in ("copy", "write") else True
+        """Offer to copy only a text that can be taken."""
+        return bool(self._plain) if action == "copy" else True
 
     def action_copy(self) -> None:
         """Copy to the clipboard."""
         copy_to_clipboard(self, self._plain)
-
-    def action_write(self) -> None:
-        """Write a file in the folder that the program was started in; never over one that exists."""
-        if refused(self, Act.WRITE):
-            return
-        path = Path(self._file_name)
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(self._plain)
-        except FileExistsError:
-            self.notify(f"{path} is there already: move it away first", severity="warning")
-        except OSError as error:
-            self.notify(f"cannot write {path}: {error.strerror}", severity="error")
-        else:
-            self.notify(f"wrote {path.resolve()}")
 
 
 def copy_to_clipboard(screen: Screen[Any], text: str) -> None:

@@ -165,7 +165,7 @@ def compare_rows(mine: Compared, theirs: Compared, name: str, width: int) -> lis
     this, other = mine.formula, theirs.formula
     column = min(18, (width - _TITLE_WIDTH - _DIFFERENCE_WIDTH) // 2)
     heads = (f"{'':<{_TITLE_WIDTH}}", f"{'this plan':>{column}}", f" {fit_right(name, column - 1)}")
-    lines = [heading(f"Compared with: {name}"), row(("enter chooses another", MUTED), key=OTHER)]
+    lines = [heading(f"Compared with: {name}"), row(("enter compares with this plan from now on", MUTED), key=OTHER)]
     lines += [row(), row(("".join(heads), f"bold {MUTED}"))]
     settings = _differing(this.plan, other.plan)
     if not settings:

@@ -254,7 +254,7 @@ _GAP = 1
 _FEWEST_LETTERS = 3
 
 
-def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: int, *, stale: bool = False) -> ListRow:
+def header_row(answer: Answer, traced: TraceState, time: str, width: int, *, stale: bool = False) -> ListRow:
     """Return the first line; what matters least is dropped where it is too short.
 
     Args:
@@ -274,8 +274,6 @@ def header_row(answer: Answer, traced: TraceState, name: str, time: str, width: 
         facts.append(plan.recipe.adapter_words)
     if plan.recipe.has_frozen_layers:
         facts.append(plan.recipe.freeze_words)
-    if name:
-        facts.insert(0, name)
     subject, *others = facts
     return row(*header_line((subject, "bold"), [(fact, "") for fact in others], right, width))
 

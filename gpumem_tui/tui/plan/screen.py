@@ -8,27 +8,30 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import ClassVar, cast
+from typing import ClassVar
 
-from textual import on, work
-from textual.app import App, ComposeResult
+from textual import on
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.geometry import Size
 from textual.message import Message
 
+from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.formula.checks import why_formula_only
+from gpumem_tui.memory import Unknown
 from gpumem_tui.plan import state as states
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.control import Choice
 from gpumem_tui.plan.controls import control_of
+from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.plan.store import PlanStore
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceState
 from gpumem_tui.report.output import so_far
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen, copy_to_clipboard
 from gpumem_tui.tui.kit.figures import Row
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER
 from gpumem_tui.tui.kit.help import HelpScreen, bucket_lines, help_heading
@@ -36,7 +39,6 @@ from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation
-from gpumem_tui.tui.plan.files import PlanFiles, why_no_search
 from gpumem_tui.tui.plan.numbers import (
     PANES,
     PaneNames,
@@ -55,10 +57,23 @@ _TURNS: list[float] = []
 """The turns that threads had before each Plan screen that is there; the first is given back when the last one goes."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
 _PANES = "Numbers, techniques, curves, every GPU, limits, judgement, compare"
+AS_OPENED, AS_MARKED = "as opened", "as marked"
+"""What the plan that the screen began with, and one that enter marked in the pane compare, are called."""
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
 MakeTracer = Callable[[Callable[[TraceState], None]], BackgroundTracer]
+
+
+def why_no_search(plan: Plan) -> str:
+    """Return why a search cannot have a plan's settings; "" if it can."""
+    if reason := why_formula_only(plan.shape, plan.recipe):
+        return reason
+    if plan.recipe.sharding != "none" and plan.gpu.name not in gpus():
+        return "a search on a GPU of this machine runs the step of one GPU: set sharding to none"
+    if plan.extras:
+        return "a search cannot run what only the formula knows: set loss to whole and offload to none"
+    return ""
 
 
 class PlanScreen(MainScreen):
@@ -67,7 +82,6 @@ class PlanScreen(MainScreen):
     Args:
         plan: to begin with.
         tracer: makes what traces plans, given where its news go.
-        store: where plans are saved; None for the user's data folder.
         clock: the time of day.
     """
 
@@ -86,9 +100,7 @@ class PlanScreen(MainScreen):
         Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
         Binding("r", "trace", "trace again", show=False, tooltip="Trace again, where a trace failed"),
-        Binding("w", "save", "save", tooltip="Save the plan under a name"),
-        Binding("o", "open", "open", tooltip="Open or delete a saved plan"),
-        Binding("x", "export", "export", tooltip="Export: Markdown, a command line, JSON, CSV or SVG"),
+        Binding("y", "copy", "copy", tooltip="Copy the command line that opens this plan again"),
         Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
@@ -109,7 +121,6 @@ class PlanScreen(MainScreen):
         plan: Plan,
         *,
         tracer: MakeTracer = BackgroundTracer,
-        store: PlanStore | None = None,
         clock: Clock = datetime.now,
     ) -> None:
         super().__init__()
@@ -117,7 +128,7 @@ class PlanScreen(MainScreen):
         self._answer = answer(plan)
         self._tracer = tracer(self._on_trace)
         self._traced: TraceState = Pending(plan)
-        self._files = PlanFiles(store or PlanStore(), plan)
+        self._other = (AS_OPENED, plan)
         self._clock = clock
         self._waits_since_s = self._took_s = 0.0
         self._pane = "numbers"
@@ -244,7 +255,7 @@ class PlanScreen(MainScreen):
 
     @on(RowList.Chosen, "#pane")
     def _act_on_pane(self, message: RowList.Chosen) -> None:
-        """Apply a technique; pick another plan to compare with; explain anything else."""
+        """Apply a technique; mark this plan to compare others with it; explain anything else."""
         pane = self.query_one(PlanPane)
         plan = pane.plan_of(message.key)
         if plan is not None and not pane.settled:
@@ -252,7 +263,8 @@ class PlanScreen(MainScreen):
         elif plan is not None:
             self._enter(states.replaced(self._state, plan))
         elif self._visible_pane() == "compare":
-            self.run_worker(self._choose_other())
+            self._other = (AS_MARKED, self._state.plan)
+            self._draw_panes()
         else:
             self.action_explain()
 
@@ -271,28 +283,15 @@ class PlanScreen(MainScreen):
         """Return the legend of the bars."""
         return [help_heading("Buckets"), *bucket_lines(BAR_ORDER), []]
 
-    # Saved plans, and what else leaves the screen
+    # What leaves the screen
 
-    @work
-    async def action_save(self) -> None:
-        """Save the plan under a name."""
-        await self._files.save(self._program, self._state.plan)
-        self._draw_header()
-
-    @work
-    async def action_open(self) -> None:
-        """Open a saved plan."""
-        if (plan := await self._files.open(self._program)) is not None:
-            self._enter(states.replaced(self._state, plan))
-        self._draw_header()
-
-    async def _choose_other(self) -> None:
-        await self._files.choose_other(self._program)
-        self._draw_panes()
-
-    def action_export(self) -> None:
-        """Export the plan as text."""
-        self.run_worker(self._files.export(self._program, self._state.plan, self._traced, self._tracer))
+    def action_copy(self) -> None:
+        """Copy the command line that opens this plan again, or say why there is none."""
+        line = command_line(self._state.plan)
+        if isinstance(line, Unknown):
+            self.notify(line.reason, severity="warning")
+        else:
+            copy_to_clipboard(self, line)
 
     def take_over(self, what: object) -> str:
         """Go on from another plan or another GPU; undo leads back."""
@@ -309,10 +308,6 @@ class PlanScreen(MainScreen):
             self.notify(why_not, severity="warning")
         else:
             self.post_message(self.Wanted("search", self._state.plan))
-
-    @property
-    def _program(self) -> App[int]:
-        return cast("App[int]", self.app)
 
     # The trace
 
@@ -365,11 +360,10 @@ class PlanScreen(MainScreen):
         self._draw_panes()
 
     def _draw_header(self) -> None:
-        name = self._files.title(self._state.plan)
         time = f"{self._clock():%H:%M}"
         found, traced, stale = self._answer, self._traced, self._state.now.problem is not None
         self.query_one("#plan-header", RowList).show(
-            lambda width, _: [header_row(found, traced, name, time, width, stale=stale)]
+            lambda width, _: [header_row(found, traced, time, width, stale=stale)]
         )
 
     def _tick(self) -> None:
@@ -400,7 +394,7 @@ class PlanScreen(MainScreen):
         for names in self.query(PaneNames):
             names.show_panes(self._panes(), self._visible_pane())
         pane, plan, step = self._visible_pane(), self._state.plan, self.has_class("-step")
-        self.query_one(PlanPane).want(PaneRequest.of(pane, plan, self._files.other, self._traced, with_step=step))
+        self.query_one(PlanPane).want(PaneRequest.of(pane, plan, self._other, self._traced, with_step=step))
 
     def on_plan_pane_drawn(self, message: PlanPane.Drawn) -> None:
         """Show memory over a step, which came with the pane."""
