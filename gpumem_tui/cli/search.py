@@ -220,6 +220,5 @@ def _write_prediction(prediction: Prediction, batch_size: int, path: Path) -> in
         write_snapshot(recording, path)
     except OSError as error:
         return complain(f"--snapshot {path}: cannot be written: {error.strerror}", EXIT_FAILED)
-    last = recording.events[-1] if recording.events else None
-    end = "" if recording.fits or last is None else f", up to where {format_bytes(last.size_bytes)} no longer fit"
+    end = "" if recording.fits else f", up to where {format_bytes(recording.events.sizes[-1])} no longer fit"
     return complain(f"{path}: {len(recording.events):,} events of the simulated run{end}; `gpumem-tui look {path}`", 0)

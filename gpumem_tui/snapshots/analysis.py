@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.snapshots import model
-from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentMap, out_of_memory, segment_map
-from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, SnapshotBlock
+from gpumem_tui.snapshots.fragmentation import FailedRequest, out_of_memory
+from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment, SnapshotBlock
 from gpumem_tui.snapshots.pickles import Progress
 from gpumem_tui.snapshots.states import BlockState, Places, Rules, first_state, frame_text
 
@@ -62,6 +62,7 @@ class Analysis:
         end_allocated_bytes, end_reserved_bytes: when the snapshot was taken.
         difference_bytes: what the file's end has beyond what its events lead to: 0 unless the file lacks events.
         categories_from: whether the file names categories, or stacks tell them.
+        segments: when the snapshot was taken, the largest first.
         marks: annotations, each at the number of the event that follows.
     """
 
@@ -81,9 +82,24 @@ class Analysis:
     by_category: tuple[Part, ...]
     by_line: tuple[Part, ...]
     by_stack: tuple[Part, ...]
-    segments: SegmentMap
+    segments: tuple[Segment, ...]
     ooms: tuple[FailedRequest, ...]
     marks: tuple[tuple[int, str], ...]
+
+    @property
+    def stranded_bytes(self) -> int:
+        """The bytes that are free, but between blocks in use: nobody but this process can have them."""
+        return sum(segment.free_bytes for segment in self.segments if segment.taken)
+
+    @property
+    def returnable_bytes(self) -> int:
+        """The bytes in wholly free segments, which `torch.cuda.empty_cache()` gives back."""
+        return sum(segment.free_bytes for segment in self.segments if not segment.taken)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest request that would be served without asking the driver."""
+        return max((segment.largest_free_bytes for segment in self.segments), default=0)
 
     @property
     def gap(self) -> str:
@@ -124,7 +140,7 @@ def analyse(snapshot: MemorySnapshot, device: int, progress: Progress = lambda _
         by_category=_parts(held, places, places.category),
         by_line=_parts(held, places, places.place),
         by_stack=_stacks(held, places),
-        segments=segment_map(snapshot, device),
+        segments=tuple(sorted(segments, key=lambda segment: (-segment.size_bytes, segment.address))),
         ooms=tuple(course.ooms),
         marks=tuple(_marks(snapshot, device)),
     )
@@ -241,5 +257,5 @@ def _marks(snapshot: MemorySnapshot, device: int) -> Iterator[tuple[int, str]]:
     """Yield what the program said that begins, each with the number of the first event from then on."""
     times = snapshot.history(device).times_us
     for note in snapshot.annotations[:_MOST_MARKS]:
-        if note.is_start and note.device == device:
+        if note.stage == "START" and note.device == device:
             yield bisect_left(times, note.time_us), note.name

@@ -1,4 +1,4 @@
-"""How free memory lies: between the blocks of segments, and where a request found no room."""
+"""Why a request found no room: how free memory lies between the blocks of segments."""
 
 from __future__ import annotations
 
@@ -9,45 +9,13 @@ from typing import Literal
 
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.simulator.allocator.caching import SMALL_REQUEST_BYTES
-from gpumem_tui.snapshots.model import EventHistory, MemorySnapshot, Segment
+from gpumem_tui.snapshots.model import EventHistory
 from gpumem_tui.snapshots.states import BlockState, Places, Rules
 
 Reason = Literal["full", "fragmented", "limited"]
 _REMEDY = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
 _MOST_PINS = 8
 _MOST_LINES = 3
-
-
-@dataclass(frozen=True)
-class SegmentRow:
-    """A segment as it was when the snapshot was taken.
-
-    Attributes:
-        taken: runs of bytes in use, as (offset, bytes), in order.
-        largest_free_bytes: its largest free block; `free_pieces`: how many there are.
-    """
-
-    segment: Segment
-    taken: tuple[tuple[int, int], ...]
-    free_bytes: int
-    largest_free_bytes: int
-    free_pieces: int
-
-
-@dataclass(frozen=True)
-class SegmentMap:
-    """The segments of a device, the largest first.
-
-    Attributes:
-        stranded_bytes: free, but between blocks in use: nobody but this process can have them.
-        returnable_bytes: in wholly free segments, which `torch.cuda.empty_cache()` gives back.
-        largest_free_bytes: the largest request that would be served without asking the driver.
-    """
-
-    rows: tuple[SegmentRow, ...]
-    stranded_bytes: int
-    returnable_bytes: int
-    largest_free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -122,32 +90,6 @@ class FailedRequest:
         if not self.expandable:
             lines.append(f"{_REMEDY}: whole free pages between blocks are given back and mapped in one piece")
         return lines
-
-
-def segment_map(snapshot: MemorySnapshot, device: int) -> SegmentMap:
-    """Map the segments of a device when the snapshot was taken."""
-    rows = [_row(segment) for segment in snapshot.segments if segment.device == device]
-    rows.sort(key=lambda row: (-row.segment.size_bytes, row.segment.address))
-    return SegmentMap(
-        rows=tuple(rows),
-        stranded_bytes=sum(row.free_bytes for row in rows if row.taken),
-        returnable_bytes=sum(row.free_bytes for row in rows if not row.taken),
-        largest_free_bytes=max((row.largest_free_bytes for row in rows), default=0),
-    )
-
-
-def _row(segment: Segment) -> SegmentRow:
-    taken: list[tuple[int, int]] = []
-    free = [block.size_bytes for block in segment.blocks if block.is_free]
-    for block in segment.blocks:
-        offset = block.address - segment.address
-        if block.is_free:
-            continue
-        if taken and sum(taken[-1]) == offset:
-            taken[-1] = taken[-1][0], taken[-1][1] + block.size_bytes
-        else:
-            taken.append((offset, block.size_bytes))
-    return SegmentRow(segment, tuple(taken), sum(free), max(free, default=0), len(free))
 
 
 def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places: Places) -> FailedRequest:

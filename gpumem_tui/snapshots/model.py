@@ -5,7 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from gpumem_tui.text import shortened
 
@@ -33,6 +36,10 @@ ACTIONS = (
 ) = range(len(ACTIONS))
 UNKNOWN_ACTION = len(ACTIONS)
 """Of actions of later versions, which say nothing about memory that these do not."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Device = Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)]
 
 _ACTION_NUMBERS = {name: number for number, name in enumerate(ACTIONS)}
 _LONGEST_TEXT = 300
@@ -174,12 +181,13 @@ class SnapshotBlock:
         return self.state == ALLOCATED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Memory that the allocator holds of the driver's in one piece, as it was when the snapshot was taken.
+    """Memory that the allocator holds of the driver's in one piece; of an expandable one, a mapped part of it.
 
     Attributes:
         pool: the id of a private pool (of a CUDA graph, for example); (0, 0) for the usual one.
+        blocks: what it consists of as the snapshot was taken; empty at the moments before, as it is followed.
     """
 
     device: int
@@ -187,19 +195,47 @@ class Segment:
     size_bytes: int
     stream: int
     is_small: bool
-    pool: tuple[int, int]
-    is_expandable: bool
-    blocks: tuple[SnapshotBlock, ...]
+    pool: tuple[int, int] = (0, 0)
+    is_expandable: bool = False
+    blocks: tuple[SnapshotBlock, ...] = ()
+
+    @cached_property
+    def taken(self) -> tuple[tuple[int, int], ...]:
+        """The runs of bytes in use, as (offset, bytes), in order."""
+        runs: list[tuple[int, int]] = []
+        for block in self.blocks:
+            offset = block.address - self.address
+            if block.is_free:
+                continue
+            if runs and sum(runs[-1]) == offset:
+                runs[-1] = runs[-1][0], runs[-1][1] + block.size_bytes
+            else:
+                runs.append((offset, block.size_bytes))
+        return tuple(runs)
+
+    @cached_property
+    def free_sizes(self) -> tuple[int, ...]:
+        """The bytes of each free block."""
+        return tuple(block.size_bytes for block in self.blocks if block.is_free)
+
+    @property
+    def free_bytes(self) -> int:
+        """The bytes of all free blocks together."""
+        return sum(self.free_sizes)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The bytes of the largest free block; 0 where there is none."""
+        return max(self.free_sizes, default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
-    """Something that the program said of a moment, e.g. that a phase begins."""
+class Annotation(msgspec.Struct, frozen=True):
+    """Something that the program said of a moment, e.g. that a phase begins: an entry of ``external_annotations``."""
 
-    device: int
-    name: str
-    is_start: bool
-    time_us: int
+    name: str = ""
+    stage: str = ""
+    device: Device = 0
+    time_us: Signed = 0
 
 
 @dataclass(frozen=True)

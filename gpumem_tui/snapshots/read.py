@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from gpumem_tui.snapshots.model import (
     NO_STACK,
     Annotation,
+    Count,
+    Device,
     EventHistory,
     MemorySnapshot,
     Segment,
+    Signed,
     SnapshotBlock,
     SnapshotError,
     Stacks,
@@ -28,17 +31,8 @@ from gpumem_tui.snapshots.pickles import Data, Progress, SnapshotUnpickler
 from gpumem_tui.text import shortened
 
 StackOf = Callable[[object], int]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Device = Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)]
 _MOST_ANNOTATIONS = 100_000
 _MOST_FRAMES = 10_000
-
-
-class _FrameDocument(msgspec.Struct):
-    filename: str = ""
-    line: int = 0
-    name: str = ""
 
 
 class _PastDocument(msgspec.Struct):
@@ -75,15 +69,6 @@ class SegmentDocument(msgspec.Struct):
     is_expandable: bool = False
 
 
-class AnnotationDocument(msgspec.Struct):
-    """An entry of ``external_annotations``."""
-
-    name: str = ""
-    stage: str = ""
-    device: Device = 0
-    time_us: Signed = 0
-
-
 class EventDocument(msgspec.Struct):
     """An entry of ``device_traces`` in JSON; the frames stay as they are written until they are looked at."""
 
@@ -105,7 +90,7 @@ class SnapshotDocument(msgspec.Struct):
     traces: list[list[tuple[str, int | None, int, int]]] | None = None
     allocator_settings: dict[str, object] | None = None
     settings: dict[str, object] | None = None
-    external_annotations: list[AnnotationDocument] = []
+    external_annotations: list[Annotation] = []
 
 
 def read_json(data: Data, stacks: Stacks) -> tuple[SnapshotDocument, list[EventHistory], str]:
@@ -154,10 +139,9 @@ def _history(trace: Iterable[EventDocument], stacks: Stacks, known: dict[bytes, 
 
 def _json_stack(written: bytes, stacks: Stacks) -> int:
     try:
-        frames = msgspec.json.decode(written, type=list[_FrameDocument] | None)
+        return stack_of_values(stacks)(msgspec.json.decode(written))
     except msgspec.MsgspecError as error:
         raise SnapshotError(f"is no memory snapshot: {shortened(str(error), 200)}") from error
-    return stacks.add(tuple(stacks.frame(frame.filename, frame.line, frame.name) for frame in frames or ()))
 
 
 def stack_of_values(stacks: Stacks) -> StackOf:
@@ -186,11 +170,11 @@ def segments_of(values: object) -> list[SegmentDocument]:
         raise SnapshotError(f"is no memory snapshot: its segments: {shortened(str(error), 200)}") from error
 
 
-def annotations_of(values: object) -> list[AnnotationDocument]:
+def annotations_of(values: object) -> list[Annotation]:
     """Validate annotations that were read from a pickle; none where they are not what PyTorch writes."""
     try:
         found = values[:_MOST_ANNOTATIONS] if isinstance(values, list | tuple) else []
-        return msgspec.convert(found, list[AnnotationDocument])
+        return msgspec.convert(found, list[Annotation])
     except (msgspec.MsgspecError, RecursionError):
         return []
 
@@ -239,11 +223,6 @@ def _block(block: _BlockDocument, address: int, stack_of: StackOf) -> SnapshotBl
     elif requested_bytes is None:
         requested_bytes = block.size
     return SnapshotBlock(address, block.size, requested_bytes, block.state, stack_of(frames), shortened(block.category))
-
-
-def annotation(document: AnnotationDocument) -> Annotation:
-    """Make an annotation fit to be shown."""
-    return Annotation(document.device, shortened(document.name), document.stage == "START", document.time_us)
 
 
 # Files
@@ -347,5 +326,5 @@ def _snapshot(
         histories=tuple(histories),
         segments=tuple(segment(one, stack_of) for one in document.segments),
         settings={key: value for key, value in settings.items() if isinstance(key, str)},
-        annotations=tuple(map(annotation, document.external_annotations)),
+        annotations=tuple(replaced(one, name=shortened(one.name)) for one in document.external_annotations),
     )

@@ -20,7 +20,18 @@ from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.replay import interrupt, interruptions_of
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
-from gpumem_tui.snapshots.model import ALLOCATED, INACTIVE, NO_STACK, PENDING, Segment, SnapshotBlock
+from gpumem_tui.snapshots.model import (
+    ACTIONS,
+    ALLOC,
+    ALLOCATED,
+    INACTIVE,
+    NO_STACK,
+    OOM,
+    PENDING,
+    EventHistory,
+    Segment,
+    SnapshotBlock,
+)
 from gpumem_tui.step import Site
 from gpumem_tui.system import replacing
 
@@ -31,29 +42,12 @@ _FIRST_ADDRESS = 0x7F00_0000_0000
 """About where drivers begin (the recordings): viewers in a browser count exactly up to 2**53 only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An entry of the allocator's history.
-
-    Attributes:
-        action: as PyTorch names it: ``alloc``, ``free_requested``, ``free_completed``, ``segment_alloc``,
-            ``segment_free``, ``segment_map``, ``segment_unmap``, ``oom``.
-        address: where; of ``oom``, the bytes that the device has free instead.
-        allocation: the number of the allocation that it is about, or that it was made for.
-    """
-
-    action: str
-    address: int
-    size_bytes: int
-    stream: int
-    allocation: int
-
-
 @dataclass(frozen=True)
 class RecordedRun:
     """The allocator's history of a timeline.
 
     Attributes:
+        events: an event's stack is the number of the allocation that it is about, or that it was made for.
         segments: at the end. The number of a block's stack is that of the allocation that is in it; `NO_STACK` of a
             free one, and of one that was freed while other streams use it.
         starts: by mark of the timeline, the number of the first event of its phase; as many as were reached.
@@ -62,7 +56,7 @@ class RecordedRun:
 
     timeline: Timeline
     settings: AllocatorSettings
-    events: tuple[Event, ...]
+    events: EventHistory
     segments: tuple[Segment, ...]
     starts: tuple[int, ...]
     fits: bool
@@ -111,7 +105,7 @@ def record(
                 break
     blocks = [*live.values(), *allocator.pending.values(), *allocator.cached_blocks()]
     segments = tuple(_segments(blocks, live, is_expandable=settings.expandable_segments))
-    return RecordedRun(timeline, settings, tuple(allocator.events), segments, tuple(starts), fits)
+    return RecordedRun(timeline, settings, allocator.events, segments, tuple(starts), fits)
 
 
 def _end_of_last_step(timeline: Timeline) -> int:
@@ -138,7 +132,7 @@ class _RecordingAllocator(CachingAllocator):
     def __init__(self, capacity_bytes: int, settings: AllocatorSettings, allowed_bytes: int | None) -> None:
         super().__init__(capacity_bytes, settings, allowed_bytes)
         self._lowest_address = self._next_virtual_address = _FIRST_ADDRESS
-        self.events: list[Event] = []
+        self.events = EventHistory()
         self.allocation = 0
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block:
@@ -191,7 +185,7 @@ class _RecordingAllocator(CachingAllocator):
         super()._unmap(block)
 
     def _note(self, action: str, address: int, size_bytes: int, stream: int, allocation: int = 0) -> None:
-        self.events.append(Event(action, address, size_bytes, stream, allocation or self.allocation))
+        self.events.append(action, address, size_bytes, stream, len(self.events), allocation or self.allocation)
 
 
 def _segments(blocks: list[Block], live: dict[int, Block], *, is_expandable: bool) -> Iterator[Segment]:
@@ -209,8 +203,16 @@ def _segments(blocks: list[Block], live: dict[int, Block], *, is_expandable: boo
             found.append(SnapshotBlock(block.address, block.size_bytes, requested_bytes, state, number))
             block = block.next
         size_bytes, pool = sum(block.size_bytes for block in found), head.pool
-        kind = (pool.stream, pool.is_small, _NO_POOL, is_expandable)
-        yield Segment(_DEVICE, head.address, size_bytes, *kind, tuple(found))
+        yield Segment(
+            device=_DEVICE,
+            address=head.address,
+            size_bytes=size_bytes,
+            stream=pool.stream,
+            is_small=pool.is_small,
+            pool=_NO_POOL,
+            is_expandable=is_expandable,
+            blocks=tuple(found),
+        )
 
 
 # As a file
@@ -236,7 +238,7 @@ def snapshot(recording: RecordedRun) -> dict[str, object]:
     places = _Places(recording)
     return {
         "segments": [_segment(segment, places) for segment in recording.segments],
-        "device_traces": [[_entry(event, index, places) for index, event in enumerate(recording.events)]],
+        "device_traces": [[_entry(recording.events, event, places) for event in range(len(recording.events))]],
         "allocator_settings": _settings(recording.settings),
         "external_annotations": list(_annotations(recording)),
     }
@@ -279,21 +281,21 @@ def _frames(site: Site) -> Frames:
     return frames
 
 
-def _entry(event: Event, index: int, places: _Places) -> dict[str, object]:
-    where = "device_free" if event.action == "oom" else "addr"
+def _entry(history: EventHistory, event: int, places: _Places) -> dict[str, object]:
+    action, allocation = history.actions[event], history.stacks[event]
     entry = {
-        "action": event.action,
-        where: event.address,
-        "size": event.size_bytes,
-        "stream": event.stream,
-        "time_us": index,
+        "action": ACTIONS[action],
+        "device_free" if action == OOM else "addr": history.addresses[event],
+        "size": history.sizes[event],
+        "stream": history.streams[event],
+        "time_us": history.times_us[event],
         "compile_context": "N/A",
-        "user_metadata": places.module(event.allocation),
+        "user_metadata": places.module(allocation),
         "pool_id": _NO_POOL,
-        "frames": places.frames(event.allocation),
+        "frames": places.frames(allocation),
     }
-    if event.action == "alloc":
-        entry["category"] = places.category(event.allocation)
+    if action == ALLOC:
+        entry["category"] = places.category(allocation)
     return entry
 
 

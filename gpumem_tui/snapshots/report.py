@@ -9,8 +9,8 @@ from gpumem_tui.memory import format_bytes, format_count
 from gpumem_tui.report.objects import SCHEMA, picked
 from gpumem_tui.report.tables import largest_first
 from gpumem_tui.snapshots.analysis import Analysis, Part
-from gpumem_tui.snapshots.fragmentation import FailedRequest, SegmentRow
-from gpumem_tui.snapshots.model import MemorySnapshot
+from gpumem_tui.snapshots.fragmentation import FailedRequest
+from gpumem_tui.snapshots.model import MemorySnapshot, Segment
 
 _MOST_PLACES = 20
 _MOST_STACKS = 5
@@ -60,8 +60,8 @@ def _device_json(analysis: Analysis) -> dict[str, object]:
         ],
         "marks": [{"event": event, "name": name} for event, name in analysis.marks],
         "segments": {
-            **picked(analysis.segments, "stranded_bytes", "returnable_bytes", "largest_free_bytes"),
-            "list": [_segment_json(row) for row in analysis.segments.rows],
+            **picked(analysis, "stranded_bytes", "returnable_bytes", "largest_free_bytes"),
+            "list": [_segment_json(segment) for segment in analysis.segments],
         },
         "out_of_memory": [_oom_json(oom) for oom in analysis.ooms],
     }
@@ -76,17 +76,17 @@ def _part_json(part: Part) -> dict[str, object]:
     return body
 
 
-def _segment_json(row: SegmentRow) -> dict[str, object]:
-    segment = row.segment
+def _segment_json(segment: Segment) -> dict[str, object]:
     return {
         "address": segment.address,
         "bytes": segment.size_bytes,
-        "used_bytes": segment.size_bytes - row.free_bytes,
-        **picked(row, "largest_free_bytes", "free_pieces"),
+        "used_bytes": segment.size_bytes - segment.free_bytes,
+        "largest_free_bytes": segment.largest_free_bytes,
+        "free_pieces": len(segment.free_sizes),
         "stream": segment.stream,
         "pool": "small" if segment.is_small else "large",
         "expandable": segment.is_expandable,
-        "used": row.taken,
+        "used": segment.taken,
     }
 
 
@@ -195,42 +195,42 @@ def _pin_lines(oom: FailedRequest) -> Iterator[str]:
 
 
 def _segment_lines(analysis: Analysis) -> Iterator[str]:
-    segments = analysis.segments
-    if not segments.rows:
+    if not analysis.segments:
         return
     yield (
-        f"\n{len(segments.rows):,} segments when written: {format_bytes(segments.stranded_bytes)} free between blocks, "
-        f"{format_bytes(segments.returnable_bytes)} in wholly free segments, "
-        f"the largest free piece {format_bytes(segments.largest_free_bytes)}"
+        f"\n{len(analysis.segments):,} segments when written: "
+        f"{format_bytes(analysis.stranded_bytes)} free between blocks, "
+        f"{format_bytes(analysis.returnable_bytes)} in wholly free segments, "
+        f"the largest free piece {format_bytes(analysis.largest_free_bytes)}"
     )
     yield from largest_first(
-        segments.rows,
+        analysis.segments,
         _MOST_SEGMENTS,
         _segment_line,
         lambda rest: _sized(
-            sum(row.segment.size_bytes for row in rest),
-            f"in {len(rest):,} smaller ones, {format_bytes(sum(row.free_bytes for row in rest))} of it free",
+            sum(segment.size_bytes for segment in rest),
+            f"in {len(rest):,} smaller ones, {format_bytes(sum(segment.free_bytes for segment in rest))} of it free",
         ),
     )
 
 
-def _segment_line(row: SegmentRow) -> str:
-    size = format_bytes(row.segment.size_bytes)
-    free = f"{format_bytes(row.free_bytes)} free" if row.free_bytes else "full"
-    stream = f", stream {row.segment.stream}" if row.segment.stream else ""
-    pieces = f" in {row.free_pieces:,} pieces" if row.free_pieces > 1 else ""
-    return f"{size:>{_SIZE_WIDTH}} [{segment_cells(row, _MAP_CELLS, '#+.')}] {free}{pieces}{stream}"
+def _segment_line(segment: Segment) -> str:
+    size = format_bytes(segment.size_bytes)
+    free = f"{format_bytes(segment.free_bytes)} free" if segment.free_bytes else "full"
+    stream = f", stream {segment.stream}" if segment.stream else ""
+    pieces = f" in {len(segment.free_sizes):,} pieces" if len(segment.free_sizes) > 1 else ""
+    return f"{size:>{_SIZE_WIDTH}} [{segment_cells(segment, _MAP_CELLS, '#+.')}] {free}{pieces}{stream}"
 
 
-def segment_cells(row: SegmentRow, cells: int, signs: str) -> str:
+def segment_cells(segment: Segment, cells: int, signs: str) -> str:
     """Return a segment as a row of `cells` characters.
 
     Args:
         signs: for a cell in use, one partly in use, one free.
     """
-    size = row.segment.size_bytes
+    size = segment.size_bytes
     used = [0.0] * cells
-    for offset, length in row.taken:
+    for offset, length in segment.taken:
         first, last = offset * cells / size, (offset + length) * cells / size
         for cell in range(int(first), min(cells, int(last) + 1)):
             used[cell] += max(0.0, min(last, cell + 1) - max(first, cell))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Bucket
@@ -32,17 +32,6 @@ from gpumem_tui.snapshots.model import (
 )
 
 _NO_LIMIT = 1 << 62
-
-
-@dataclass(slots=True)
-class MemoryState:
-    """A segment, or a mapped part of an expandable one, without its blocks."""
-
-    size_bytes: int
-    stream: int
-    is_small: bool
-    pool: tuple[int, int] = (0, 0)
-    is_expandable: bool = False
 
 
 class Rules:
@@ -95,8 +84,14 @@ class BlockState:
     """
 
     def __init__(
-        self, rules: Rules, history: EventHistory, held: dict[int, SnapshotBlock], memory: dict[int, MemoryState]
+        self,
+        device: int,
+        rules: Rules,
+        history: EventHistory,
+        held: dict[int, SnapshotBlock],
+        memory: dict[int, Segment],
     ) -> None:
+        self._device = device
         self._rules = rules
         self._history = history
         self.held = held
@@ -124,7 +119,7 @@ class BlockState:
         elif action == model.FREE_COMPLETED:
             self._drop(address)
         elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
-            self._add(address, _memory_of_event(history, event))
+            self._add(_memory_of_event(self._device, history, event))
         elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
             self._remove(address, size)
         return action
@@ -177,33 +172,33 @@ class BlockState:
             if index < len(self._large) and self._large[index] == address:
                 del self._large[index]
 
-    def _add(self, address: int, memory: MemoryState) -> None:
+    def _add(self, memory: Segment) -> None:
         self.reserved_bytes += memory.size_bytes
-        _join(self.memory, self._starts, address, memory)
+        _join(self.memory, self._starts, memory)
 
     def _remove(self, address: int, size_bytes: int) -> None:
         self.reserved_bytes -= _part(self.memory, self._starts, address, size_bytes)
 
 
-def _join(memory: dict[int, MemoryState], starts: list[int], address: int, added: MemoryState) -> None:
+def _join(memory: dict[int, Segment], starts: list[int], added: Segment) -> None:
     """Put memory in its place; mapped parts of an expandable segment that touch become one."""
-    if address in memory:
+    if added.address in memory:
         return
-    insort(starts, address)
-    memory[address] = added
+    insort(starts, added.address)
+    memory[added.address] = added
     if not added.is_expandable:
         return
-    index = bisect_left(starts, address)
+    index = bisect_left(starts, added.address)
     for left in (index, index - 1):
         if 0 <= left < len(starts) - 1:
             one, other = memory[starts[left]], memory[starts[left + 1]]
             if one.is_expandable and other.is_expandable and starts[left] + one.size_bytes == starts[left + 1]:
-                one.size_bytes += other.size_bytes
-                one.is_small = one.is_small and other.is_small
+                whole = one.size_bytes + other.size_bytes
+                memory[starts[left]] = replace(one, size_bytes=whole, is_small=one.is_small and other.is_small)
                 del memory[starts.pop(left + 1)]
 
 
-def _part(memory: dict[int, MemoryState], starts: list[int], address: int, size_bytes: int) -> int:
+def _part(memory: dict[int, Segment], starts: list[int], address: int, size_bytes: int) -> int:
     """Take memory away, the middle of a mapped part too; returns how much there was of it."""
     index = bisect_right(starts, address) - 1
     if index < 0:
@@ -218,26 +213,22 @@ def _part(memory: dict[int, MemoryState], starts: list[int], address: int, size_
     for first, after in ((start, address), (last, end)):
         if after > first:
             insort(starts, first)
-            memory[first] = replace(found, size_bytes=after - first)
+            memory[first] = replace(found, address=first, size_bytes=after - first)
     return last - address
 
 
-def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, SnapshotBlock], dict[int, MemoryState]]:
+def last_state(snapshot: MemorySnapshot, device: int) -> tuple[dict[int, SnapshotBlock], dict[int, Segment]]:
     """Return what the file says was held when it was written: taken blocks and memory, by address."""
     held: dict[int, SnapshotBlock] = {}
-    memory: dict[int, MemoryState] = {}
+    memory: dict[int, Segment] = {}
     for segment in snapshot.segments:
         if segment.device != device:
             continue
-        memory[segment.address] = _memory_of(segment)
+        memory[segment.address] = replace(segment, blocks=())
         for block in segment.blocks:
             if not block.is_free:
                 held[block.address] = replace(block)
     return held, memory
-
-
-def _memory_of(segment: Segment) -> MemoryState:
-    return MemoryState(segment.size_bytes, segment.stream, segment.is_small, segment.pool, segment.is_expandable)
 
 
 def first_state(snapshot: MemorySnapshot, device: int) -> BlockState:
@@ -260,15 +251,21 @@ def first_state(snapshot: MemorySnapshot, device: int) -> BlockState:
         elif action in (model.SEGMENT_ALLOC, model.SEGMENT_MAP):
             _part(memory, starts, address, size)
         elif action in (model.SEGMENT_FREE, model.SEGMENT_UNMAP):
-            _join(memory, starts, address, _memory_of_event(history, event))
-    return BlockState(rules, history, held, memory)
+            _join(memory, starts, _memory_of_event(device, history, event))
+    return BlockState(device, rules, history, held, memory)
 
 
-def _memory_of_event(history: EventHistory, event: int) -> MemoryState:
+def _memory_of_event(device: int, history: EventHistory, event: int) -> Segment:
     """Return what a segment event is about. Small requests have segments of a size of their own (kSmallBuffer)."""
     size = history.sizes[event]
-    is_mapped = history.actions[event] in (model.SEGMENT_MAP, model.SEGMENT_UNMAP)
-    return MemoryState(size, history.streams[event], size == SMALL_SEGMENT_BYTES, is_expandable=is_mapped)
+    return Segment(
+        device=device,
+        address=history.addresses[event],
+        size_bytes=size,
+        stream=history.streams[event],
+        is_small=size == SMALL_SEGMENT_BYTES,
+        is_expandable=history.actions[event] in (model.SEGMENT_MAP, model.SEGMENT_UNMAP),
+    )
 
 
 # Where a block was made

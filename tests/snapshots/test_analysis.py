@@ -126,9 +126,9 @@ def test_a_history_that_is_not_whole_is_said(tmp_path: Path, state: str, said: s
 
 def test_segments_as_they_were_at_the_end(tmp_path: Path) -> None:
     _, analysis = opened(tmp_path, files.training())
-    found = analysis.segments
-    assert (found.stranded_bytes, found.returnable_bytes, found.largest_free_bytes) == (72 * MIB, 0, 60 * MIB)
-    assert [segment_cells(row, 10, "#+.") for row in found.rows] == ["####......", "####......"]
+    assert (analysis.stranded_bytes, analysis.returnable_bytes) == (72 * MIB, 0)
+    assert analysis.largest_free_bytes == 60 * MIB
+    assert [segment_cells(segment, 10, "#+.") for segment in analysis.segments] == ["####......", "####......"]
 
 
 def test_a_request_that_no_single_piece_could_serve(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def figures(analysis: Analysis) -> tuple[object, ...]:
         analysis.by_line,
         analysis.by_stack,
         analysis.timeline,
-        [(row.segment.address, row.taken, row.free_bytes, row.free_pieces) for row in analysis.segments.rows],
+        [(segment.address, segment.taken, segment.free_sizes) for segment in analysis.segments],
         analysis.duration_s,
     )
 

@@ -13,6 +13,7 @@ from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.replay import replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
+from gpumem_tui.snapshots.model import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from gpumem_tui.snapshots.recording import RecordedRun, record, write_snapshot
 from gpumem_tui.snapshots.recording import snapshot as as_snapshot
 from gpumem_tui.step import Phase, Site
@@ -97,11 +98,11 @@ class TestRecording:
 
     def test_reserves_what_the_replay_reserves(self, settings: AllocatorSettings) -> None:
         timeline = training({Bucket.PARAMETERS: 60 * MIB, Bucket.ACTIVATIONS: 333 * MIB + 7}, layers=9)
-        signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+        signs = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
         reserved = peak = 0
         recording = record(timeline, settings=settings)
-        for event in recording.events:
-            reserved += signs.get(event.action, 0) * event.size_bytes
+        for action, size_bytes in zip(recording.events.actions, recording.events.sizes, strict=True):
+            reserved += signs.get(action, 0) * size_bytes
             peak = max(peak, reserved)
         assert peak == replay(timeline, settings=settings).peak_reserved_bytes
         assert reserved == sum(segment.size_bytes for segment in recording.segments)
@@ -146,14 +147,14 @@ def test_the_program_empties_the_cache() -> None:
     recorder.empty_cache()
     recorder.release(recorder.allocate(40 * MIB))
     recording = record(recorder.finish())
-    segments = [event.action for event in recording.events if event.action.startswith("segment")]
-    assert segments == ["segment_alloc", "segment_alloc", "segment_free", "segment_alloc"]
+    segments = [action for action in recording.events.actions if action in (SEGMENT_ALLOC, SEGMENT_FREE)]
+    assert segments == [SEGMENT_ALLOC, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_ALLOC]
     assert kept == 1
 
 
 def test_addresses_are_exact_in_a_browser() -> None:
     """JavaScript's numbers are, up to 2**53."""
-    assert all(0 < event.address < 1 << 53 for event in step().events)
+    assert all(0 < address < 1 << 53 for address in step().events.addresses)
 
 
 def test_places_and_categories() -> None:

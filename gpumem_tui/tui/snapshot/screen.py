@@ -15,8 +15,8 @@ from textual.geometry import Size
 
 from gpumem_tui.memory import Bucket, format_bytes, format_count
 from gpumem_tui.snapshots.analysis import Analysis, Part, Point
-from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, SegmentRow
-from gpumem_tui.snapshots.model import MemorySnapshot
+from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin
+from gpumem_tui.snapshots.model import MemorySnapshot, Segment
 from gpumem_tui.snapshots.report import segment_cells
 from gpumem_tui.tui.kit.chart import LABEL_WIDTH, Band, Stack, area_rows, by_column, ends_row, stacked
 from gpumem_tui.tui.kit.dialogs import TextScreen
@@ -202,23 +202,22 @@ _SIGNS = {"█": "$activations", "▒": "$temporary", "·": "$free"}
 
 def segment_rows(analysis: Analysis, width: int) -> list[ListRow]:
     """Every segment, the largest first: its size, a map of it, and what is free."""
-    found = analysis.segments
     lines = [
-        row(("free between blocks  ", MUTED), (format_bytes(found.stranded_bytes), "bold")),
-        row(("in free segments     ", MUTED), (format_bytes(found.returnable_bytes), "bold")),
-        row(("largest free piece   ", MUTED), (format_bytes(found.largest_free_bytes), "bold")),
+        row(("free between blocks  ", MUTED), (format_bytes(analysis.stranded_bytes), "bold")),
+        row(("in free segments     ", MUTED), (format_bytes(analysis.returnable_bytes), "bold")),
+        row(("largest free piece   ", MUTED), (format_bytes(analysis.largest_free_bytes), "bold")),
     ]
     cells = max(8, width - 3 * _SIZE - 3)
     lines.append(row((f"{'size':>{_SIZE}}  {fit('', cells)}{'free':>{_SIZE}}{'largest':>{_SIZE}}", f"bold {MUTED}")))
-    lines += [_segment(one, number, cells) for number, one in enumerate(found.rows[:_MOST_SEGMENTS])]
-    if rest := found.rows[_MOST_SEGMENTS:]:
+    lines += [_segment(one, number, cells) for number, one in enumerate(analysis.segments[:_MOST_SEGMENTS])]
+    if rest := analysis.segments[_MOST_SEGMENTS:]:
         lines.append(row((f"{len(rest):,} smaller segments", MUTED)))
     return lines
 
 
-def _segment(found: SegmentRow, number: int, cells: int) -> ListRow:
+def _segment(found: Segment, number: int, cells: int) -> ListRow:
     signs = "".join(_SIGNS)
-    spans: Row = [(f"{compact_bytes(found.segment.size_bytes):>{_SIZE}}", "bold"), ("  ", "")]
+    spans: Row = [(f"{compact_bytes(found.size_bytes):>{_SIZE}}", "bold"), ("  ", "")]
     spans += [(cell, _SIGNS[cell]) for cell in segment_cells(found, cells, signs)]
     style = "" if found.free_bytes else MUTED
     spans.append((f"{compact_bytes(found.free_bytes):>{_SIZE}}", style))
@@ -226,16 +225,15 @@ def _segment(found: SegmentRow, number: int, cells: int) -> ListRow:
     return row(*spans, key=str(number))
 
 
-def segment_details(found: SegmentRow) -> tuple[str, list[Row]]:
+def segment_details(segment: Segment) -> tuple[str, list[Row]]:
     """Return a segment in words."""
-    segment = found.segment
     private = f", private pool {segment.pool}" if segment.pool != (0, 0) else ""
     kind = f"{'small' if segment.is_small else 'large'} requests, stream {segment.stream}{private}"
-    used = segment.size_bytes - found.free_bytes
+    used = segment.size_bytes - segment.free_bytes
     lines: list[Row] = [
         [(f"{format_bytes(segment.size_bytes)} for {kind}{', expandable' if segment.is_expandable else ''}", "bold")],
         [(f"{format_bytes(used)} in use in {sum(not block.is_free for block in segment.blocks):,} blocks", "")],
-        [(f"{format_bytes(found.free_bytes)} free in {found.free_pieces:,} pieces", "")],
+        [(f"{format_bytes(segment.free_bytes)} free in {len(segment.free_sizes):,} pieces", "")],
         [],
     ]
     for block in segment.blocks[:_MOST_SEGMENTS]:
@@ -367,7 +365,7 @@ class SnapshotScreen(MainScreen):
         analysis, number = self.analysis, int(message.key)
         match message.rows.id:
             case "segments":
-                shown = segment_details(analysis.segments.rows[number])
+                shown = segment_details(analysis.segments[number])
             case "stacks":
                 shown = part_details(analysis.by_stack[number])
             case _:
