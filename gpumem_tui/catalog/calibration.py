@@ -87,7 +87,15 @@ def seen(words: str) -> Calibration:
         sizes = {"least": int(least), "training": int(most)}
         if 0 < sizes["least"] <= sizes["training"] <= int(total_bytes) and not set(words) & set('"\\\n'):
             today = date.today().isoformat()
-            return Calibration(gpu, int(total_bytes), driver, torch, today, sizes, is_learned=True)
+            return Calibration(
+                gpu=gpu,
+                total_bytes=int(total_bytes),
+                driver=driver,
+                torch=torch,
+                measured=today,
+                stages=sizes,
+                is_learned=True,
+            )
     raise CatalogError(f"{words!r} is no GPU, its bytes, driver, torch, least and most bytes, with commas between")
 
 

@@ -80,7 +80,15 @@ def learned(seen: Iterable[HeldBeside], version: Reading[str]) -> list[Calibrati
     driver = version if isinstance(version, str) else "of unknown version"
     today = date.today().isoformat()
     return [
-        Calibration(name, total_bytes, driver, torch, today, {"least": min(each), "training": max(each)}, None, True)
+        Calibration(
+            gpu=name,
+            total_bytes=total_bytes,
+            driver=driver,
+            torch=torch,
+            measured=today,
+            stages={"least": min(each), "training": max(each)},
+            is_learned=True,
+        )
         for (name, total_bytes, torch), each in sizes.items()
     ]
 

@@ -96,7 +96,13 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
     if not stages or min(stages.values()) <= 0:
         raise NotCalibrated("the driver's figures did not grow as the child came up: it does not say what is used here")
     return Calibration(
-        gpu.name, gpu.total_bytes, driver, torch_version, date.today().isoformat(), stages, max(eager, default=None)
+        gpu=gpu.name,
+        total_bytes=gpu.total_bytes,
+        driver=driver,
+        torch=torch_version,
+        measured=date.today().isoformat(),
+        stages=stages,
+        eager_bytes=max(eager, default=None),
     )
 
 

@@ -56,7 +56,6 @@ def block_bytes(r: Resolved, *, is_dense: bool = True) -> BlockBytes:
     shape, width = r.shape, r.width
     queries = shape.heads * shape.attention_width
     keys = shape.kv_heads * shape.attention_width
-    unkept = _frozen(r)
     dropout = shape.dropout > 0
     llama = shape.record.is_gated
     # RMSNorm squares in fp32: it keeps that and the normalized values, where LayerNorm keeps its input only. With
@@ -65,8 +64,8 @@ def block_bytes(r: Resolved, *, is_dense: bool = True) -> BlockBytes:
     norms = 2 * shape.hidden * (normalized + (FP32_BYTES if llama else 0))
     attention = shape.hidden + queries + 2 * keys + queries if shape.latent is None else _latent(shape, shape.latent)
     return BlockBytes(
-        attention=(attention - unkept.attention) * width,
-        feed_forward=_feed_forward(shape, unkept) * width if is_dense else 0,
+        attention=(attention - _unkept_by_attention(r)) * width,
+        feed_forward=_feed_forward(r) * width if is_dense else 0,
         normalization=2 * shape.hidden * width,
         residual=norms - 2 * shape.hidden * width,
         casts=_casts(shape, is_dense=is_dense) * shape.hidden * width if r.is_autocast else 0,
@@ -88,10 +87,16 @@ def projection_inputs(r: Resolved) -> int:
     return 2 + (_casts(r.shape, is_dense=r.shape.experts is None) if r.is_autocast else 0)
 
 
-def _feed_forward(shape: ModelShape, unkept: _Frozen) -> int:
-    """Count GELU's input and output, or SwiGLU's gate, SiLU of the gate, up and their product, each an operand."""
+def _feed_forward(r: Resolved) -> int:
+    """Count GELU's input and output, or SwiGLU's gate, SiLU of the gate, up and their product, each an operand.
+
+    Without the inputs of linear layers that have nothing to train.
+    """
+    shape, at = r.shape, _adapted(r)
     ffn = shape.ffn if shape.experts is None else shape.experts.dense_ffn
-    return shape.hidden + (4 if shape.record.is_gated else 2) * ffn - unkept.feed_forward
+    into = shape.hidden if at is None or at & {"fc1", "gate_proj", "up_proj"} else 0
+    out_of = ffn if at is None or at & {"fc2", "down_proj"} else 0
+    return into + out_of + (3 if shape.record.is_gated else 1) * ffn
 
 
 def _casts(shape: ModelShape, *, is_dense: bool) -> int:
@@ -167,38 +172,29 @@ def expert_gradients(r: Resolved, experts: Experts) -> int:
     return experts.active * max(3 * r.shape.hidden * wide, of_gates)
 
 
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    """The values per token that a block need not keep where weights are frozen.
+def _adapted(r: Resolved) -> frozenset[str] | None:
+    """Return the linear layers that keep their input for what is trained of them; None for all of them.
 
-    Attributes:
-        attention, feed_forward: inputs of linear layers that are not kept, as nothing there is trained.
+    One keeps it for the gradient of its weight, or of its adapter, which may have a wider copy instead.
     """
-
-    attention: int = 0
-    feed_forward: int = 0
-
-
-def _frozen(r: Resolved) -> _Frozen:
-    """Count what is not kept: a linear layer keeps its input for the gradient of its weight, or of its adapter.
-
-    The input of the attention's output projection stays all the same: fused attention keeps it as its output.
-    """
-    shape = r.shape
     if not r.recipe.has_adapters:
-        return _Frozen()
-    at = frozenset[str]() if copies_inputs(r.recipe) else r.targets
-    into_attention = at & {"qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"}
-    out_of_attention = r.fused or at & {"proj", "o_proj"}
-    into_feed_forward, out_of_feed_forward = at & {"fc1", "gate_proj", "up_proj"}, at & {"fc2", "down_proj"}
-    ffn, attended, narrow = shape.ffn, shape.heads * shape.attention_width, 0
-    if shape.experts is not None:
-        ffn = shape.experts.dense_ffn
+        return None
+    return frozenset() if copies_inputs(r.recipe) else r.targets
+
+
+def _unkept_by_attention(r: Resolved) -> int:
+    """Count the values per token that attention need not keep where weights are frozen.
+
+    The input of its output projection stays all the same where fused attention keeps it as its output.
+    """
+    shape, at, narrow = r.shape, _adapted(r), 0
+    if at is None:
+        return 0
+    into = at & {"qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"}
+    out_of = r.fused or at & {"proj", "o_proj"}
+    attended = shape.heads * shape.attention_width
     if shape.latent is not None:
         attended = shape.heads * shape.latent.value_width
         narrow += 0 if "q_b_proj" in at else shape.latent.q_rank
         narrow += 0 if "kv_b_proj" in at else shape.latent.kv_rank
-    return _Frozen(
-        attention=(0 if into_attention else shape.hidden) + (0 if out_of_attention else attended) + narrow,
-        feed_forward=(0 if into_feed_forward else shape.hidden) + (0 if out_of_feed_forward else ffn),
-    )
+    return (0 if into else shape.hidden) + (0 if out_of else attended) + narrow

@@ -174,9 +174,16 @@ def _parameter_rows(r: Resolved) -> list[FormulaRow]:
     if found.quantized:
         record = QUANTIZATION_RECORDS[recipe.base_quantization]
         size_bytes, values = r.counts.quantized_bytes, values_of(found.quantized)
-        expression = f"{values:,} · {8 * size_bytes / values:.4g} bits"
-        note = f"{record.title}, with its scales: {record.keeps}"
-        rows.append(FormulaRow(Bucket.PARAMETERS, "quantized parameters", size_bytes, expression, record.source, note))
+        rows.append(
+            FormulaRow(
+                bucket=Bucket.PARAMETERS,
+                name="quantized parameters",
+                size_bytes=size_bytes,
+                expression=f"{values:,} · {8 * size_bytes / values:.4g} bits",
+                source=record.source,
+                note=f"{record.title}, with its scales: {record.keeps}",
+            )
+        )
     factors = (r.counts.trained, r.trained_as.parameter_bytes)
     if recipe.has_frozen_layers:
         return [*rows, row("trained parameters", *factors, source=source, note=recipe.freeze_words)]

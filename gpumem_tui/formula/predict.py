@@ -88,8 +88,14 @@ def predict(shape: ModelShape, recipe: Recipe, batch_size: int, extras: Extras =
     sums = {moment: sum(row.size_bytes for row in at_moment(rows, moment)) for moment in Moment}
     moment = max(Moment, key=lambda one: sums[one])
     needed = max(_needed_bytes(moments, batch_size) for moments in by_stage(shape, recipe, extras))
-    assumed = tuple(_assumptions(shape, recipe, extras))
-    return FormulaPrediction(batch_size, at_moment(rows, moment), moment, needed - sums[moment], assumed, rows)
+    return FormulaPrediction(
+        batch_size=batch_size,
+        rows=at_moment(rows, moment),
+        moment=moment,
+        cache_bytes=needed - sums[moment],
+        assumptions=tuple(_assumptions(shape, recipe, extras)),
+        terms=rows,
+    )
 
 
 def _by_bucket(rows: Iterable[FormulaRow]) -> Breakdown:

@@ -115,13 +115,13 @@ def row(
     """
     words = ROW_WORDS[name]
     return FormulaRow(
-        words.bucket,
-        name + suffix,
-        prod(factors),
+        bucket=words.bucket,
+        name=name + suffix,
+        size_bytes=prod(factors),
         # Separators only where a number is long: 1024 reads better as it is, a parameter count does not.
-        " · ".join(f"{factor:,}" if factor >= 10_000 else str(factor) for factor in factors),
-        source or words.source,
-        words.note if note is None else note,
-        words.grows,
-        at,
+        expression=" · ".join(f"{factor:,}" if factor >= 10_000 else str(factor) for factor in factors),
+        source=source or words.source,
+        note=words.note if note is None else note,
+        grows_with_batch=words.grows,
+        moments=at,
     )

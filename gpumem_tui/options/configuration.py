@@ -20,9 +20,9 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.devices import list_gpus
+from gpumem_tui.options.table import SHAPE
 from gpumem_tui.options.typed import size_from
 from gpumem_tui.options.workload import (
-    ModelChanges,
     WorkloadOptions,
     choose_device,
     share_limit_bytes,
@@ -101,10 +101,12 @@ def asked_by(values: Mapping[str, object]) -> Options:
     """Return what was asked for, by name of each option of the table; those that are left out take their defaults."""
     left = dict(values)
 
-    def named(kind: type[ModelChanges | WorkloadOptions | Options]) -> dict[str, object]:
+    def named(kind: type[WorkloadOptions | Options]) -> dict[str, object]:
         return {field.name: left.pop(field.name) for field in fields(kind) if field.name in left}
 
-    trained = {"changes": named(ModelChanges), **named(WorkloadOptions)}
+    changes = {option.name: left.pop(option.name, None) for option in SHAPE}
+    given = {name: value for name, value in changes.items() if value is not None}
+    trained = {"changes": given, **named(WorkloadOptions)}
     options = msgspec.convert({"trained": trained, **named(Options)}, Options)
     assert not left, f"no option takes {sorted(left)}"
     return options
@@ -127,7 +129,7 @@ def options_of(plan: Plan, python: str | None = None) -> Options:
         model=draft.shape.name if file is None else None,
         config=None if file is None else file.path,
         dequantize=file is not None and file.dequantize,
-        changes=ModelChanges(**draft.changes),
+        changes=draft.changes,
         **asdict(plan.recipe),
     )
     return Options(trained, device, python=python, headroom=plan.headroom, target_batch=plan.target_batch)

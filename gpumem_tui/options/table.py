@@ -1,7 +1,7 @@
 """Every option of a search, a prediction and a plan, as `options.toml` has them.
 
 Imported by whatever prints `--help`, so it imports next to nothing. An option's name is that of the field that it sets:
-of `ModelChanges`, `WorkloadOptions` or `Options`.
+of a `ModelShape`, `WorkloadOptions` or `Options`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _group(*groups: Group) -> tuple[OptionRow, ...]:
 
 
 SHAPE = _group("shape")
-"""Fields of `ModelChanges`."""
+"""Fields of a `ModelShape` that can be changed."""
 WORKLOAD = _group("workload", "shape", "recipe")
 """What is trained, and how: fields of `WorkloadOptions` and of its changes."""
 DEVICE = _group("device")

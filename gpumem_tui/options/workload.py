@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from gpumem_tui.catalog.config_file import (
@@ -48,30 +49,12 @@ _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
 
 
 @dataclass(frozen=True)
-class ModelChanges:
-    """Overrides of a catalog model's shape; None leaves a field as it is."""
-
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    ffn: int | None = None
-    vocab: int | None = None
-    seq_len: int | None = None
-    image_size: int | None = None
-
-    def given(self) -> dict[str, int]:
-        """Return the fields that are changed."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-
-@dataclass(frozen=True)
 class WorkloadOptions(Recipe):
     """A recipe, and what it trains: ``--model`` (with changes), ``--config``, ``--workload`` or a command.
 
     Attributes:
         model: a name of the catalog, or the path of a configuration, as `config`.
+        changes: of fields of the model's shape, by name.
         dequantize: train the weights of a quantized configuration as if they were not.
         command: the words after ``--``; empty for none.
         torch_version: to trace as; None for the torch that traces.
@@ -81,7 +64,7 @@ class WorkloadOptions(Recipe):
     config: str | None = None
     workload: str | None = None
     command: tuple[str, ...] = ()
-    changes: ModelChanges = ModelChanges()
+    changes: Mapping[str, int] = field(default_factory=dict)
     assumed_rows: tuple[tuple[str, float], ...] = ()
     dequantize: bool = False
     longest: int | None = None
@@ -127,7 +110,7 @@ class WorkloadOptions(Recipe):
                 raise OptionError(f"--{name}: give the path of a file")
         if self.gpus < 1:
             raise OptionError(f"--gpus: must be at least 1, not {self.gpus}")
-        for name, value in {**self.changes.given(), "gpus": self.gpus}.items():
+        for name, value in {**self.changes, "gpus": self.gpus}.items():
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
@@ -162,7 +145,7 @@ class WorkloadOptions(Recipe):
         return replace(recipe, gpus=recipe.least_gpus) if self.gpus == 1 else recipe
 
     def _shape_spec(self, shape: ModelShape, recipe: Recipe) -> WorkloadSpec:
-        shape = shape.overridden(**self.changes.given())
+        shape = shape.overridden(**self.changes)
         check_adapters(shape, recipe)
         if wrong := fault(shape, recipe):
             raise OptionError(": ".join(wrong))
@@ -207,7 +190,7 @@ class WorkloadOptions(Recipe):
     def _hugging_face_spec(self, file: ConfigFile, no_form: str, recipe: Recipe, python: str) -> WorkloadSpec:
         if file.model_type not in CONFIGS:
             no_form = f"no formula for {file.model_type} models"
-        given = self.changes.given()
+        given = self.changes
         for name in given.keys() - {"seq_len", "image_size"}:
             raise OptionError(f"--{name.replace('_', '-')}: {file.name} has no closed form; change it in {file.path}")
         if self.gpus > 1:
@@ -225,13 +208,18 @@ class WorkloadOptions(Recipe):
         seq_len = given.get("seq_len", file.usual_seq_len)
         command = as_transformers.program(file.path, recipe, python, seq_len, given.get("image_size", 0))
         model = HuggingFaceModel(
-            file.name, file.model_type, file.architecture, no_form, seq_len, file.takes_more_than_text
+            name=file.name,
+            model_type=file.model_type,
+            architecture=file.architecture,
+            no_formula=no_form,
+            seq_len=seq_len,
+            is_text_alone=file.takes_more_than_text,
         )
         return WorkloadSpec(recipe, command=command, hugging_face=model)
 
     def _command_spec(self) -> WorkloadSpec:
-        if self.changes.given():
-            option = next(iter(self.changes.given())).replace("_", "-")
+        if self.changes:
+            option = next(iter(self.changes)).replace("_", "-")
             raise OptionError(f"--{option}: a command builds its own model; change it there")
         recipe = Recipe(gpus=self.gpus)
         if self._recipe() != replace(recipe, gpus=self._recipe().gpus):
@@ -243,8 +231,8 @@ class WorkloadOptions(Recipe):
 
     def _file_spec(self, recipe: Recipe) -> WorkloadSpec:
         assert self.workload is not None
-        if self.changes.given():
-            option = next(iter(self.changes.given())).replace("_", "-")
+        if self.changes:
+            option = next(iter(self.changes)).replace("_", "-")
             raise OptionError(f"--{option}: a workload file builds its own model; change it there")
         if recipe != Recipe():
             raise OptionError("--workload: the file decides precision, optimizer and the rest; leave those options out")

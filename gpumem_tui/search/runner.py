@@ -126,17 +126,32 @@ def _trial(
                 elif isinstance(event, TrialDone):
                     result = event
                 elif isinstance(event, Failed) and config.workload.command is not None and event.kind == "workload":
-                    result = TrialDone(size, "error", 0, 0, 0, {}, "", 0.0, 0, detail=event.detail)
+                    result = _without_figures(size, event.detail, {})
                 elif isinstance(event, Failed):
                     raise Unusable(event)
         except ChildDied as death:
             died = str(death)
-        dead = TrialDone(size, "error", 0, 0, 0, None, "the trial process died", 0.0, 0, detail=died)
-        finished = result or dead
+        finished = result or _without_figures(size, died, None)
         results.append(finished)
         yield TrialFinished(number, finished)
         if result is not None or attempt == 2:
             return
+
+
+def _without_figures(size: int, detail: str, buckets: dict[str, int] | None) -> TrialDone:
+    """Return a trial that ended with nothing measured; `buckets`: None where its process died."""
+    return TrialDone(
+        batch_size=size,
+        outcome="error",
+        peak_allocated_bytes=0,
+        peak_reserved_bytes=0,
+        device_used_bytes=0,
+        buckets=buckets,
+        buckets_unknown="the trial process died" if buckets is None else "",
+        seconds=0.0,
+        steps=0,
+        detail=detail,
+    )
 
 
 def _levelled(traced: Traced | Unknown, results: list[TrialDone]) -> bool:

@@ -146,8 +146,15 @@ def _finish(
     *,
     verified: bool,
 ) -> Verdict:
-    ooms = sum(result.outcome == "oom" for result in results)
-    return Verdict(outcome, fit, failing, verified, len(results), ooms, message)
+    return Verdict(
+        outcome=outcome,
+        max_batch_size=fit,
+        first_failing=failing,
+        verified=verified,
+        trials=len(results),
+        ooms=sum(result.outcome == "oom" for result in results),
+        message=message,
+    )
 
 
 # Reading the trials

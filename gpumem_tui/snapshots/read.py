@@ -222,7 +222,14 @@ def _block(block: _BlockDocument, address: int, stack_of: StackOf) -> SnapshotBl
         requested_bytes = 0
     elif requested_bytes is None:
         requested_bytes = block.size
-    return SnapshotBlock(address, block.size, requested_bytes, block.state, stack_of(frames), shortened(block.category))
+    return SnapshotBlock(
+        address=address,
+        size_bytes=block.size,
+        requested_bytes=requested_bytes,
+        state=block.state,
+        stack=stack_of(frames),
+        category=shortened(block.category),
+    )
 
 
 # Files

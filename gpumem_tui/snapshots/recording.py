@@ -105,7 +105,14 @@ def record(
                 break
     blocks = [*live.values(), *allocator.pending.values(), *allocator.cached_blocks()]
     segments = tuple(_segments(blocks, live, is_expandable=settings.expandable_segments))
-    return RecordedRun(timeline, settings, allocator.events, segments, tuple(starts), fits)
+    return RecordedRun(
+        timeline=timeline,
+        settings=settings,
+        events=allocator.events,
+        segments=segments,
+        starts=tuple(starts),
+        fits=fits,
+    )
 
 
 def _end_of_last_step(timeline: Timeline) -> int:

@@ -143,9 +143,15 @@ class BlockState:
             size = self._with_slack(address, size)
             insort(self._large, address)
         self._drop(address)
-        category = history.category_names[history.categories[event]]
-        stack = history.stacks[event]
-        self.held[address] = SnapshotBlock(address, size, requested_bytes, ALLOCATED, stack, category, event)
+        self.held[address] = SnapshotBlock(
+            address=address,
+            size_bytes=size,
+            requested_bytes=requested_bytes,
+            state=ALLOCATED,
+            stack=history.stacks[event],
+            category=history.category_names[history.categories[event]],
+            event=event,
+        )
         self.allocated_bytes += size
 
     def _with_slack(self, address: int, size: int) -> int:

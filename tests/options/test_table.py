@@ -9,13 +9,14 @@ import click
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.cli.search import search
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB
 from gpumem_tui.options.configuration import Options, asked_by, check_searchable, limit_from
 from gpumem_tui.options.table import COMMAND, DEVICE, OPTIONS, SEARCH, SHAPE, WORKLOAD, OptionRow
-from gpumem_tui.options.workload import ModelChanges, WorkloadOptions
+from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -28,7 +29,7 @@ def names(options: tuple[OptionRow, ...]) -> set[str]:
 
 
 def test_every_option_sets_a_field_and_every_field_has_an_option() -> None:
-    assert names(SHAPE) == {field.name for field in fields(ModelChanges)}
+    assert names(SHAPE) <= {field.name for field in fields(ModelShape)}
     of_workload = {field.name for field in fields(WorkloadOptions)} - {"changes"}
     assert names((*WORKLOAD, COMMAND)) - names(SHAPE) == of_workload
     assert names((*DEVICE, *SEARCH)) == {field.name for field in fields(Options)} - {"trained"}
@@ -36,7 +37,8 @@ def test_every_option_sets_a_field_and_every_field_has_an_option() -> None:
 
 def test_the_defaults_are_those_of_the_fields() -> None:
     untold = Options()
-    for record in (untold, untold.trained, untold.trained.changes):
+    assert all(option.default is None for option in SHAPE)
+    for record in (untold, untold.trained):
         for field in fields(record):
             if field.name in OPTIONS:
                 assert getattr(record, field.name) == OPTIONS[field.name].default, field.name
@@ -45,7 +47,7 @@ def test_the_defaults_are_those_of_the_fields() -> None:
 def test_what_is_asked_for_by_name_lands_in_its_record() -> None:
     options = asked_by({"layers": 2, "precision": "bf16", "model": "gpt2", "steps": 5, "share": True})
     assert options == Options(
-        WorkloadOptions(model="gpt2", precision="bf16", changes=ModelChanges(layers=2)), steps=5, share=True
+        WorkloadOptions(model="gpt2", precision="bf16", changes={"layers": 2}), steps=5, share=True
     )
     with pytest.raises(AssertionError, match="no option takes"):
         asked_by({"layer": 2})

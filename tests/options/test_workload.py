@@ -14,7 +14,6 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.devices import RealGpu
 from gpumem_tui.options.workload import (
-    ModelChanges,
     WorkloadOptions,
     choose_device,
     share_limit_bytes,
@@ -36,7 +35,7 @@ class TestWorkload:
         assert spec.recipe == Recipe()
 
     def test_changes_reach_the_shape(self) -> None:
-        spec = WorkloadOptions(model="llama-3-8b", changes=ModelChanges(layers=2, seq_len=128)).spec()
+        spec = WorkloadOptions(model="llama-3-8b", changes={"layers": 2, "seq_len": 128}).spec()
         assert spec.shape is not None
         assert (spec.shape.layers, spec.shape.seq_len, spec.shape.hidden) == (2, 128, 4096)
 
@@ -70,7 +69,7 @@ class TestWorkload:
         for changed in (
             replace(options, recompute="selective"),
             replace(options, gpus=2, sharding="zero3"),
-            replace(options, changes=ModelChanges(layers=1)),
+            replace(options, changes={"layers": 1}),
         ):
             assert changed.spec(str(bare)).network.startswith(plain)
 
@@ -87,12 +86,12 @@ class TestWorkload:
             (WorkloadOptions(model="gpt2", config="c.json"), "--model and --config: give only one of them"),
             (WorkloadOptions(sharding="zero3"), "--sharding zero3: needs more than one GPU to shard over"),
             (WorkloadOptions(model="gpt-2"), "--model: unknown model 'gpt-2': did you mean gpt2"),
-            (WorkloadOptions(changes=ModelChanges(heads=7)), "--heads: 7 heads do not divide a hidden size of 768"),
-            (WorkloadOptions(changes=ModelChanges(seq_len=-5)), "--seq-len: must be at least 1, not -5"),
-            (WorkloadOptions(changes=ModelChanges(seq_len=2048)), "--seq-len: gpt2 has 1024 positions, 2048 is beyond"),
-            (WorkloadOptions(changes=ModelChanges(image_size=64)), "--image-size: gpt2 is a gpt2 model and has no"),
+            (WorkloadOptions(changes={"heads": 7}), "--heads: 7 heads do not divide a hidden size of 768"),
+            (WorkloadOptions(changes={"seq_len": -5}), "--seq-len: must be at least 1, not -5"),
+            (WorkloadOptions(changes={"seq_len": 2048}), "--seq-len: gpt2 has 1024 positions, 2048 is beyond"),
+            (WorkloadOptions(changes={"image_size": 64}), "--image-size: gpt2 is a gpt2 model and has no"),
             (
-                WorkloadOptions(model="llama-3-8b", changes=ModelChanges(kv_heads=5)),
+                WorkloadOptions(model="llama-3-8b", changes={"kv_heads": 5}),
                 "--kv-heads: 5 key/value heads do not divide 32 heads",
             ),
             (WorkloadOptions(config="nowhere.json"), "--config: "),
@@ -110,7 +109,7 @@ class TestWorkload:
         path = tmp_path / "step.py"
         path.write_text("")
         with pytest.raises(OptionError, match="--layers: a workload file builds its own model"):
-            WorkloadOptions(workload=str(path), changes=ModelChanges(layers=2)).spec()
+            WorkloadOptions(workload=str(path), changes={"layers": 2}).spec()
         with pytest.raises(OptionError, match="the file decides precision"):
             WorkloadOptions(workload=str(path), precision="bf16").spec()
 
@@ -145,7 +144,7 @@ class TestWorkload:
         ("changes", "line"),
         [
             ({"base_quantization": "nf4"}, "--base-quantization: weights that are trained cannot be quantized; add"),
-            ({"changes": ModelChanges(layers=2)}, "--layers: olmo2 has no closed form; change it in "),
+            ({"changes": {"layers": 2}}, "--layers: olmo2 has no closed form; change it in "),
             ({"freeze": "half"}, "--freeze: takes none, all-but-head or how many blocks, not half"),
             ({"gpus": 2, "sharding": "zero3"}, "--gpus: olmo2 has no closed form, and its step is one GPU's"),
             ({"recompute": "selective"}, "--recompute selective: transformers has gradient checkpointing only"),

@@ -307,7 +307,14 @@ def replay(
             spans.append((timeline.marks[index - 1], phase_peak, phase_event, stats.reserved_bytes))
         if not fits:
             break
-    return Replay(timeline, fits, stats.peak_allocated_bytes, stats.peak_reserved_bytes, peak_event, tuple(spans))
+    return Replay(
+        timeline=timeline,
+        fits=fits,
+        peak_allocated_bytes=stats.peak_allocated_bytes,
+        peak_reserved_bytes=stats.peak_reserved_bytes,
+        peak_event=peak_event,
+        _spans=tuple(spans),
+    )
 
 
 def _as_much(malloc: Callable[[int], Block], size_bytes: int) -> Block | None:

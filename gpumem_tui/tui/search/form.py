@@ -128,7 +128,7 @@ class FormValues:
         context = self._config.device.gpu.context
         values: dict[str, object] = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
         values |= {field.name: getattr(options, field.name) for field in fields(options)}
-        values |= {field.name: getattr(options.changes, field.name) for field in fields(options.changes)}
+        values |= options.changes
         values |= {
             "workload": options.workload or given.workload,
             "command": Command(options.command or given.command, "").text,

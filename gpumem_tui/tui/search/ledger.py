@@ -86,8 +86,17 @@ def ledger_view(state: SearchState) -> LedgerView:
     ended_early = shown is not None and shown.result.outcome != "fit"
     rows = []
     for key in _ROWS:
-        error = (_EARLY, None) if ended_early else _error(predicted[key], tried[key])
-        rows.append(LedgerLine(_title(key, gpu), formula[key], traced[key], tried[key], *error))
+        error, share = (_EARLY, None) if ended_early else _error(predicted[key], tried[key])
+        rows.append(
+            LedgerLine(
+                title=_title(key, gpu),
+                formula=formula[key],
+                traced=traced[key],
+                tried=tried[key],
+                error=error,
+                error_share=share,
+            )
+        )
     tried_title = state.config.device.measured_title
     said = [f"trial {shown.number} said: {shown.result.detail}"] if shown is not None and shown.result.detail else []
     headed = (("formula", formula), ("traced", traced), (tried_title.lower(), tried))

@@ -257,7 +257,8 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         real = ""
         if state.config.device.simulated and isinstance(state.traced, Traced):
             real = _sentence(found_line(state.traced, verdict.max_batch_size))
-        return VerdictView(badge, tone, message, reach, room, (summary, *filter(None, (real,)), *_gap(state)))
+        details = (summary, *filter(None, (real,)), *_gap(state))
+        return VerdictView(badge, tone, message, reach=reach, room=room, details=details)
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
     return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
