@@ -21,10 +21,8 @@ class OptionError(Exception):
 
 def named(error: BaseException) -> str:
     """Return the name of an error's type; for one that only fake tensors raise, that of a real GPU's error."""
-    kind = type(error)
-    while kind.__module__.startswith("torch._subclasses"):
-        kind = kind.__base__  # type: ignore[assignment]
-    return kind.__name__
+    kinds = type(error).__mro__
+    return next(kind for kind in kinds if not kind.__module__.startswith("torch._subclasses")).__name__
 
 
 def in_one_line(error: BaseException) -> str:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LONGEST_LINE = 1 << 16
@@ -33,7 +32,7 @@ def shortened(text: str, length: int = 60) -> str:
     return clean if len(clean) <= length else clean[: length - 1] + "…"
 
 
-def cleaned(value: Any) -> Any:
+def cleaned(value: object) -> object:
     """Return decoded JSON with every text in it printable, the keys too."""
     if isinstance(value, str):
         return printable(value)

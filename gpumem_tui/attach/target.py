@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from elftools.elf.hash import ELFHashSection, GNUHashSection
 
 from gpumem_tui.attach.ptrace import SIGNAL_RETURN
 from gpumem_tui.system import user_name
@@ -85,7 +85,7 @@ def symbols(proc: Path, first: Mapping, names: tuple[str, ...]) -> dict[str, Sym
             return {}
 
 
-def _bias(elf: Any, first: Mapping) -> int:
+def _bias(elf: ELFFile, first: Mapping) -> int:
     """Work out what the loader added to every address of the file."""
     for segment in elf.iter_segments("PT_LOAD"):
         if segment["p_offset"] // _PAGE * _PAGE == first.offset:
@@ -93,11 +93,11 @@ def _bias(elf: Any, first: Mapping) -> int:
     raise ELFError("no segment begins where the mapping does")
 
 
-def _lookup(elf: Any, name: str, bias: int) -> Iterator[Symbol]:
+def _lookup(elf: ELFFile, name: str, bias: int) -> Iterator[Symbol]:
     """Yield the symbol, if the file defines it; by the hash table, as the loader does: a Python exports thousands."""
     for table in (".gnu.hash", ".hash"):
         section = elf.get_section_by_name(table)
-        found = section.get_symbol(name) if section is not None else None
+        found = section.get_symbol(name) if isinstance(section, (GNUHashSection, ELFHashSection)) else None
         if found is not None and found["st_shndx"] != "SHN_UNDEF":
             value = found["st_value"]
             offset = next(elf.address_offsets(value), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import sys
 from importlib import import_module
-from typing import Any
 
 import click
 
@@ -82,7 +81,7 @@ class _Commands(click.Group):
 @click.option("--allow-signals", is_flag=True, help="Offer to end processes on hosts, by kill over ssh; asks first.")
 @metrics_option
 @click.pass_context
-def cli(context: click.Context, /, **values: Any) -> int:
+def cli(context: click.Context, /, **values: object) -> int:
     """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
 
     Without a command the program opens: on the Monitor where there is a GPU, else on a search on a simulated one; with

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -49,7 +49,16 @@ _Read = Callable[[], Mapping[str, "Snapshot | str"]]
 )
 @click.option("--json", "as_json", is_flag=True, help="One object, with UUIDs, names and free memory.")
 @with_options(HOSTS_OPTIONS)
-def free(count: int | None, memory_bytes: int | None, interval_s: float, **values: Any) -> int:  # fmt: skip
+def free(
+    count: int | None,
+    memory_bytes: int | None,
+    interval_s: float,
+    *,
+    brand: str | None,
+    wait: bool,
+    as_json: bool,
+    **hosts: object,
+) -> int:
     """The free GPUs as CUDA_VISIBLE_DEVICES takes them: CUDA_VISIBLE_DEVICES=$(gpumem-tui free --gpus 2 --wait).
 
     Free is a GPU on which nobody computes, within the CUDA_VISIBLE_DEVICES that is set already; one whose processes
@@ -62,7 +71,7 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
     """
     from gpumem_tui.monitor.devices import free_gpus
 
-    asked = AskedHosts.of({**values, "interval_s": interval_s, "address": None})
+    asked = AskedHosts.of({**hosts, "interval_s": interval_s, "address": None})
     reading = _hosts(asked) if asked.are_named else _here()
     with reading as read:
         try:
@@ -70,14 +79,12 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
                 found = read()
                 known = {name: each for name, each in found.items() if not isinstance(each, str)}
                 free = {
-                    name: _of_one_vendor(
-                        free_gpus(snapshot, memory_bytes, {} if name else os.environ), count, values["brand"]
-                    )
+                    name: _of_one_vendor(free_gpus(snapshot, memory_bytes, {} if name else os.environ), count, brand)
                     for name, snapshot in known.items()
                 }
                 enough = {name: (chosen, known[name]) for name, chosen in free.items() if chosen}
-                never = _never(known.values(), count, memory_bytes, values["brand"])
-                if enough or not values["wait"] or (never and len(known) == len(found)):
+                never = _never(known.values(), count, memory_bytes, brand)
+                if enough or not wait or (never and len(known) == len(found)):
                     break
                 time.sleep(interval_s)
         except KeyboardInterrupt:
@@ -91,9 +98,7 @@ def free(count: int | None, memory_bytes: int | None, interval_s: float, **value
         few = f"no {what}{free_of}" if count is None else f"no machine has {counted(count, what)}{free_of}"
         return complain(never or f"{few}; --wait waits", EXIT_NOTHING_FITS) if known else EXIT_FAILED
     first = dict(list(enough.items())[:1]) if count is not None else enough
-    Printer(as_json=values["as_json"]).show(
-        body=partial(_body, first), lines=partial(_lines, first, named=len(found) > 1)
-    )
+    Printer(as_json=as_json).show(body=partial(_body, first), lines=partial(_lines, first, named=len(found) > 1))
     return 0
 
 
@@ -143,7 +148,7 @@ def _lines(found: _Found, *, named: bool) -> Iterator[str]:
         yield f"{name} {devices}" if named else devices
 
 
-def _body(found: _Found) -> dict[str, Any]:
+def _body(found: _Found) -> dict[str, object]:
     from gpumem_tui.report.objects import SCHEMA
 
     return {
@@ -152,11 +157,11 @@ def _body(found: _Found) -> dict[str, Any]:
     }
 
 
-def _gpu(gpu: GpuReading) -> dict[str, Any]:
-    from gpumem_tui.report.objects import known, picked
+def _gpu(gpu: GpuReading) -> dict[str, object]:
+    from gpumem_tui.report.objects import picked
 
-    which = picked(gpu, "index", "vendor", "number", "uuid", "name")
-    return {**which, "free_bytes": known(gpu.memory).free_bytes}
+    assert not isinstance(gpu.memory, Unknown), "one that is free can be read"
+    return {**picked(gpu, "index", "vendor", "number", "uuid", "name"), "free_bytes": gpu.memory.free_bytes}
 
 
 @contextmanager

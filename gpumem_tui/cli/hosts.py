@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpumem_tui.cli.types import Typed
+from gpumem_tui.cli.types import Decorator, Typed
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
 from gpumem_tui.report.output import Complaints, complain, is_terminal, sleep_until, written
 from gpumem_tui.report.tables import counted
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpumem_tui.settings import Settings
 
 _METRICS = "127.0.0.1:9820"
-HOSTS_OPTIONS: list[Callable[[Any], Any]] = [
+HOSTS_OPTIONS: list[Decorator] = [
     click.option(
         "--host", "hosts", multiple=True, metavar="HOST",
         help="Watch this host over ssh: HOST, USER@HOST:PORT, node[01-16], or a list's name in the settings. May be "

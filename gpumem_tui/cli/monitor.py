@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -51,7 +51,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
 @with_options(HOSTS_OPTIONS)
-def monitor(**values: Any) -> int:
+def monitor(**values: object) -> int:
     """Every GPU's memory as one ledger, live: on the screen, as lines, as JSON, as metrics.
 
     With --host, --hosts or --slurm the GPUs of other machines. A recording of several hosts is one file; while it is

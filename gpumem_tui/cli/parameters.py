@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,7 +39,7 @@ def as_click(option: OptionRow) -> Decorator:
     )
 
 
-def _type_of(option: OptionRow) -> click.ParamType[Any]:
+def _type_of(option: OptionRow) -> click.ParamType[object]:
     match option.holds:
         case "choice":
             return click.Choice((*option.choices, *dict(option.aliases)))

@@ -9,7 +9,7 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -46,7 +46,7 @@ _MOST_VISITORS = 100
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
 @with_options(HOSTS_OPTIONS)
 def serve(
-    bind: str, port: int, visitors: int, read_only: bool, settings_path: Path | None, **hosts: Any
+    bind: str, port: int, visitors: int, read_only: bool, settings_path: Path | None, **hosts: object
 ) -> int:  # fmt: skip
     """The program in a browser, on this machine's loopback only: this machine's Monitor, or with --host, --hosts or
     --slurm those of others. The URL that it prints has a token in it: whoever knows it comes in. From another machine:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Any], Any]
+Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")
+
+
+class Decorator(Protocol):
+    """An option, as it is given to a command."""
+
+    def __call__(self, command: Command, /) -> Command:
+        """Return the command with it."""
 
 
 class Whole(click.IntRange):
@@ -20,13 +26,13 @@ class Whole(click.IntRange):
 
 
 class Finite(click.FloatRange):
-    """A number of a range; not a number is in none."""
+    """A number of a range; not a number is in none. click gives it a text, and types it as a number."""
 
     name = "number"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number, if it is one."""
-        number = super().convert(value, param, ctx)
+        number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
@@ -39,7 +45,7 @@ class Percent(Finite):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number, if it is one."""
-        return float(super().convert(value.removesuffix("%") if isinstance(value, str) else value, param, ctx))
+        return super().convert(value.removesuffix("%") if isinstance(value, str) else value, param, ctx)
 
 
 class Typed(click.ParamType[T]):
@@ -54,11 +60,10 @@ class Typed(click.ParamType[T]):
         self.name = name
         self._read = read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+    def convert(self, value: str | T, param: click.Parameter | None, ctx: click.Context | None) -> T:
         """Return what a text stands for; a default is one already."""
         if not isinstance(value, str):
-            typed: T = value
-            return typed
+            return value
         try:
             return self._read(value)
         except ValueError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date
-from typing import Any
+
+import msgspec
 
 from gpumem_tui.catalog.calibration import Calibration
 from gpumem_tui.memory import Unknown
@@ -57,6 +57,17 @@ if sys.argv[1] == "all":
     except Exception as error:
         reached("NCCL", f"{type(error).__name__}: {error}")
 """
+
+
+class _Reached(msgspec.Struct):
+    """A stage of the child, as it prints it; `reserved`: what its allocator holds then."""
+
+    stage: str
+    reserved: int
+    torch: str
+    error: str = ""
+
+
 _PATIENCE_S = 120.0
 """A child that says nothing for so long is ended: CUDA's first call takes seconds, and with all kernels some more."""
 
@@ -83,14 +94,14 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
         )
     stages: dict[str, int] = {}
     torch_version = ""
-    for facts in _stages(gpu, python, "all", {}):
-        torch_version = facts["torch"]
-        if facts["error"]:
-            say(f"{facts['stage']} not measured: {facts['error'].splitlines()[0]}")
+    for reached, beside_bytes in _stages(gpu, python, "all", {}):
+        torch_version = reached.torch
+        if reached.error:
+            say(f"{reached.stage} not measured: {reached.error.splitlines()[0]}")
             continue
-        stages[facts["stage"]] = facts["beside_bytes"]
-        say(f"{facts['stage']}: {facts['beside_bytes'] / (1 << 20):,.0f} MiB beside the allocator")
-    eager = [one["beside_bytes"] for one in _stages(gpu, python, "some", {"CUDA_MODULE_LOADING": "EAGER"})]
+        stages[reached.stage] = beside_bytes
+        say(f"{reached.stage}: {beside_bytes / (1 << 20):,.0f} MiB beside the allocator")
+    eager = [beside_bytes for _, beside_bytes in _stages(gpu, python, "some", {"CUDA_MODULE_LOADING": "EAGER"})]
     if eager:
         say(f"all kernels loaded at the start: {max(eager) / (1 << 20):,.0f} MiB")
     if not stages or min(stages.values()) <= 0:
@@ -106,7 +117,7 @@ def calibrate(gpu: RealGpu, driver: str, python: str, say: Callable[[str], None]
     )
 
 
-def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) -> Iterator[tuple[_Reached, int]]:
     """Yield what the child says at each stage, with the bytes that are used beside its allocator then.
 
     Raises:
@@ -126,11 +137,10 @@ def _stages(gpu: RealGpu, python: str, which: str, environment: dict[str, str]) 
         assert child.stdout is not None
         reached = 0
         for line in child.stdout:
-            with suppress(ValueError):
-                facts = json.loads(line)
-                facts["beside_bytes"] = _used_bytes(gpu) - gpu.used_bytes - facts["reserved"]
+            with suppress(msgspec.DecodeError):
+                stage = msgspec.json.decode(line, type=_Reached)
                 reached += 1
-                yield facts
+                yield stage, _used_bytes(gpu) - gpu.used_bytes - stage.reserved
             with suppress(OSError):
                 child.stdin.write("\n")
                 child.stdin.flush()

@@ -6,7 +6,6 @@ for it) is skipped; something that is there and does not work has failed.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -17,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Snapshot
@@ -38,6 +38,16 @@ else:
 print(json.dumps(facts))
 """
 _CAP_SYS_PTRACE = 19
+
+
+class _Torch(msgspec.Struct):
+    """The torch of an interpreter, as `_TORCH_CODE` prints it; `error`: why there is none."""
+
+    python: str = ""
+    torch: str = ""
+    cuda: str | None = None
+    usable: bool = False
+    error: str = ""
 
 
 class Status(Enum):
@@ -289,24 +299,24 @@ def torch_check(python: str | None, *, has_gpu: bool) -> Check:
     interpreter = sys.executable if python is None else python
     facts = _ask(interpreter)
     bad = Status.FAIL if python is not None else Status.WARN
-    if "error" in facts:
+    if facts.error:
         remedy = "`pip install torch` there, or --python PATH of the environment that has it"
-        return Check("torch", bad, f"{interpreter}: {facts['error']}", remedy)
-    found = f"{facts['torch']}, Python {facts['python']}"
-    if (facts["usable"] or not has_gpu) and (reason := too_old(facts["torch"])):
+        return Check("torch", bad, f"{interpreter}: {facts.error}", remedy)
+    found = f"{facts.torch}, Python {facts.python}"
+    if (facts.usable or not has_gpu) and (reason := too_old(facts.torch)):
         remedy = "upgrade it there, or --python PATH of a newer one; `predict` and `plan` answer by formula without"
-        return Check("torch", Status.WARN if facts["usable"] else bad, f"{found}: {reason}", remedy)
-    if facts["usable"]:
-        return Check("torch", Status.OK, f"{found}, CUDA {facts['cuda']}")
+        return Check("torch", Status.WARN if facts.usable else bad, f"{found}: {reason}", remedy)
+    if facts.usable:
+        return Check("torch", Status.OK, f"{found}, CUDA {facts.cuda}")
     if not has_gpu:
         return Check("torch", Status.OK, f"{found}, no GPU to use: steps run on the simulated one")
-    if facts["cuda"] is None:
+    if facts.cuda is None:
         return Check("torch", bad, f"{found}, built without CUDA", "install a CUDA build: https://pytorch.org")
     remedy = f"the driver may be too old for it: compare `{vendor().tool}`'s CUDA version; see CUDA_VISIBLE_DEVICES too"
-    return Check("torch", bad, f"{found}, CUDA {facts['cuda']}: cannot use a GPU", remedy)
+    return Check("torch", bad, f"{found}, CUDA {facts.cuda}: cannot use a GPU", remedy)
 
 
-def _ask(interpreter: str) -> dict[str, Any]:
+def _ask(interpreter: str) -> _Torch:
     try:
         done = subprocess.run(
             [interpreter, "-c", _TORCH_CODE],
@@ -317,15 +327,14 @@ def _ask(interpreter: str) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
         )
     except OSError as error:
-        return {"error": f"cannot be run: {error.strerror}"}
+        return _Torch(error=f"cannot be run: {error.strerror}")
     except subprocess.TimeoutExpired:
-        return {"error": f"`import torch` did not finish within {_TORCH_TIMEOUT_S:.0f} s"}
+        return _Torch(error=f"`import torch` did not finish within {_TORCH_TIMEOUT_S:.0f} s")
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
-        facts: dict[str, Any] = json.loads(lines[-1])
-        return facts
+        return msgspec.json.decode(lines[-1], type=_Torch)
     last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-    return {"error": f"`import torch` fails: {last[0]}"}
+    return _Torch(error=f"`import torch` fails: {last[0]}")
 
 
 def _may_trace(root: Path) -> bool:

@@ -214,14 +214,16 @@ class _Connections(ThreadingMixIn, WSGIServer):
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
         super().__init__((str(address[0]), port), _Silent)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Answer in a thread of its own; one too many is closed."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         """Answer, and cut it off if that takes too long."""
         ended = threading.Timer(_LONGEST_S, self._cut, (request,))
         ended.daemon = True
@@ -232,7 +234,7 @@ class _Connections(ThreadingMixIn, WSGIServer):
             ended.cancel()
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Say nothing of a connection that broke."""
 
     def _cut(self, request: socket.socket) -> None:

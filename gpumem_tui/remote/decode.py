@@ -37,7 +37,7 @@ from gpumem_tui.monitor.snapshot import (
     Snapshot,
     UnlistedProcess,
 )
-from gpumem_tui.report.objects import SCHEMA, picked
+from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.text import cleaned
 
 _ESCAPE = re.compile(rb'\\(?:u([0-9a-fA-F]{4})|["\\/])|\\')
@@ -527,7 +527,10 @@ def _gpu(body: GpuLine) -> GpuReading:
         processes=processes,
         instances=tuple(map(_instance, body.instances)),
         telemetry=Telemetry(**TELEMETRY.named(body)),
-        **picked(body, *WHOSE),
+        vendor=body.vendor,
+        vendor_index=body.vendor_index,
+        runtime_index=body.runtime_index,
+        partition=body.partition,
         **GPU.named(body),
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from gpumem_tui.memory import Unknown
+
+T = TypeVar("T")
 
 SCHEMA = 1
 """The version of every object that is printed. Keys of a version stay; new ones may come."""
@@ -27,7 +29,7 @@ def encoded(body: object) -> str:
     return json.dumps(msgspec.to_builtins(body), allow_nan=False)
 
 
-def known(value: object) -> Any:
+def known(value: T | Unknown) -> T | None:
     """Return a value, or None for one that is unknown; for objects that give its reason elsewhere, or not at all."""
     return None if isinstance(value, Unknown) else value
 
@@ -37,7 +39,7 @@ def reason_of(value: object) -> str | None:
     return value.reason if isinstance(value, Unknown) else None
 
 
-def picked(source: object, *names: str) -> dict[str, Any]:
+def picked(source: object, *names: str) -> dict[str, object]:
     """Return the attributes `names` of an object under their own names. None of them may be unknown."""
     return {name: getattr(source, name) for name in names}
 
@@ -49,7 +51,7 @@ class Body:
         values: entries that are always known.
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         self._values = values
         self._unavailable: dict[str, str] = {}
 
@@ -62,11 +64,11 @@ class Body:
         for key in keys:
             self.put(key, whole if isinstance(whole, Unknown) else getattr(whole, key))
 
-    def put_each(self, key: str, values: dict[str, Any]) -> None:
+    def put_each(self, key: str, values: Mapping[str, object]) -> None:
         """Add an object whose values may each be unknown; the reasons stand under "KEY.NAME"."""
         self._values[key] = {name: self._known(f"{key}.{name}", value) for name, value in values.items()}
 
-    def _known(self, key: str, value: object) -> Any:
+    def _known(self, key: str, value: object) -> object:
         if isinstance(value, float) and not math.isfinite(value):
             value = Unknown("not a number")
         if isinstance(value, Unknown):
@@ -74,6 +76,6 @@ class Body:
             return None
         return list(value) if isinstance(value, tuple) else value
 
-    def done(self, **more: Any) -> dict[str, Any]:
+    def done(self, **more: object) -> dict[str, object]:
         """Return the object, with "unavailable" after what was put, and `more` entries after that."""
         return {**self._values, "unavailable": self._unavailable, **more}

@@ -580,6 +580,6 @@ def result_json(
     return with_accumulation(body, config, verdict.max_batch_size)
 
 
-def accumulation_json(steps: Accumulation) -> dict[str, int]:
+def accumulation_json(steps: Accumulation) -> dict[str, object]:
     """Return how the found batch reaches the wanted one."""
     return picked(steps, "steps", "global_batch_size", "target_batch")

@@ -14,7 +14,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from aiohttp import WSMsgType, web
 
@@ -165,7 +164,7 @@ async def _converse(connection: web.WebSocketResponse, visit: Visit) -> None:
             kind, *rest = json.loads(message.data)
         except (ValueError, TypeError):
             return
-        said: Any = rest[0] if rest else None
+        said: object = rest[0] if rest else None
         if kind == "stdin" and isinstance(said, str):
             await visit.send_bytes(said.encode("utf-8", "replace"))
         elif kind == "resize" and isinstance(said, dict):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from types import FrameType
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from rich.segment import Segment
 from textual.app import SystemCommand
@@ -25,6 +25,7 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
 from textual.filter import LineFilter
 from textual.message import Message
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -33,6 +34,10 @@ from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.glyphs import PALETTE, THEME, THEMES, to_ascii
 from gpumem_tui.tui.kit.main_screen import FRAME_CSS, Act, ActingApp, MainScreen, ScreenName, refused
 from gpumem_tui.tui.kit.textual_internals import TerminalDriver, screen_text
+
+if TYPE_CHECKING:
+    from textual.actions import ActionParseResult
+    from textual.dom import DOMNode
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -202,9 +207,17 @@ class GpuMemApp(ActingApp[int]):
 
         self.push_screen(ManualScreen(topic))
 
-    def notify(self, message: str, **named: Any) -> None:
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,  # noqa: ARG002 - Textual's signature
+    ) -> None:
         """Notify as Textual does, with brackets as text: notices, of whatever screen, name commands and paths."""
-        super().notify(message, **{**named, "markup": False})
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Return what memory is drawn with, for themes that do not say."""
@@ -275,9 +288,14 @@ class GpuMemApp(ActingApp[int]):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    async def run_action(self, *args: Any, **named: Any) -> bool:
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
         """Keys do nothing any more once the program is being left."""
-        return not self._ending and await super().run_action(*args, **named)
+        return not self._ending and await super().run_action(action, default_namespace, namespaces)
 
     async def action_quit(self) -> None:
         """End what runs, then the program."""

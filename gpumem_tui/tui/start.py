@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.monitor.snapshot import Snapshot, Source
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpumem_tui.snapshots.analysis import Analysis
     from gpumem_tui.snapshots.model import MemorySnapshot
     from gpumem_tui.tui.kit.main_screen import Act, MainScreen, ScreenName
+    from gpumem_tui.watch.live import LiveProbes
     from gpumem_tui.watch.supervising import TerminalCommand
 
     Screens = Mapping[ScreenName, Callable[[], MainScreen]]
@@ -72,8 +73,13 @@ def open_replay(replay: Player, settings: Settings) -> int:
     """Open on the recording of a machine, which plays from here on, and return the exit code."""
     _leave_garbage()
     replay.start()
-    played: dict[str, Any] = {"replay": replay, "past": replay.past_snapshots}
-    return _watch(partial(_monitor_screen, replay, settings, is_here=False, **played), settings)
+
+    def monitor() -> MainScreen:
+        from gpumem_tui.tui.monitor.screen import MonitorScreen
+
+        return MonitorScreen(replay, settings, read_only=True, replay=replay, past=replay.past_snapshots)
+
+    return _watch(monitor, settings)
 
 
 def open_hosts(fleet: Fleet | Player, settings: Settings, *, allow_signals: bool = False) -> int:
@@ -180,6 +186,7 @@ def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[
     Args:
         command: already started, by this thread; words: how it was typed.
     """
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.tui.run.screen import RunScreen
 
     _leave_garbage()
@@ -188,7 +195,8 @@ def open_run(command: TerminalCommand, words: str, settings: Settings) -> tuple[
     made: list[RunScreen] = []
 
     def make() -> MainScreen:
-        made.append(RunScreen(source, command, words, **_monitor_parts(settings)))
+        screen = RunScreen(source, settings, probes=_live_probes(), notifier=Notifier(settings.notify))
+        made.append(screen.of(command, words))
         return made[0]
 
     code = _run({"monitor": make}, "monitor", settings)
@@ -241,32 +249,20 @@ def _run(
     return run_app(app)
 
 
-def _monitor_screen(source: Source, settings: Settings, *, is_here: bool = True, **others: Any) -> MainScreen:
+def _monitor_screen(source: Source, settings: Settings, *, notice: str = "") -> MainScreen:
+    from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.tui.monitor.screen import MonitorScreen
 
-    return MonitorScreen(source, **_monitor_parts(settings, is_here=is_here), **others)
+    notifier = Notifier(settings.notify)
+    return MonitorScreen(source, settings, probes=_live_probes(), notifier=notifier, notice=notice)
 
 
-def _monitor_parts(settings: Settings, *, is_here: bool = True) -> dict[str, Any]:
-    """Return what a Monitor is made of besides its source."""
-    from gpumem_tui.monitor.alerts import Alerts
-    from gpumem_tui.monitor.history import History
-    from gpumem_tui.monitor.notify import Notifier
+def _live_probes() -> LiveProbes:
     from gpumem_tui.watch.live import LiveProbes
 
-    probes = LiveProbes() if is_here else None
-    if probes is not None:
-        probes.start()
-    return {
-        "history": History(settings.interval_s, settings.history_hours),
-        "alerts": Alerts(settings),
-        "chart_s": settings.chart_minutes * 60,
-        "read_only": not is_here,
-        "bell": settings.bell,
-        "mine": settings.mine,
-        "probes": probes,
-        "notifier": Notifier(settings.notify) if is_here else None,
-    }
+    probes = LiveProbes()
+    probes.start()
+    return probes
 
 
 def _own_monitor(settings: Settings) -> MainScreen:

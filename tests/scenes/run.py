@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.probe.wire import Exit
@@ -69,8 +68,15 @@ def app(command: Command, shown: tuple[Snapshot, Published] | None = None) -> Gp
     """The program, beside a GPU on which the command trains, or as `shown`."""
     snapshot, published = shown or watch_scene.training()
     command.say("loading the corpus\n" + "".join(f"epoch {n}: loss {3 / (n + 1):.3f}\n" for n in range(3)) + PROGRESS)
-    make = partial(
-        RunScreen, Scripted(snapshot), command, "python train.py --epochs 10",  # type: ignore[arg-type]
-        clock=scene.clock, past_s=600.0, probes=watch_scene.Said(published), history=scene.history(600, 1, probed=True),
-    )  # fmt: skip
+
+    def make() -> RunScreen:
+        screen = RunScreen(
+            Scripted(snapshot),
+            clock=scene.clock,
+            past_s=600.0,
+            probes=watch_scene.Said(published),
+            history=scene.history(600, 1, probed=True),
+        )
+        return screen.of(command, "python train.py --epochs 10")  # type: ignore[arg-type]
+
     return GpuMemApp({"monitor": make}, "monitor")

@@ -28,7 +28,7 @@ from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
-from gpumem_tui.settings import Notify
+from gpumem_tui.settings import Notify, Settings
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import DetailsScreen, Page, PagesScreen, QuestionScreen, Report
 from gpumem_tui.tui.kit.help import HelpScreen
@@ -306,7 +306,7 @@ async def test_the_chart_is_read_with_arrows_and_mouse() -> None:
 
 
 async def test_alerts_stand_in_the_header_and_ring_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = scene.app(scene.machine(2), bell=True)
+    app = scene.app(scene.machine(2), settings=Settings(bell=True))
     rung: list[None] = []
     monkeypatch.setattr(app, "bell", lambda: rung.append(None))
     async with app.run_test(size=SIZE) as pilot:

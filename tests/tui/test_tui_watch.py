@@ -28,6 +28,7 @@ from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.probe.files import write_document
 from gpumem_tui.probe.wire import encode_document
+from gpumem_tui.settings import Settings
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import DetailsScreen, PagesScreen, QuestionScreen, WaitingScreen
 from gpumem_tui.tui.kit.lines import Lines
@@ -256,7 +257,7 @@ async def test_a_plan_is_asked_for_with_what_the_process_trains() -> None:
 
 async def test_one_that_ended_is_alerted_listed_and_opened() -> None:
     snapshot, published = watch_scene.training()
-    app = app_of(snapshot, published, bell=True)
+    app = app_of(snapshot, published, settings=Settings(bell=True))
     async with app.run_test(size=SIZE) as pilot:
         screen = scene.screen_of(app)
         ended = watch_scene.out_of_memory(snapshot.gpus[0].uuid, wall_ns=round((scene.NOON_S - 1) * 1e9))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
@@ -11,6 +12,7 @@ from gpumem_tui.monitor.alerts import Alert, Alerts
 from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.probes import NOTHING_SAID, ProbeReport
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
+from gpumem_tui.recording.player import PlayedHost, Player
 from gpumem_tui.remote.connection import Connection, WatchedHost
 from gpumem_tui.remote.ssh import NotSignalled
 from gpumem_tui.remote.status import user_on
@@ -86,7 +88,9 @@ class HostMonitor(MonitorScreen):
     """The Monitor of a host, to look only; escape leads back to the hosts.
 
     Args:
-        signalled: by what processes there may be ended; None: they may not.
+        history: what is remembered of the host.
+        signals: processes there may be ended, where it is connected to.
+        replay: what plays the recording that the host is of; None for what is now.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -94,9 +98,20 @@ class HostMonitor(MonitorScreen):
         Binding("escape", "back", "hosts", key_display="esc", tooltip="Back to all hosts"),
     ]
 
-    def __init__(self, source: HostSource, signalled: Connection | None = None, **parts: Any) -> None:
-        super().__init__(source, read_only=True, **parts)
-        self._signalled = signalled
+    def __init__(
+        self, host: WatchedHost, settings: Settings, history: History, *, signals: bool, replay: Player | None
+    ) -> None:
+        super().__init__(
+            HostSource(host),
+            replace(settings, bell=False),
+            history=history,
+            alerts=HostAlerts(host),
+            read_only=True,
+            user=user_on(host.status.host),
+            replay=replay,
+            past=host.past if isinstance(host, PlayedHost) else tuple,
+        )
+        self._signalled = host if signals and isinstance(host, Connection) else None
 
     @property
     def may_end(self) -> bool:
@@ -111,14 +126,3 @@ class HostMonitor(MonitorScreen):
     def action_back(self) -> None:
         """Go back to all hosts."""
         self.app.pop_screen()
-
-
-def host_parts(connection: WatchedHost, settings: Settings) -> dict[str, Any]:
-    """Return what a Monitor of another machine is made of besides its source: to look only."""
-    return {
-        "history": History(settings.interval_s, settings.history_hours),
-        "alerts": HostAlerts(connection),
-        "chart_s": settings.chart_minutes * 60,
-        "mine": settings.mine,
-        "user": user_on(connection.status.host),
-    }

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from gpumem_tui.monitor.alerts import Severity
 from gpumem_tui.options.typed import size_from
@@ -46,7 +45,7 @@ def _matter(status: HostStatus) -> int:
     return _WELL if alert is None else _SEVERITY[alert.severity]
 
 
-_VALUES: Mapping[HostOrder, Callable[[HostStatus], Any]] = {
+_VALUES: Mapping[HostOrder, Callable[[HostStatus], float | str | tuple[object, ...] | None]] = {
     HostOrder.FREE: lambda each: (each.free_gpus, each.memory.free_bytes) if each.memory.total_bytes else None,
     HostOrder.USE: lambda each: each.busy_percent,
     HostOrder.ALERT: _matter,
@@ -61,7 +60,7 @@ def ordered(statuses: Sequence[HostStatus], order: HostOrder, *, reverse: bool) 
     if order is HostOrder.NAMED:
         return tuple(reversed(statuses)) if reverse else tuple(statuses)
     pairs = [(_VALUES[order](each), each) for each in statuses]
-    known = [pair for pair in pairs if pair[0] is not None]
+    known = [(value, each) for value, each in pairs if value is not None]
     known.sort(key=lambda pair: pair[0], reverse=order.descends != reverse)
     return (*(each for _, each in known), *(each for value, each in pairs if value is None))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, overload
+from typing import overload
 
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Severity
@@ -89,12 +89,14 @@ def listed_processes(state: HostsState) -> list[RemoteProcess]:
         else [each for status in shown for each in status.processes]
     )
     listed = [each for each in listed if state.wanted.has_process(each)] if state.filter else listed
-    value = _VALUES[state.sort]
+    places = {status.host.name: place for place, status in enumerate(state.statuses)}
+
+    def place(each: RemoteProcess) -> int:
+        return places[each.host_name]
+
+    value = _VALUES.get(state.sort, place)
     pairs = [(value(each), each) for each in listed]
-    if state.sort is HostsSort.HOST:
-        places = {status.host.name: place for place, status in enumerate(state.statuses)}
-        pairs = [(places[name], each) for name, each in pairs]
-    known = [pair for pair in pairs if pair[0] is not None]
+    known = [(value, each) for value, each in pairs if value is not None]
     descends = state.sort in (HostsSort.MEMORY, HostsSort.SM)
     known.sort(key=lambda pair: pair[0], reverse=descends != state.reverse)
     unknown = [each for value, each in pairs if value is None] if len(known) < len(pairs) else []
@@ -106,14 +108,13 @@ def _job_and_rank(each: RemoteProcess) -> tuple[tuple[str, str, int], int] | Non
     return None if rank is None else (job_of(each), rank)
 
 
-_VALUES: Mapping[HostsSort, Callable[[RemoteProcess], Any]] = {
+_VALUES: Mapping[HostsSort, Callable[[RemoteProcess], float | str | tuple[object, ...] | None]] = {
     HostsSort.MEMORY: lambda each: each.used_bytes,
     HostsSort.SM: lambda each: each.sm_percent,
-    HostsSort.HOST: lambda each: each.host_name,
     HostsSort.USER: lambda each: each.user,
     HostsSort.RANK: _job_and_rank,
 }
-"""What each is sorted by; None where it is unknown."""
+"""What each is sorted by, but for the host's place; None where it is unknown."""
 
 
 _STALE_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -17,11 +17,11 @@ from gpumem_tui.monitor.history import History
 from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.recording.file import when
-from gpumem_tui.recording.player import PlayedHost, Player
+from gpumem_tui.recording.player import Player
 from gpumem_tui.remote.connection import Connection, Fleet
 from gpumem_tui.remote.status import HostPhase, HostStatus, RemoteProcess, alerts_of
 from gpumem_tui.settings import Settings
-from gpumem_tui.tui.hosts.one import HostMonitor, HostSource, end_there, host_parts
+from gpumem_tui.tui.hosts.one import HostMonitor, end_there
 from gpumem_tui.tui.hosts.order import HostOrder
 from gpumem_tui.tui.hosts.rows import (
     HostsState,
@@ -236,12 +236,12 @@ class HostsScreen(TableScreen[HostsState]):
             said = status.problem or "it has not answered yet"
             self.app.notify(said, title=name, severity="error" if status.phase is HostPhase.AWAY else "information")
             return
-        parts = {**host_parts(connection, self._settings), "mine": self._state.mine}
-        parts["history"] = self._histories.setdefault(name, parts["history"])
-        parts["past"] = connection.past if isinstance(connection, PlayedHost) else tuple
-        signalled = connection if self._allow_signals and isinstance(connection, Connection) else None
+        settings = replace(self._settings, mine=self._state.mine)
+        history = self._histories.setdefault(name, History(settings.interval_s, settings.history_hours))
         self._open = name
-        self.app.push_screen(HostMonitor(HostSource(connection), signalled, replay=self.replay, **parts))
+        self.app.push_screen(
+            HostMonitor(connection, settings, history, signals=self._allow_signals, replay=self.replay)
+        )
 
     def action_turn(self, way: int) -> None:
         """Right lists the GPUs of the host, left takes them away."""
@@ -321,7 +321,7 @@ class HostsScreen(TableScreen[HostsState]):
         at = clock(time.time()) if self.replay is None else f"{self.replay_words} · {when(self.replay.now_s)}"
         right: Row = [(f"{self.telling}  ", "bold $warning"), (at, MUTED)] if self.telling else [(at, MUTED)]
         header = hosts_header(state, inner, right)
-        lines: dict[str, Any] = {
+        lines = {
             "#hosts-header": header,
             "#hosts-heading": hosts_heading(state, inner),
             "#processes-title": [(processes_title(state, listed), "bold $primary")],

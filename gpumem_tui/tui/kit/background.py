@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from textual.app import App
 
@@ -50,7 +50,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(done)
 
 
-def report_error(app: App[Any], error: BaseException) -> None:
+def report_error(app: App[T], error: BaseException) -> None:
     """Show an unexpected error on the screen as the program's own, with its file and line; the program goes on."""
     app.notify(own_error(error), title="Error", severity="error", timeout=_READ_S, markup=False)
 

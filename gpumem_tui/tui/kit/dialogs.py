@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -207,7 +207,7 @@ class TextScreen(ScrolledDialog[str | None]):
         copy_to_clipboard(self, self._plain)
 
 
-def copy_to_clipboard(screen: Screen[Any], text: str) -> None:
+def copy_to_clipboard(screen: Screen[Answer], text: str) -> None:
     """Copy to the terminal's clipboard (OSC 52), over SSH too where the terminal allows it; and say what was copied."""
     screen.app.copy_to_clipboard(text)
     what = text if "\n" not in text else f"{text.count(chr(10))} lines"

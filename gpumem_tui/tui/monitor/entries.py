@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Union
 
 from gpumem_tui.memory import Unknown
+from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
 from gpumem_tui.monitor.users import is_of
 from gpumem_tui.report.objects import known
@@ -213,10 +214,10 @@ def _sorted(listed: list[Entry], state: MonitorState) -> list[Entry]:
     last = [entry for entry in listed if entry.has_ended and not _comes_first(entry, state.now_s)]
     last.sort(key=has_ended_well)
     alive = [entry for entry in listed if not entry.has_ended]
-    with_value = [entry for entry in alive if value_of(entry) is not None]
-    without = [entry for entry in alive if value_of(entry) is None]
-    with_value.sort(key=value_of, reverse=state.sort.descends != state.reverse)
-    return first + with_value + without + last
+    pairs = [(value_of(entry), entry) for entry in alive]
+    known = [(value, entry) for value, entry in pairs if value is not None]
+    known.sort(key=lambda pair: pair[0], reverse=state.sort.descends != state.reverse)
+    return [*first, *(entry for _, entry in known), *(entry for value, entry in pairs if value is None), *last]
 
 
 def has_ended_well(entry: Entry) -> bool:
@@ -231,14 +232,19 @@ def _comes_first(entry: Entry, now_s: float) -> bool:
     return watched.process.state in FOR_MEMORY or now_s - watched.ended_s < _FIRST_S
 
 
-def _of_host(read: Callable[[HostProcess], Any]) -> Callable[[Entry], Any]:
-    def value(entry: Entry) -> Any:
-        return None if entry.host is None else known(read(entry.host))
+_Sorted = Union[float, str, None]  # noqa: UP007  an alias cannot be written with | on Python 3.10
+"""What an entry is sorted by; None for one that has it not."""
+
+
+def _of_host(read: Callable[[HostProcess], Reading[float | str]]) -> Callable[[Entry], _Sorted]:
+    def value(entry: Entry) -> _Sorted:
+        found = Unknown("") if entry.host is None else read(entry.host)
+        return None if isinstance(found, Unknown) else found
 
     return value
 
 
-_VALUES: dict[SortBy, Callable[[Entry], Any]] = {
+_VALUES: dict[SortBy, Callable[[Entry], _Sorted]] = {
     SortBy.MEMORY: lambda entry: known(entry.process.used_bytes),
     SortBy.GPU: lambda entry: None if entry.gpu is None else entry.gpu.index,
     SortBy.SM: lambda entry: known(entry.process.sm_percent),

@@ -20,6 +20,7 @@ from gpumem_tui.monitor.ledger import DEVICE_BUCKETS
 from gpumem_tui.monitor.probes import with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
 from gpumem_tui.monitor.users import viewer
+from gpumem_tui.settings import Settings
 from gpumem_tui.tui.kit.figures import Row, clock
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.monitor.entries import charted, count, moved, offering
@@ -60,18 +61,17 @@ class MonitorScreen(ProcessActions):
 
     Args:
         source: where snapshots come from: already started, stopped when the screen ends.
-        history, alerts: what remembers the snapshots, and what judges them.
-        chart_s: how much of the history the chart shows, once there is as much; less until then.
+        settings: how much is remembered and shown, whether the bell rings, whose processes are listed.
+        history, alerts: what remembers the snapshots, and what judges them; None for new ones, by the settings.
         past_s: how far back `history` reaches already.
         read_only: no process is ended, attached to, or looked into.
-        bell: ring when an alert begins.
         notice: the header's first words.
         probes: what probes publish on the machine of the source: already started, stopped when the screen ends; None
             for nothing.
         clock: a snapshot's time as text.
         replay: what plays the recording that the source is of; None for what is now.
         past: the snapshots before the moment that was sought last.
-        mine: list only the processes of `user`, who is watching; by default the one here.
+        user: who is watching, whose processes alone may be listed; empty for the one here.
         notifier: tells of alerts that begin.
     """
 
@@ -109,29 +109,29 @@ class MonitorScreen(ProcessActions):
     def __init__(  # noqa: PLR0913 - named only, each with its default
         self,
         source: Source,
+        settings: Settings | None = None,
         *,
         history: History | None = None,
         alerts: Alerts | None = None,
-        chart_s: float = 600.0,
         past_s: float = 0.0,
         read_only: bool = False,
-        bell: bool = False,
         notice: str = "",
         probes: ProbeSource | None = None,
         clock: Callable[[float], str] = clock,
         replay: Player | None = None,
         past: Callable[[], Sequence[Snapshot]] = tuple,
-        mine: bool = False,
         user: str = "",
         notifier: Notifier | None = None,
     ) -> None:
-        super().__init__(Feed(source, history or History(), alerts or Alerts(), probes), read_only=read_only)
+        settings = settings or Settings()
+        history = history or History(settings.interval_s, settings.history_hours)
+        super().__init__(Feed(source, history, alerts or Alerts(settings), probes), read_only=read_only)
         self.replay, self._past, self.notifier = replay, past, notifier
-        self._state = replace(self._state, mine=mine, user=user or viewer())
-        self._bell = bell
+        self._state = replace(self._state, mine=settings.mine, user=user or viewer())
+        self._bell = settings.bell
         self._notice = notice
         self._clock = clock
-        self._span = ChartSpan(chart_s, past_s)
+        self._span = ChartSpan(settings.chart_minutes * 60, past_s)
         self._began_s = time.monotonic()
         self._plan: Layout | None = None
         self._prefers_history, self._drawn_size = False, Size()

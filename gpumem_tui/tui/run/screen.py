@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -23,7 +23,6 @@ from gpumem_tui.tui.monitor.entries import entries
 from gpumem_tui.tui.monitor.screen import MonitorScreen
 
 if TYPE_CHECKING:
-    from gpumem_tui.monitor.snapshot import Source
     from gpumem_tui.probe.wire import Exit
     from gpumem_tui.watch.supervising import TerminalCommand
 
@@ -96,11 +95,7 @@ _LEAVE_S = 5.0
 class RunScreen(MonitorScreen):
     """The Monitor with the output of a command above or beside it. The program ends when the command does.
 
-    Args:
-        source: where snapshots come from.
-        command: already started; followed from here on, ended when the screen ends.
-        words: how the command was typed.
-        others: as the Monitor's.
+    Made as the Monitor is, then told `of` which command.
     """
 
     CSS_PATH = [MonitorScreen.CSS_PATH, Path(__file__).with_name("screen.tcss")]  # type: ignore[assignment]  # noqa: RUF012  as Textual takes it
@@ -116,13 +111,21 @@ class RunScreen(MonitorScreen):
 
         ended: Exit
 
-    def __init__(self, source: Source, command: TerminalCommand, words: str, **others: Any) -> None:
-        super().__init__(source, **others)
+    _command: TerminalCommand
+    _words: str
+    _zoomed = ""
+    _has_chosen = False
+
+    def of(self, command: TerminalCommand, words: str) -> RunScreen:
+        """Have it show a command, and return itself.
+
+        Args:
+            command: already started; followed from when the screen opens, ended when the screen ends.
+            words: how it was typed.
+        """
         self.printed = Printed([PrintedLine(f"$ {words}", "heading")])
-        self._command = command
-        self._words = words
-        self._zoomed = ""
-        self._has_chosen = False
+        self._command, self._words = command, words
+        return self
 
     # What is on it
 
