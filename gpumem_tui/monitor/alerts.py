@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
-from typing import Any
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Stopped
@@ -123,7 +122,7 @@ class Alert:
         """Return what makes it the same alert as before, though its message changes."""
         return self.gpu_uuid, self.instance, self.kind
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return it as an object."""
         which = {"severity": self.severity.value, "kind": self.kind.value}
         return {**which, **picked(self, "gpu_uuid", "instance", "message", "since_s")}
@@ -494,7 +493,7 @@ class NewAlerts:
         self,
         time_s: float,
         alerts: Sequence[Alert],
-        probes: Mapping[tuple[str, int], Mapping[str, Any]],
+        probes: Mapping[tuple[str, int], Mapping[str, object]],
         host: str = "",
     ) -> list[AlertMark]:
         """Return the alerts of this moment that were not there in the one before.
@@ -511,9 +510,12 @@ class NewAlerts:
         ]
 
 
-def ranks_on(uuid: str, probes: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[int, ...]:
+def ranks_on(uuid: str, probes: Mapping[tuple[str, int], Mapping[str, object]]) -> tuple[int, ...]:
     """Return the ranks of the processes on a GPU that are one of several."""
-    found = {
-        body.get("rank") for (place, _), body in probes.items() if place == uuid and (body.get("world_size") or 1) > 1
-    }
+    found = {body.get("rank") for (place, _), body in probes.items() if place == uuid and _is_one_of_several(body)}
     return tuple(sorted(rank for rank in found if type(rank) is int))
+
+
+def _is_one_of_several(body: Mapping[str, object]) -> bool:
+    size = body.get("world_size")
+    return isinstance(size, int) and size > 1

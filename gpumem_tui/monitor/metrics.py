@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -471,37 +471,41 @@ def _add_training(sheet: Sheet, host: str, gpus: tuple[GpuReading, ...], probes:
     for labels, said in chosen:
         for name, family in _BUCKETS.items():
             for bucket in Bucket:
-                if (size_bytes := _number(said[name].get(bucket.value))) is not None:
+                if (size_bytes := _number(_buckets(said, name).get(bucket.value))) is not None:
                     sheet.add(family, host, (*labels, bucket.value), size_bytes)
         for name, family in _FIGURES.items():
             if (value := _number(said.get(name))) is not None:
                 sheet.add(family, host, labels, value)
 
 
-def _samples(gpus: tuple[GpuReading, ...], probes: ProbeReport) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+def _samples(
+    gpus: tuple[GpuReading, ...], probes: ProbeReport
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, object]]]:
     """Yield each sample (as `watch.report` writes it) with its labels."""
     places = {gpu.uuid: str(gpu.index) for gpu in gpus}
     places |= {instance.uuid: str(gpu.index) for gpu in gpus for instance in gpu.instances}
     for (where, _), said in probes.said.items():
         uuid = "" if where == said.get("device") else where
-        yield _training_labels(places.get(uuid, ""), uuid, said), _with_buckets(said)
+        newest = {"newest_step": said.get("step"), "newest_step_age_s": said.get("age_s")}  # of older probes
+        yield _training_labels(places.get(uuid, ""), uuid, said), {**newest, **said}
 
 
-def _training_labels(gpu: str, uuid: str, said: Mapping[str, Any]) -> tuple[str, ...]:
+def _training_labels(gpu: str, uuid: str, said: Mapping[str, object]) -> tuple[str, ...]:
     device, pid, job, rank = ("" if said.get(name) is None else str(said[name]) for name in _NAMED)
     return gpu, uuid, device, pid, job or f"pid {pid}", rank
 
 
-def _with_buckets(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a sample with both divisions into buckets, empty where it has none."""
-    newest = {"newest_step": said.get("step"), "newest_step_age_s": said.get("age_s")}  # of older probes
-    return {**newest, **said, **{name: said[name] if isinstance(said.get(name), dict) else {} for name in _BUCKETS}}
+def _buckets(said: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """Return a division into buckets of a sample; empty where it has none."""
+    found = said.get(name)
+    return found if isinstance(found, dict) else {}
 
 
-def _training_held(said: Mapping[str, Any]) -> float:
+def _training_held(said: Mapping[str, object]) -> float:
     """Return what a process holds: what its allocator has reserved, or all that was found without one."""
     reserved_bytes = _number(said.get("reserved_bytes"))
-    return sum(_number(size) or 0 for size in said["buckets"].values()) if reserved_bytes is None else reserved_bytes
+    found = (_number(size) for size in _buckets(said, "buckets").values())
+    return sum(size for size in found if size is not None) if reserved_bytes is None else reserved_bytes
 
 
 def _number(value: object) -> float | None:

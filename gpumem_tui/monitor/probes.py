@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
@@ -95,7 +94,7 @@ class ProbeReport:
     ended: tuple[RanOutOfMemory, ...] = ()
     growing: tuple[Growing, ...] = ()
     stopped: tuple[Stopped, ...] = ()
-    said: Mapping[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    said: Mapping[tuple[str, int], dict[str, object]] = field(default_factory=dict)
     hosts: Mapping[int, Reading[HostProcess]] = field(default_factory=dict)
 
 

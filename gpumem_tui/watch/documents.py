@@ -14,7 +14,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -111,12 +111,11 @@ def _total(buckets: Mapping[str, int], path: Path) -> int:
         raise WireError(f"{path.name} is damaged: {printable(str(error))}") from error
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
-    return content
+def _object(data: bytes) -> dict[str, object]:
+    return msgspec.json.decode(data, type=dict[str, object])
 
 
-def _checked(kind: type[_T], content: dict[str, Any]) -> _T:
+def _checked(kind: type[_T], content: dict[str, object]) -> _T:
     """Return the content as a value of that type, every text printable and every number within its bounds.
 
     Raises:
@@ -127,21 +126,21 @@ def _checked(kind: type[_T], content: dict[str, Any]) -> _T:
     return value
 
 
-def _check(hint: Any, value: Any) -> None:
+def _check(hint: object, value: object) -> None:
     """Raise if a number in a value is out of the bounds in its annotation (`AtLeast`), which msgspec does not know."""
     origin, parts = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         for name, bounded in _bounded_fields(hint):
             _check(bounded, getattr(value, name))
-    elif origin is Annotated:
-        for one in hint.__metadata__:
+    elif origin is Annotated and isinstance(value, (int, float)):
+        for one in parts[1:]:
             least = one.value if isinstance(one, AtLeast) else value
             if not least <= value <= (math.inf if isinstance(value, float) else LARGEST):
                 raise msgspec.ValidationError(f"{value} is not a number from {least} to {LARGEST}")
-    elif origin is dict:
+    elif origin is dict and isinstance(value, dict):
         for one in value.values():
             _check(parts[1], one)
-    elif origin is tuple:
+    elif origin is tuple and isinstance(value, tuple):
         for part, one in zip(repeat(parts[0]) if parts[-1] is Ellipsis else parts, value, strict=False):
             _check(part, one)
     elif value is not None:  # of what may be None
@@ -150,13 +149,13 @@ def _check(hint: Any, value: Any) -> None:
 
 
 @cache
-def _bounded_fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+def _bounded_fields(kind: type) -> tuple[tuple[str, object], ...]:
     """Return the fields of a dataclass in which a number may have bounds, each with its annotation."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple((name, hint) for name, hint in hints.items() if _has_bounds(hint))
 
 
-def _has_bounds(hint: Any) -> bool:
+def _has_bounds(hint: object) -> bool:
     if isinstance(hint, type) and is_dataclass(hint):
         return bool(_bounded_fields(hint))
     return get_origin(hint) is Annotated or any(map(_has_bounds, get_args(hint)))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from gpumem_tui.memory import GIB, MIB, format_bytes
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name
@@ -137,7 +136,7 @@ class StepGrowth:
     since_step: int = 0
 
 
-def step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> StepGrowth:
+def step_growth(samples: Sequence[Mapping[str, object]], device: int) -> StepGrowth:
     """Find by how much a device's memory grew from step to step, up to the last sample.
 
     Args:
@@ -155,7 +154,7 @@ def step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> StepGrowth
     return StepGrowth()
 
 
-def mean_step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> float | None:
+def mean_step_growth(samples: Sequence[Mapping[str, object]], device: int) -> float | None:
     """Return the bytes by which memory grew in a step on average, steadily or not; None with too few samples to tell.
 
     Args:
@@ -165,7 +164,7 @@ def mean_step_growth(samples: Sequence[Mapping[str, Any]], device: int) -> float
     return _mean(points) if len(points) >= _LEAST_SAMPLES else None
 
 
-def _held_after(samples: Sequence[Mapping[str, Any]], device: int) -> list[tuple[int, int]]:
+def _held_after(samples: Sequence[Mapping[str, object]], device: int) -> list[tuple[int, int]]:
     """Return what a device held after each step seen, beside parameters, gradients and optimizer state."""
     points: list[tuple[int, int]] = []
     for one in samples:

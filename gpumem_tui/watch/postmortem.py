@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -181,9 +180,9 @@ def _of_kill(process: ProbedProcess, end: End) -> PostMortem:
     )
 
 
-def case_json(case: Case) -> dict[str, Any]:
+def case_json(case: Case) -> dict[str, object]:
     """Return the case as one object."""
-    body: dict[str, Any] = {
+    return {
         "event": "post_mortem",
         "schema": SCHEMA,
         "pid": case.process.files.pid,
@@ -191,22 +190,18 @@ def case_json(case: Case) -> dict[str, Any]:
         **msgspec.to_builtins(case.post_mortem),
         "free_bytes": case.free_bytes,
         "grew_bytes_a_step": case.grew.bytes or None,
-        "expected": None,
+        "expected": None if isinstance(case.expected, Unknown) else _expected_json(case.expected),
         "remedies": [
             {**picked(one.technique, "name", "option"), **picked(one, "saved_bytes", "max_batch_size")}
             for one in case.remedies
         ],
-        "unavailable": {},
+        "unavailable": {"expected": case.expected.reason} if isinstance(case.expected, Unknown) else {},
     }
-    if isinstance(case.expected, Unknown):
-        body["unavailable"]["expected"] = case.expected.reason
-    else:
-        body["expected"] = {
-            "model": case.expected.shape.name,
-            "assumed": list(case.expected.assumed),
-            "buckets": case.expected.at(0).breakdown.as_json(FIXED),
-        }
-    return body
+
+
+def _expected_json(expected: Expected) -> dict[str, object]:
+    buckets = expected.at(0).breakdown.as_json(FIXED)
+    return {"model": expected.shape.name, "assumed": list(expected.assumed), "buckets": buckets}
 
 
 def case_lines(case: Case, now_s: float | None = None) -> list[str]:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
@@ -205,17 +205,17 @@ class _Printer:
 # JSON
 
 
-def _event(name: str, process: ProbedProcess, pid: int | None, **more: Any) -> dict[str, Any]:
+def _event(name: str, process: ProbedProcess, pid: int | None, **more: object) -> dict[str, object]:
     """Return a line of its own about a process."""
     return {"event": name, "schema": SCHEMA, "pid": pid, "rank": process.process.rank, **more}
 
 
-def sample_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
+def sample_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, object]:
     """Return one sample of one device, as a line of its own."""
     return {"event": "sample", "schema": SCHEMA, **probe_json(process, sample)}
 
 
-def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, Any]:
+def probe_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, object]:
     """Return one sample of one device. A value that is not known is null, with its reason under `unavailable`."""
     body = Body(
         pid=process.known_pid,
@@ -265,7 +265,7 @@ def _where(placed: Placed) -> str:
     return placed.gpu_uuid if isinstance(placed.gpu_uuid, str) else placed.sample.device
 
 
-def ended_json(process: ProbedProcess) -> dict[str, Any]:
+def ended_json(process: ProbedProcess) -> dict[str, object]:
     """Return a process that has ended, and how; what was not seen of that is null."""
     end = process.end
     keys = ("time_s", "exit_code", "signal", "resident_bytes", "limit_bytes", "limit_owner")
@@ -275,13 +275,13 @@ def ended_json(process: ProbedProcess) -> dict[str, Any]:
     return _event("ended", process, process.files.pid, user=user_name(process.uid), **state, **how)
 
 
-def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, Any]:
+def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, object]:
     """Return a process whose memory after each step has begun to rise steadily."""
     rise = {"device": device_name(growth.device), **picked(growth, "bytes_per_s", "over_s")}
     return _event("growth", process, process.known_pid, step=process.step, **rise)
 
 
-def look_json(process: ProbedProcess, look: LookAnswer) -> dict[str, Any]:
+def look_json(process: ProbedProcess, look: LookAnswer) -> dict[str, object]:
     """Return a deep look, as the probe published it."""
     return _event(
         "look",
@@ -296,12 +296,12 @@ def look_json(process: ProbedProcess, look: LookAnswer) -> dict[str, Any]:
     )
 
 
-def _kept_json(kept: KeptPlace) -> dict[str, Any]:
+def _kept_json(kept: KeptPlace) -> dict[str, object]:
     places = {name: getattr(kept, name) or None for name in ("operator", "module", "source")}
     return {"device": device_name(kept.device), **places, **picked(kept, "bytes", "allocations")}
 
 
-def _looked_json(device: LookedDevice) -> dict[str, Any]:
+def _looked_json(device: LookedDevice) -> dict[str, object]:
     return {
         "device": device_name(device.device),
         "device_uuid": device.device_uuid or None,
@@ -314,7 +314,7 @@ def _looked_json(device: LookedDevice) -> dict[str, Any]:
     }
 
 
-def _places_json(held: Sequence[HeldPlace], by: By) -> list[dict[str, Any]]:
+def _places_json(held: Sequence[HeldPlace], by: By) -> list[dict[str, object]]:
     places = _totals((str(getattr(one, by)), one.bytes) for one in held)
     return [{by: place or None, "bytes": size_bytes} for place, size_bytes in places]
 

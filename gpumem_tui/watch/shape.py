@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpumem_tui.catalog.loader import models
-from gpumem_tui.catalog.shapes import FAMILIES, Family, ModelShape, ShapeError
+from gpumem_tui.catalog.shapes import FAMILIES, ModelShape, ShapeError
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
@@ -127,38 +127,23 @@ def _values(parameter: TrainedParameter) -> int:
     return math.prod(parameter.shape)
 
 
-def _transformer(
-    family: Family, tensors: _Tensors, layers: int, hidden: int, ffn: int, width: int, **fields: int | bool
-) -> Derived:
-    """Make a transformer of these dimensions; `width` is the usual one of an attention head."""
-    alike = [
-        model
-        for model in models().values()
-        if (model.family, model.layers, model.hidden, model.ffn) == (family, layers, hidden, ffn)
-    ]
-    vocab = fields.get("vocab", 0)
-    known = next((model for model in alike if model.vocab == vocab), alike[0] if alike else None)
+def _transformer(found: ModelShape, width: int) -> Derived:
+    """Complete what its tensors tell of a transformer; `width` is the usual one of an attention head."""
+    dimensions = (found.family, found.layers, found.hidden, found.ffn)
+    alike = [m for m in models().values() if (m.family, m.layers, m.hidden, m.ffn) == dimensions]
+    known = next((model for model in alike if model.vocab == found.vocab), alike[0] if alike else None)
     assumed = []
     if known is not None:
         heads, dropout = known.heads, known.dropout
         assumed.append(f"{heads} heads and dropout {dropout:g} as in {known.name}")
     else:
-        heads, dropout = max(1, hidden // width), 0.0
+        heads, dropout = max(1, found.hidden // width), 0.0
         assumed.append(f"{heads} heads of {width} and no dropout")
-    if fields.get("tied_head"):
+    if found.tied_head:
         assumed.append("an output head that shares the embedding")
-    name = known.name if known is not None and known.vocab == vocab else tensors.name
-    sizes = {"heads": heads, "kv_heads": heads, **fields}
-    shape = ModelShape(
-        name=name,
-        family=family,
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        dropout=dropout,
-        **sizes,  # type: ignore[arg-type]
-    )
-    usual = FAMILIES[family].training_seq_len
+    name = known.name if known is not None and known.vocab == found.vocab else found.name
+    shape = replace(found, name=name, heads=heads, kv_heads=heads, dropout=dropout)
+    usual = FAMILIES[shape.family].training_seq_len
     if usual:
         longest = shape.max_seq_len or (known.max_seq_len if known is not None else usual)
         length = min(longest, usual)
@@ -173,15 +158,17 @@ def _gpt2(tensors: _Tensors) -> Iterator[Derived]:
     if tokens is None or positions is None or widen is None or tensors.find(_SEGMENT_TYPES) is not None:
         return
     yield _transformer(
-        "gpt2",
-        tensors,
-        layers=tensors.count(_WIDEN),
-        hidden=tokens[1],
-        ffn=max(widen) if max(widen) > tokens[1] else min(widen),
-        width=_HEAD_WIDTH,
-        vocab=tokens[0],
-        max_seq_len=positions[0],
-        tied_head=tensors.find(_HEAD, 2) is None,
+        ModelShape(
+            name=tensors.name,
+            family="gpt2",
+            layers=tensors.count(_WIDEN),
+            hidden=tokens[1],
+            ffn=max(widen) if max(widen) > tokens[1] else min(widen),
+            vocab=tokens[0],
+            max_seq_len=positions[0],
+            tied_head=tensors.find(_HEAD, 2) is None,
+        ),
+        _HEAD_WIDTH,
     )
 
 
@@ -193,15 +180,17 @@ def _bert(tensors: _Tensors) -> Iterator[Derived]:
     if tensors.find(_PREDICTIONS) is not None:
         return  # a head over the vocabulary holds far more than a classifier
     yield _transformer(
-        "bert",
-        tensors,
-        layers=tensors.count(_WIDEN),
-        hidden=tokens[1],
-        ffn=widen[0],
-        width=_HEAD_WIDTH,
-        vocab=tokens[0],
-        max_seq_len=positions[0],
-        classes=head[0] if head is not None else 2,
+        ModelShape(
+            name=tensors.name,
+            family="bert",
+            layers=tensors.count(_WIDEN),
+            hidden=tokens[1],
+            ffn=widen[0],
+            vocab=tokens[0],
+            max_seq_len=positions[0],
+            classes=head[0] if head is not None else 2,
+        ),
+        _HEAD_WIDTH,
     )
 
 
@@ -211,16 +200,18 @@ def _llama(tensors: _Tensors) -> Iterator[Derived]:
     if tokens is None or gate is None or query is None or key is None:
         return
     derived = _transformer(
-        "llama",
-        tensors,
-        layers=tensors.count(_GATE),
-        hidden=tokens[1],
-        ffn=gate[0],
-        width=min(_LLAMA_HEAD_WIDTH, key[0]),
-        vocab=tokens[0],
-        tied_head=tensors.find(_HEAD, 2) is None,
-        qkv_bias=tensors.find(_QUERY_BIAS) is not None,
-        qk_norm=tensors.find(_QUERY_NORM) is not None,
+        ModelShape(
+            name=tensors.name,
+            family="llama",
+            layers=tensors.count(_GATE),
+            hidden=tokens[1],
+            ffn=gate[0],
+            vocab=tokens[0],
+            tied_head=tensors.find(_HEAD, 2) is None,
+            qkv_bias=tensors.find(_QUERY_BIAS) is not None,
+            qk_norm=tensors.find(_QUERY_NORM) is not None,
+        ),
+        min(_LLAMA_HEAD_WIDTH, key[0]),
     )
     heads = derived.shape.heads
     width = query[0] // heads
@@ -241,15 +232,17 @@ def _vit(tensors: _Tensors) -> Iterator[Derived]:
         return
     side = math.isqrt(positions[1] - 1)
     yield _transformer(
-        "vit",
-        tensors,
-        layers=tensors.count(_WIDEN),
-        hidden=patches[0],
-        ffn=widen[0],
-        width=_HEAD_WIDTH,
-        image_size=side * patches[2],
-        patch_size=patches[2],
-        classes=head[0] if head is not None else 0,
+        ModelShape(
+            name=tensors.name,
+            family="vit",
+            layers=tensors.count(_WIDEN),
+            hidden=patches[0],
+            ffn=widen[0],
+            image_size=side * patches[2],
+            patch_size=patches[2],
+            classes=head[0] if head is not None else 0,
+        ),
+        _HEAD_WIDTH,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import subprocess
@@ -24,6 +25,7 @@ from gpumem_tui.probe.wire import (
     slot_offset,
     switched_off_patch,
 )
+from gpumem_tui.report.objects import encoded
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import ProcessState
 from gpumem_tui.watch.report import probe_json
@@ -93,7 +95,7 @@ def test_where_a_process_stands_counts_until_a_step_ends(folder: Path) -> None:
     [process] = watcher.processes()
     assert (process.stall, process.step) == (stall, 9)
     assert process.problem == "no step has finished for 60 s: in batch at data.py:5 (read), computing"
-    assert probe_json(process, process.samples[0])["stopped_at"]["source"] == "data.py:5"
+    assert json.loads(encoded(probe_json(process, process.samples[0])))["stopped_at"]["source"] == "data.py:5"
     ring.patch(*heartbeat_patch(Heartbeat(10, 31_000_000_000, 32_000_000_000, is_busy=False)))
     [process] = watcher.processes()
     assert (process.stall, process.problem) == (None, "no step has finished for 34 s"), "of an earlier stop"
