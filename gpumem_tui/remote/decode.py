@@ -268,8 +268,6 @@ Line = TypeVar("Line", ReadingLine, ChangesLine)
 # ---- from a line to a snapshot
 
 _DECODER = msgspec.json.Decoder(ReadingLine)
-
-
 _CHANGES_DECODER = msgspec.json.Decoder(ChangesLine)
 _CHANGES_START = re.compile(rb'\{"schema": ?\d+, ?"since":')
 
@@ -527,10 +525,7 @@ def _gpu(body: GpuLine) -> GpuReading:
         processes=processes,
         instances=tuple(map(_instance, body.instances)),
         telemetry=Telemetry(**TELEMETRY.named(body)),
-        vendor=body.vendor,
-        vendor_index=body.vendor_index,
-        runtime_index=body.runtime_index,
-        partition=body.partition,
+        **{name: getattr(body, name) for name in WHOSE},
         **GPU.named(body),
     )
 

@@ -105,6 +105,6 @@ def _csv_lines(name: str, snapshot: Snapshot) -> Iterator[str]:
         line = io.StringIO()
         csv.writer(line, lineterminator="").writerow(
             (round(snapshot.time_s, 3), name, gpu.index, gpu.uuid, gpu.name, *sizes,
-             *(known(getattr(gpu, value)) for value in _VALUES))
+             *(known(getattr(gpu.telemetry, value)) for value in _VALUES))
         )  # fmt: skip
         yield line.getvalue()
