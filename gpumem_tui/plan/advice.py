@@ -63,14 +63,14 @@ def advise(config: SearchConfig) -> tuple[Advice, ...]:
     single = techniques(plan).helping
     advice = [
         Advice(
-            technique.option,
+            technique.change.option,
             f"saves {format_bytes(technique.saved_bytes)}, "
-            + (f"batch {technique.max_batch_size:,} fits" if technique.max_batch_size else "not enough alone"),
-            technique.cost + _unsearchable(technique.plan, plan.recipe),
+            + (f"batch {technique.largest:,} fits" if technique.known_largest else "not enough alone"),
+            technique.change.cost + _unsearchable(technique.plan, plan.recipe),
         )
         for technique in single[:_MOST_SINGLE]
     ]
-    if any(technique.max_batch_size and not _unsearchable(technique.plan, plan.recipe) for technique in single):
+    if any(technique.known_largest and not _unsearchable(technique.plan, plan.recipe) for technique in single):
         return tuple(advice)
     return (*_together(plan), *advice)[:_MOST_SINGLE]
 
@@ -98,7 +98,9 @@ def _together(plan: Plan) -> Iterator[Advice]:
         return
     options = " ".join(change.option for change in found.changes)
     costs = "; ".join(change.cost for change in found.changes)
-    yield Advice(options, f"batch {found.max_batch_size:,} fits", costs + _unsearchable(found.plan, plan.recipe))
+    yield Advice(
+        options, f"batch {found.by_formula.max_batch_size:,} fits", costs + _unsearchable(found.plan, plan.recipe)
+    )
 
 
 def _unsearchable(plan: Plan, was: Recipe) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +12,7 @@ from types import MappingProxyType
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
+from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
     MomentBytes,
@@ -67,6 +70,11 @@ class Answer(Outlook):
     def fits(self) -> bool:
         """Return whether the step stays within `usable_bytes`, the allocator's cache with it."""
         return self.spare_bytes >= 0
+
+
+def formula_only(plan: Plan) -> bool:
+    """Return whether nothing but the closed form can answer the plan."""
+    return bool(plan.extras) or bool(why_formula_only(plan.shape, plan.recipe))
 
 
 def answer(plan: Plan) -> Answer:
@@ -286,6 +294,26 @@ class TracedAnswer:
             total_bytes=self.plan.gpu.total_bytes,
         )
 
+    def at(self, batch_size: int) -> TracedAnswer:
+        """Return the answer at another batch size."""
+        return replace(self, plan=self.plan.at(batch_size))
+
+    def batches(self) -> list[TracedAnswer]:
+        """Return powers of two up to the largest batch that fits, it and the next one, and the planned one."""
+        sizes = {self.plan.batch_size}
+        largest = self.max_batch_size
+        if isinstance(largest, int):
+            sizes |= {1 << power for power in range(largest.bit_length())} | {max(1, largest), largest + 1}
+        return [self.at(size) for size in sorted(sizes)]
+
+    def places(self) -> list[Place]:
+        """Return what holds the peak, the largest first."""
+        totals: Counter[tuple[Bucket, str, str]] = Counter()
+        for held in self.traced.held_at_peak(self.plan.batch_size):
+            module = re.sub(r"\b\d+\b", "*", held.site.module)
+            totals[held.bucket, module, held.site.source] += held.size_bytes
+        return [Place(*where, size_bytes) for where, size_bytes in totals.most_common()]
+
     def worked_out(self) -> tuple[object, ...]:
         """Work every figure out, and return them.
 
@@ -297,6 +325,16 @@ class TracedAnswer:
             self.device_used_bytes, self.device_used_range, self.free_range, self.unknowns, self.fit,
             self.max_batch_size, self.full_batch_size, self.may_fit_batch_size,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes held at the peak by one place of the program; layers of one kind are counted together."""
+
+    bucket: Bucket
+    module: str
+    source: str
+    size_bytes: int
 
 
 def traced_answer(plan: Plan, traced: Traced, finder: BatchFinder | None = None) -> TracedAnswer:

@@ -15,7 +15,8 @@ from math import prod
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.techniques import ADAPTERS, DEEPSPEED, MORE_RANKS, SHARDED, SHARDS, Price, Technique
 from gpumem_tui.memory import Breakdown, Bucket, Unknown
-from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Together, Watch, WhatIf
+from gpumem_tui.plan.combination import Combination, next_likely
+from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Watch
 from gpumem_tui.plan.dialects import launched, typed_command
 from gpumem_tui.run.control import Control, has_room_for_two
 from gpumem_tui.search.prediction import Traced
@@ -80,11 +81,12 @@ class _Estimates:
         room_bytes = min(plan.gpu.cuda_total_bytes - self._context_bytes, most - 1)
         self._with: dict[Technique, _Seen] = {}
         for tried in plan.what_ifs:
-            if isinstance(tried.traced, Traced) and tried.change.key != MORE_RANKS:
+            (change,) = tried.changes
+            if isinstance(tried.traced, Traced) and change.key != MORE_RANKS:
                 seen = _Seen.of(plan.there(tried.traced).at(self._whole))
                 moments = seen.moments.items()
                 if any(totals.get(phase, 0) > max(room_bytes, held.total_bytes) for phase, held in moments):
-                    self._with[tried.change] = seen
+                    self._with[change] = seen
         self.helping = list(self._with)
         self._missed: list[tuple[set[Technique], int]] = []
         for one in plan.together:
@@ -92,7 +94,7 @@ class _Estimates:
                 took = plan.there(one.traced).device_used_bytes(one.batch_size) + one.beside_bytes
                 self._missed.append((set(one.changes), took - self.of(one)))
 
-    def of(self, one: Together) -> int:
+    def of(self, one: Combination) -> int:
         """Return the bytes of the device at the most."""
         size = one.batch_size / self._whole
         most = 0.0
@@ -108,12 +110,12 @@ class _Estimates:
                 most = max(most, total)
         return self._context_bytes + int(most + self._unused_bytes * size)
 
-    def corrected(self, one: Together) -> int:
+    def corrected(self, one: Combination) -> int:
         """Return the same with the most that was missed of sets within this one."""
         return self.of(one) + max((0, *(missed for changes, missed in self._missed if changes <= set(one.changes))))
 
 
-def likely(plan: CommandPlan) -> list[Together]:
+def likely(plan: CommandPlan) -> list[Combination]:
     """Return the sets that may fit by what each change saved alone, the cheapest first, then those of fewest passes.
 
     Where a set was run and took more, those that have all of its changes come last if they lack room by as much.
@@ -123,15 +125,15 @@ def likely(plan: CommandPlan) -> list[Together]:
     for batch_size in _micro_batches(plan):
         for count in range(min(_MOST_CHANGES, len(estimates.helping)) + 1):
             for chosen in combinations(estimates.helping, count):
-                one = Together(chosen, batch_size, 1)
-                gpus = max(1, one.gpus // plan.ranks)  # each has its part of the samples
-                one = replace(one, passes=-(-whole // (batch_size * gpus)))
+                sharing = max((change.gpus for change in chosen), default=1)
+                gpus = max(1, sharing // plan.ranks)  # each has its part of the samples
+                one = Combination.of_command(chosen, batch_size, passes=-(-whole // (batch_size * gpus)))
                 alike = (sum(change.key in kind for change in one.changes) for kind in (_OF_THE_HELD, SHARDS))
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
                 if one.price != Price() and max(alike) <= 1 and same and estimates.of(one) <= room_bytes:
                     found.append(one)
     found.sort(key=lambda one: (estimates.corrected(one) > room_bytes, one.price, one.passes))
-    kept: list[Together] = []
+    kept: list[Combination] = []
     for one in found:  # of one set of changes the two largest passes
         if sum(other.changes == one.changes for other in kept) < _MOST_SIZES:
             kept.append(one)
@@ -156,15 +158,15 @@ class Planning:
     """The progress of a plan's runs.
 
     Attributes:
-        running: the change, or the set of them, that is being run; None: `ran` has just ended.
+        running: what is being run; None: `ran` has just ended.
         waiting: changes whose runs have not begun. `to_go`: how many of them are run, as far as is known.
         left_s: about how long the rest takes, by the runs so far.
     """
 
     plan: CommandPlan
-    running: Technique | Together | None
-    ran: Together | None
-    waiting: tuple[Technique, ...]
+    running: Combination | None
+    ran: Combination | None
+    waiting: tuple[Combination, ...]
     to_go: int
     left_s: float
 
@@ -172,23 +174,23 @@ class Planning:
 class _Ahead:
     """Runs changes, of which the next one goes on already beside what is run now, where each takes one trace."""
 
-    def __init__(self, runs: Runs, base: Traced, control: Control, watch: Watch) -> None:
-        self._pool = ThreadPoolExecutor(2) if base.done.only_at and has_room_for_two() else None
-        self._trace: Callable[[Technique], WhatIf] = lambda change: runs.trace_change(change, base, control, watch)
-        self.begun: dict[str, Future[WhatIf]] = {}
+    def __init__(self, runs: Runs, plan: CommandPlan, control: Control, watch: Watch) -> None:
+        self._pool = ThreadPoolExecutor(2) if plan.base.done.only_at and has_room_for_two() else None
+        self._run: Callable[[Combination], Combination] = lambda one: runs.run(one, plan, control, watch)
+        self.begun: dict[tuple[Technique, ...], Future[Combination]] = {}
 
-    def begin(self, left: Sequence[Technique]) -> None:
+    def begin(self, left: Sequence[Combination]) -> None:
         """Begin the first of the changes that are left, unless one has begun."""
         if self._pool is not None and left and not self.begun:
-            self.begun[left[0].key] = self._pool.submit(self._trace, left[0])
+            self.begun[left[0].changes] = self._pool.submit(self._run, left[0])
 
-    def ran(self, change: Technique, left: Sequence[Technique]) -> WhatIf:
+    def ran(self, one: Combination, left: Sequence[Combination]) -> Combination:
         """Run a change to its end, and begin the next of those that are left; what dies beside that is run again."""
-        begun = self.begun.pop(change.key, None)
+        begun = self.begun.pop(one.changes, None)
         self.begin(left)
-        found = self._trace(change) if begun is None else begun.result()
+        found = self._run(one) if begun is None else begun.result()
         died = begun is not None and isinstance(found.traced, Unknown) and found.traced.reason.startswith(DIED)
-        return self._trace(change) if died else found
+        return self._run(one) if died else found
 
 
 @dataclass
@@ -200,26 +202,26 @@ class Planner:
 
     Attributes:
         plan: with what was run by now.
-        left: the changes to run.
+        left: the changes to run, each alone.
         every: all of them are asked for.
         clock: seconds, from any moment.
     """
 
     plan: CommandPlan
     runs: Runs
-    left: Sequence[Technique]
+    left: Sequence[Combination]
     control: Control
     watch: Watch = lambda _: None
     every: bool = False
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._unasked = [one for one in self.left if not self.every and one.key not in self.runs.wanted]
-        further = {one.key for one in self._unasked if one.key == SHARDED and one.price.gpus} | DEEPSPEED.keys()
-        self._further = [one for one in self._unasked if one.key in further]
+        self._unasked = [one for one in self.left if not self.every and _key(one) not in self.runs.wanted]
+        further = {_key(one) for one in self._unasked if _key(one) == SHARDED and one.price.gpus} | DEEPSPEED.keys()
+        self._further = [one for one in self._unasked if _key(one) in further]
         self.left = (*(one for one in self.left if one not in self._further), *self._further)
-        self._tried: list[str] = []
-        self._ahead = _Ahead(self.runs, self.plan.base, self.control, self.watch)
+        self._run: list[str] = []
+        self._ahead = _Ahead(self.runs, self.plan, self.control, self.watch)
         self._began_s, self._made = self.clock(), 0
 
     def run(self) -> Iterator[Planning]:
@@ -234,78 +236,67 @@ class Planner:
             self.left = tuple(others)
             if change in self._further:
                 yield from self._run_sets()
-            if self._is_spared(change, self._tried):
-                fits = "on the GPUs that there are" if change.key == SHARDED else "without"
-                spared = Unknown(f"not run, as it fits {fits}: --what-if {change.key} runs it")
-                self._take(WhatIf(change, spared, is_spared=True))
+            if self._is_spared(change, self._run):
+                fits = "on the GPUs that there are" if _key(change) == SHARDED else "without"
+                spared = Unknown(f"not run, as it fits {fits}: --what-if {_key(change)} runs it")
+                self._take(replace(change, traced=spared, is_spared=True))
                 continue
-            self._tried.append(change.key)
-            yield self._now(change)
-            self._take(found := self._ahead.ran(change, self._to_run()))
-            self._made += 1
-            yield self._now(None, Together((change,), self.plan.batch_size, 1, found.traced))
+            self._run.append(_key(change))
+            yield from self._ran(change, lambda one: self._ahead.ran(one, self._to_run()))
         yield from self._run_sets()
         yield self._now(None)
 
     def _run_sets(self) -> Iterator[Planning]:
+        """Run what is likely to fit, the cheapest first, until nothing that is left would cost less than what does."""
         for _ in range(MOST_RUNS):
-            if (one := _next_set(self.plan)) is None:
+            if (one := next_likely(likely(self.plan), self.plan.tried, self.plan.cost)) is None:
                 return
-            yield self._now(one)
-            self._ahead.begin(self._to_run())
-            done = self.runs.trace_together(one, self.control, self.watch)
-            self.plan = replace(self.plan, together=(*self.plan.together, done))
-            self._made += 1
-            yield self._now(None, done)
+            yield from self._ran(one, self._together)
 
-    def _take(self, found: WhatIf) -> None:
-        self.plan = replace(self.plan, what_ifs=(*self.plan.what_ifs, found))
+    def _together(self, one: Combination) -> Combination:
+        self._ahead.begin(self._to_run())
+        return self.runs.run(one, self.plan, self.control, self.watch)
 
-    def _now(self, running: Technique | Together | None, ran: Together | None = None) -> Planning:
+    def _ran(self, one: Combination, run: Callable[[Combination], Combination]) -> Iterator[Planning]:
+        yield self._now(one)
+        done = run(one)
+        self._take(done)
+        self._made += 1
+        yield self._now(None, done)
+
+    def _take(self, found: Combination) -> None:
+        self.plan = replace(self.plan, tried=(*self.plan.tried, found))
+
+    def _now(self, running: Combination | None, ran: Combination | None = None) -> Planning:
         each_s = (self.clock() - self._began_s) / self._made if self._made else self.plan.base.done.seconds
         to_go = len(self._to_run())
         left_s = each_s * (to_go + (running is not None))
         return Planning(self.plan, running, ran, tuple(self.left), to_go, left_s)
 
-    def _to_run(self) -> list[Technique]:
+    def _to_run(self) -> list[Combination]:
         """Return the changes that will be run, as far as is known; further GPUs are a matter of what comes before."""
-        found: list[Technique] = []
+        found: list[Combination] = []
         for one in self.left:
-            if one not in self._further and not self._is_spared(one, [*self._tried, *(each.key for each in found)]):
+            if one not in self._further and not self._is_spared(one, [*self._run, *map(_key, found)]):
                 found.append(one)
         return found
 
-    def _is_spared(self, change: Technique, tried: Sequence[str]) -> bool:
-        """Return whether a change need not be run after those that were tried: it costs as much as what fits."""
-        cost = _cost(self.plan)
-        if cost is None or change not in self._unasked or change.key in self._ahead.begun:
+    def _is_spared(self, one: Combination, run: Sequence[str]) -> bool:
+        """Return whether a change need not be run after those that were: it costs as much as what fits."""
+        cost = self.plan.cost
+        if cost is None or one not in self._unasked or one.changes in self._ahead.begun:
             return False
         most = MOST_WHERE_IT_FITS if self.plan.config.workload.hugging_face is None else 0  # nobody trains it yet
-        alike = change.key in OPTIMIZER_RECORDS and any(key in OPTIMIZER_RECORDS for key in tried)
-        return change in self._further or ((len(tried) >= most or alike) and cost <= change.price)
+        alike = _key(one) in OPTIMIZER_RECORDS and any(key in OPTIMIZER_RECORDS for key in run)
+        return one in self._further or ((len(run) >= most or alike) and cost <= one.price)
 
 
-def _cost(plan: CommandPlan) -> Price | None:
-    """Return the price of the cheapest that fits, which is none where the command does as it is; None for nothing."""
-    if plan.base.fits_leaving(plan.batch_size, 0):
-        return Price()
-    return None if plan.fitting is None else plan.fitting.price
+def _key(alone: Combination) -> str:
+    (change,) = alone.changes
+    return change.key
 
 
-def _next_set(plan: CommandPlan) -> Together | None:
-    """Return the cheapest set that may fit and was not run, without all the changes of one whose run failed.
-
-    None where it would cost as much as what fits already.
-    """
-    known, cost = [(one.changes, one.batch_size) for one in plan.together], _cost(plan)
-    known += [((one.change,), plan.batch_size) for one in plan.what_ifs]
-    failed = [set(one.changes) for one in plan.together if isinstance(one.traced, Unknown) and one.changes]
-    cheaper = (one for one in likely(plan) if cost is None or one.price < cost)
-    fresh = (one for one in cheaper if (one.changes, one.batch_size) not in known)
-    return next((one for one in fresh if not any(less <= set(one.changes) for less in failed)), None)
-
-
-def command_of(plan: CommandPlan, one: Together) -> tuple[str, tuple[str, ...]]:
+def command_of(plan: CommandPlan, one: Combination) -> tuple[str, tuple[str, ...]]:
     """Return the command to copy, and what is to be written into the program besides."""
     typed = typed_command(plan.config, one.changes, one.passes)
     command = typed.command if typed.shards else launched(typed.command, max(one.gpus, plan.ranks))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
@@ -27,8 +25,9 @@ from gpumem_tui.formula.techniques import (
     injected,
     sharded,
 )
-from gpumem_tui.memory import Breakdown, Bucket, Unknown, format_bytes
-from gpumem_tui.plan.answers import TracedAnswer
+from gpumem_tui.memory import Bucket, Unknown, format_bytes
+from gpumem_tui.plan.answers import Place, TracedAnswer
+from gpumem_tui.plan.combination import Combination, Effect, Techniques
 from gpumem_tui.plan.dialects import sharded_line, spoken, typed_changes, typed_command, with_lines
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
@@ -49,15 +48,6 @@ DIED = "its run ended early"
 _FROM_OUTSIDE = {*INJECTED} - {MORE_RANKS, *SHARDS, "autocast"}  # which needs nothing that may be missing
 
 
-@dataclass(frozen=True)
-class WhatIf:
-    """A change and its trace, or why there is none. `is_spared`: it can be run, and was not needed."""
-
-    change: Technique
-    traced: Traced | Unknown
-    is_spared: bool = False
-
-
 def _traced_in(predicted: Predicted) -> Traced:
     traced = predicted.prediction.traced
     assert isinstance(traced, Traced), "a command at a given batch size is traced or fails"
@@ -68,60 +58,40 @@ def _traced_in(predicted: Predicted) -> Traced:
 
 
 @dataclass(frozen=True)
-class Together:
-    """Changes to a command that together may make it fit.
-
-    Attributes:
-        batch_size: samples of a pass with them; `passes`: of them for the samples that one pass had.
-        traced: their run on the GPU that the command was traced on; or why there is none.
-        beside_bytes: what they take besides: gradients of earlier passes, where the run made no passes.
-    """
-
-    changes: tuple[Technique, ...]
-    batch_size: int
-    passes: int
-    traced: Traced | Unknown = field(default_factory=lambda: Unknown("not run"))
-    beside_bytes: int = 0
-
-    @property
-    def words(self) -> str:
-        """The changes by name."""
-        names = [change.name for change in self.changes]
-        if self.passes > 1:
-            names.append(f"{self.passes:,} passes of {self.batch_size:,}")
-        elif self.gpus > 1:
-            names.append(f"batch {self.batch_size:,} on each")
-        return " + ".join(names)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that a change shards over, each with a pass of that size; 1: none does."""
-        return max((change.gpus for change in self.changes), default=1)
-
-    @property
-    def price(self) -> Price:
-        """The price of all, more passes counted as a change."""
-        return sum((change.price for change in self.changes), Price(changes=int(self.passes > 1)))
-
-
-@dataclass(frozen=True)
 class CommandPlan:
     """A command, its traces and the GPU it is planned for: a `Subject` without a closed form.
 
     Attributes:
         config: the GPU that the traces were made for.
         predicted: the command as it is.
-        what_ifs: the changes tried so far, and those that cannot be made.
-        together: the sets of changes that were run, in their order.
+        tried: what was run so far, in its order, and the changes that cannot be made: a change alone at the planned
+            batch (`what_ifs`), and sets with smaller passes (`together`).
         elsewhere: another GPU that it is planned for; None for the one that was traced, which answers exactly.
     """
 
     config: SearchConfig
     batch_size: int
     predicted: Predicted
-    what_ifs: tuple[WhatIf, ...] = ()
-    together: tuple[Together, ...] = ()
+    tried: tuple[Combination, ...] = ()
     elsewhere: Gpu | None = None
+
+    def at(self, batch_size: int) -> CommandPlan:
+        """Return the plan at another batch size."""
+        return replace(self, batch_size=batch_size)
+
+    def is_alone(self, one: Combination) -> bool:
+        """Return whether it is one change at the planned batch, which says what that change saves."""
+        return len(one.changes) == 1 and one.passes == 1 and one.batch_size == self.batch_size
+
+    @property
+    def what_ifs(self) -> tuple[Combination, ...]:
+        """The changes that were tried alone, and those that cannot be made."""
+        return tuple(one for one in self.tried if self.is_alone(one))
+
+    @property
+    def together(self) -> tuple[Combination, ...]:
+        """The sets of changes that were run."""
+        return tuple(one for one in self.tried if not self.is_alone(one))
 
     @property
     def headroom(self) -> float:
@@ -177,29 +147,44 @@ class CommandPlan:
         used = now.using(self.gpu, traced.ready.groups, traced.ready.libraries)
         return traced.with_trace(trace).on(self.gpu, Ready.of(version, used))
 
+    def answer(self, finder: BatchFinder | None = None) -> TracedAnswer:
+        """Carry the command's trace over to the planned GPU.
+
+        Args:
+            finder: of the command's trace as that GPU has it, where it is shared with others.
+        """
+        traced = self.there(self.base)
+        return TracedAnswer(self, traced if finder is None else replace(traced, finder=finder))
+
     @property
-    def fitting(self) -> Together | None:
+    def fitting(self) -> Combination | None:
         """The cheapest that was run and fits on the planned GPU: smaller passes, one change or a set; None for none."""
-        alone = (Together((one.change,), self.batch_size, 1, one.traced) for one in self.what_ifs)
-        fitting = (one for one in (*self.together, *alone) if self.fits_with(one))
+        fitting = (one for one in (*self.together, *self.what_ifs) if self.fits_with(one))
         return min(fitting, key=lambda one: one.price, default=None)
 
-    def fits_with(self, one: Together) -> bool:
+    @property
+    def cost(self) -> Price | None:
+        """The price of the cheapest that fits, which is none where the command does as it is; None for nothing."""
+        if self.base.fits_leaving(self.batch_size, 0):
+            return Price()
+        return None if self.fitting is None else self.fitting.price
+
+    def fits_with(self, one: Combination) -> bool:
         """Return whether the command fits on the planned GPU with changes that were run; by an estimate, may fit."""
         if isinstance(one.traced, Unknown):
             return False
         return self.there(one.traced).fits_leaving(one.batch_size, one.beside_bytes)
 
-    def fit_with(self, one: Together) -> Fit:
+    def fit_with(self, one: Combination) -> Fit:
         """Return how surely the command fits with changes, where their run ended."""
         if isinstance(one.traced, Unknown):
             return "does not fit"
         return self.there(one.traced).fit(one.batch_size, one.beside_bytes)
 
     @property
-    def spared(self) -> tuple[Technique, ...]:
+    def spared(self) -> tuple[Combination, ...]:
         """The changes that were not run, as they were not needed."""
-        return tuple(one.change for one in self.what_ifs if one.is_spared)
+        return tuple(one for one in self.tried if one.is_spared)
 
     @property
     def is_exact(self) -> bool:
@@ -241,14 +226,11 @@ class Runs(Protocol):
     def wanted(self) -> tuple[str, ...]:
         """The changes that were asked for, by key; empty for none in particular."""
 
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Combination], list[Combination]]:
         """Trace the command as it is; return that, the changes worth a run, and those that cannot be made."""
 
-    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
-        """Trace the command with a change made to it."""
-
-    def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
-        """Trace the command with changes made together, in smaller passes perhaps."""
+    def run(self, one: Combination, plan: CommandPlan, control: Control | None, watch: Watch) -> Combination:
+        """Trace the command with changes made to it, in smaller passes perhaps; what goes wrong then is the answer."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +245,7 @@ class CommandRuns:
     batch_size: int
     wanted: tuple[str, ...] = ()
 
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Combination], list[Combination]]:
         """Trace the command as it is; return that, the changes worth a run, and those that cannot be made.
 
         Raises:
@@ -287,18 +269,28 @@ class CommandRuns:
         asked = [spoken(change, self.config) for change in every if not self.wanted or change.key in self.wanted]
         runs = [change for change in asked if not reasons[change.key]]
         runs.sort(key=lambda change: change.key != SHARDED or change.price.gpus > 0)  # over the GPUs that there are
-        refused = [WhatIf(change, Unknown(reasons[change.key])) for change in asked if reasons[change.key]]
-        return predicted, runs, refused
+        refused = [
+            Combination((change,), self.batch_size, traced=Unknown(reasons[change.key]))
+            for change in asked
+            if reasons[change.key]
+        ]
+        return predicted, [Combination((change,), self.batch_size) for change in runs], refused
 
-    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
-        """Trace the command with a change made to it; what goes wrong then is the answer.
+    def run(self, one: Combination, plan: CommandPlan, control: Control | None, watch: Watch) -> Combination:
+        """Trace the command with changes made to it; what goes wrong then is the answer.
 
-        Args:
-            base: the trace of the command as it is: where it answers for every batch size, so will this one.
+        A change alone is traced as the command is: where that answers for every batch size, so will this. Others are
+        traced at their micro-batch alone.
 
         Raises:
             Cancelled: the user ended it.
         """
+        if plan.is_alone(one):
+            return self._alone(one, plan.base, control, watch)
+        return self._together(one, control, watch)
+
+    def _alone(self, one: Combination, base: Traced, control: Control | None, watch: Watch) -> Combination:
+        (change,) = one.changes
         changed, only_at, why = self._changed(change), base.done.only_at or None, base.done.not_affine
         found = self._trace(changed, control, watch, only_at, why)
         if isinstance(found, Unknown) and not changed.change and change.key in _FROM_OUTSIDE:
@@ -306,10 +298,10 @@ class CommandRuns:
             found = self._trace(replace(self.config, change=change.key), control, watch, only_at, why)
         if isinstance(found, Traced):
             change = with_lines(change, self.config, self.batch_size, found.done.written)
-        return WhatIf(change, found)
+        return replace(one, changes=(change,), traced=found, is_spared=False)
 
-    def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
-        """Trace the command as it would be typed, with what cannot be typed made to it, at that micro-batch alone."""
+    def _together(self, one: Combination, control: Control | None, watch: Watch) -> Combination:
+        """Trace the command as it would be typed, with what cannot be typed made to it."""
         typed = typed_command(self.config, one.changes, one.passes)
         workload = _over(replace(self.config.workload, command=typed.command), one.gpus)
         keys = "+".join(change.key for change in typed.injected)
@@ -357,95 +349,6 @@ def _over(workload: WorkloadSpec, gpus: int) -> WorkloadSpec:
 # What the traces say of it
 
 
-@dataclass(frozen=True)
-class CommandAnswer(TracedAnswer):
-    """A command's trace on the planned GPU."""
-
-    plan: CommandPlan
-
-    @classmethod
-    def of(cls, plan: CommandPlan, finder: BatchFinder | None = None) -> CommandAnswer:
-        """Carry the command's trace over to the planned GPU.
-
-        Args:
-            finder: of the command's trace as that GPU has it, where it is shared with others.
-        """
-        traced = plan.there(plan.base)
-        return cls(plan, traced if finder is None else replace(traced, finder=finder))
-
-    def at(self, batch_size: int) -> CommandAnswer:
-        """Return the answer at another batch size."""
-        return replace(self, plan=replace(self.plan, batch_size=batch_size))
-
-    def batches(self) -> list[CommandAnswer]:
-        """Return powers of two up to the largest batch that fits, it and the next one, and the planned one."""
-        sizes = {self.plan.batch_size}
-        largest = self.max_batch_size
-        if isinstance(largest, int):
-            sizes |= {1 << power for power in range(largest.bit_length())} | {max(1, largest), largest + 1}
-        return [self.at(size) for size in sorted(sizes)]
-
-    def places(self) -> list[Place]:
-        """Return what holds the peak, the largest first."""
-        totals: Counter[tuple[Bucket, str, str]] = Counter()
-        for held in self.traced.held_at_peak(self.plan.batch_size):
-            module = re.sub(r"\b\d+\b", "*", held.site.module)
-            totals[held.bucket, module, held.site.source] += held.size_bytes
-        return [Place(*where, size_bytes) for where, size_bytes in totals.most_common()]
-
-    def techniques(self) -> tuple[list[TechniqueRow], list[NotApplicable]]:
-        """Return what was tried, the best first as `plan.techniques` orders it, and what cannot be, with the reason."""
-        tried = list(_tried(self))
-        tried.sort(
-            key=lambda row: (
-                not (row.fits or self.fit == "fits"), -_count(row.largest), -row.saved_bytes, row.change.price
-            )
-        )  # fmt: skip
-        others = [
-            NotApplicable(what_if.change.key, what_if.change.name, what_if.traced.reason)
-            for what_if in self.plan.what_ifs
-            if isinstance(what_if.traced, Unknown)
-        ]
-        return tried, others
-
-
-@dataclass(frozen=True)
-class Place:
-    """Bytes held at the peak by one place of the program; layers of one kind are counted together."""
-
-    bucket: Bucket
-    module: str
-    source: str
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class TechniqueRow:
-    """A technique, as it turns out for the command.
-
-    Attributes:
-        by: how the figures are known: ``traced``: by a run with the change made; ``formula``: worked out from the
-            command's own trace.
-        reserved_bytes, buckets: at the peak; None where only the allocated bytes are worked out.
-        saved_bytes: of the allocated peak; negative where it takes more.
-        largest: the largest batch that fits with it, or why that is not known.
-    """
-
-    change: Technique
-    by: Literal["traced", "formula"]
-    peak_bytes: int
-    reserved_bytes: int | None
-    buckets: Breakdown | None
-    saved_bytes: int
-    fit: Fit
-    largest: int | Unknown
-
-    @property
-    def fits(self) -> bool:
-        """Return whether it fits for certain."""
-        return self.fit == "fits"
-
-
 _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
     "zero1": (Bucket.OPTIMIZER,),
     "zero2": (Bucket.OPTIMIZER, Bucket.GRADIENTS),
@@ -453,32 +356,45 @@ _SHARDED: dict[Sharding, tuple[Bucket, ...]] = {
 }
 
 
-def _tried(answer: CommandAnswer) -> Iterator[TechniqueRow]:
-    plan = answer.plan
-    for what_if in plan.what_ifs:
-        if isinstance(what_if.traced, Unknown):
-            continue
-        traced = plan.there(what_if.traced)
+def techniques_of_command(plan: CommandPlan, answer: TracedAnswer) -> Techniques:
+    """Return what was tried, the best first, of two as good the cheaper, and what cannot be, with the reason.
+
+    Args:
+        answer: of the command as it is, on the planned GPU.
+    """
+    others = [
+        NotApplicable(change.key, change.name, one.traced.reason)
+        for one in plan.what_ifs
+        if isinstance(one.traced, Unknown)
+        for change in one.changes
+    ]
+    by_price = sorted(_effects(plan, answer), key=lambda one: one.change.price)
+    return Techniques(tuple(by_price), tuple(others)).by_help(fits=answer.fit == "fits")
+
+
+def _effects(plan: CommandPlan, answer: TracedAnswer) -> Iterator[Effect]:
+    ran = [(change, one.traced) for one in plan.what_ifs if isinstance(one.traced, Traced) for change in one.changes]
+    for change, trace in ran:
+        traced = plan.there(trace)
         replay = traced.at(plan.batch_size)
-        yield TechniqueRow(
-            what_if.change,
+        yield Effect(
+            change,
             "traced",
             replay.peak_allocated_bytes,
-            replay.peak_reserved_bytes,
-            replay.breakdown,
             answer.peak_allocated_bytes - replay.peak_allocated_bytes,
             traced.fit(plan.batch_size),
             traced.max_batch_size,
+            replay.peak_reserved_bytes,
+            replay.breakdown,
         )
     yield _without(answer, catalog_techniques()["offload-optimizer"], (Bucket.OPTIMIZER,), 0.0)
-    run = {what_if.change.key for what_if in plan.what_ifs if isinstance(what_if.traced, Traced)}
-    if not plan.base.done.is_sharded and SHARDED not in run:
+    if not plan.base.done.is_sharded and all(change.key != SHARDED for change, _ in ran):
         gpus = plan.ranks if plan.ranks > 1 else SHARED_BY_DEFAULT
         for stage in STAGES:
             yield _without(answer, sharded(stage, gpus, gpus - plan.ranks), _SHARDED[stage], 1 / gpus)
 
 
-def _without(answer: CommandAnswer, change: Technique, buckets: Iterable[Bucket], kept: float) -> TechniqueRow:
+def _without(answer: TracedAnswer, change: Technique, buckets: Iterable[Bucket], kept: float) -> Effect:
     """Work out a peak with only a share of some buckets: the highest of the phases' peaks less what leaves of each."""
     batch_size, before, peak = answer.plan.batch_size, answer.peak_allocated_bytes, 0
     for phase in answer.traced.at(batch_size).phases:
@@ -489,15 +405,11 @@ def _without(answer: CommandAnswer, change: Technique, buckets: Iterable[Bucket]
     larger = replace(gpu, total_bytes=gpu.total_bytes + saved, cuda_total_bytes=gpu.cuda_total_bytes + saved)
     roomier = replace(answer.traced, gpu=larger, _runs={})
     fit, largest = roomier.fit(batch_size), roomier.max_batch_size
-    return TechniqueRow(change, "formula", before - saved, None, None, saved, fit, largest)
+    return Effect(change, "formula", before - saved, saved, fit, largest)
 
 
-def _count(largest: int | Unknown) -> int:
-    return largest if isinstance(largest, int) else 0
-
-
-def on_every_gpu(plan: CommandPlan) -> list[CommandAnswer]:
-    """Return the answer on every GPU of the catalog, the smallest first, with what a list of them shows worked out."""
+def on_every_gpu(plan: CommandPlan) -> list[tuple[CommandPlan, TracedAnswer]]:
+    """Return plan and answer on every GPU of the catalog, the smallest first, with what a list shows worked out."""
     finders: dict[int, BatchFinder] = {}
     found = []
     for gpu in sorted(gpus().values(), key=lambda gpu: (gpu.total_bytes, gpu.title)):
@@ -505,9 +417,9 @@ def on_every_gpu(plan: CommandPlan) -> list[CommandAnswer]:
         traced = there.there(plan.base)
         workspace = profile_for(plan.predicted.ready.torch_version, gpu).cublas_workspace_bytes
         finder = finders.setdefault(workspace, BatchFinder(traced.trace, traced.settings))
-        answer = CommandAnswer.of(there, finder)
+        answer = there.answer(finder)
         _ = answer.fit, answer.free_range, answer.spare_bytes, answer.max_batch_size, answer.may_fit_batch_size
-        found.append(answer)
+        found.append((there, answer))
     return found
 
 
@@ -515,21 +427,20 @@ def on_every_gpu(plan: CommandPlan) -> list[CommandAnswer]:
 class CommandFigures:
     """The figures of a plan for a command on one GPU, worked out."""
 
-    answer: CommandAnswer
-    batches: tuple[CommandAnswer, ...]
+    plan: CommandPlan
+    answer: TracedAnswer
+    batches: tuple[TracedAnswer, ...]
     places: tuple[Place, ...]
-    tried: tuple[TechniqueRow, ...]
-    not_tried: tuple[NotApplicable, ...]
+    techniques: Techniques
 
     @classmethod
     def of(cls, plan: CommandPlan) -> CommandFigures:
         """Work out every figure of the plan for its GPU; this takes a moment."""
-        answer = CommandAnswer.of(plan)
-        tried, not_tried = answer.techniques()
+        answer = plan.answer()
         batches = tuple(answer.batches())
         for one in (answer, *batches):
             one.worked_out()
-        return cls(answer, batches, tuple(answer.places()), tuple(tried), tuple(not_tried))
+        return cls(plan, answer, batches, tuple(answer.places()), techniques_of_command(plan, answer))
 
 
 # In words

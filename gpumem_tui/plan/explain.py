@@ -16,9 +16,10 @@ from gpumem_tui.formula.rows import AS_BACKWARD_ENDS, ONE_BLOCK, ROW_WORDS, THE_
 from gpumem_tui.formula.techniques import COST_ORDER, NotApplicable, Technique, catalog_techniques, other_way
 from gpumem_tui.memory import format_bytes
 from gpumem_tui.plan.answers import Answer, answer, moments_of, terms_of
+from gpumem_tui.plan.combination import Effect
 from gpumem_tui.plan.judgement import judgement_words, judgements
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import Effect, techniques
+from gpumem_tui.plan.techniques import techniques
 from gpumem_tui.report.tables import counted
 from gpumem_tui.simulator.allocator.profile import beside_allocator_bytes
 
@@ -151,14 +152,14 @@ def _textbook(plan: Plan) -> dict[str, object]:
 
 
 def _effect(now: Answer, effect: Effect) -> Explanation:
-    technique = catalog_techniques()[effect.key]
+    change, technique = effect.change, catalog_techniques()[effect.change.key]
     numbers = (
         f"{format_bytes(now.peak_bytes)} → {format_bytes(effect.peak_bytes)} at batch {effect.plan.batch_size}; "
-        f"largest batch {now.max_batch_size:,} → {effect.max_batch_size:,}"
+        f"largest batch {now.max_batch_size:,} → {effect.known_largest:,}"
     )
     only = "; formula only: cannot be traced" if effect.formula_only else ""
-    limits = f"cost: {effect.cost}; {technique.caveat}{only}"
-    return Explanation(effect.key, effect.name, technique.arithmetic, numbers, effect.source, limits)
+    limits = f"cost: {change.cost}; {technique.caveat}{only}"
+    return Explanation(change.key, change.name, technique.arithmetic, numbers, change.source, limits)
 
 
 def _by_trace(technique: Technique) -> Explanation:

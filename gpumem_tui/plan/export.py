@@ -21,8 +21,9 @@ from gpumem_tui.plan.answers import (
     on_gpu,
     traced_answer,
 )
+from gpumem_tui.plan.combination import Combination, Effect
 from gpumem_tui.plan.combining import command_of
-from gpumem_tui.plan.command import CommandAnswer, CommandPlan, TechniqueRow, Together, on_every_gpu, ranks_line
+from gpumem_tui.plan.command import CommandPlan, on_every_gpu, ranks_line, techniques_of_command
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.judgement import judgements
@@ -37,7 +38,6 @@ from gpumem_tui.plan.recommended import (
     untraced,
 )
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run, throughput
-from gpumem_tui.plan.techniques import Combination
 from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
 from gpumem_tui.search import report
 from gpumem_tui.search.config import Device, SearchConfig
@@ -132,7 +132,7 @@ def plan_json(
         "run": _run_json(plan),
         "notes": list(lacking(plan)),
         "gpus": [_largest_json(row, plan) for row in on_gpus],
-        "techniques": [picked(technique, *_TECHNIQUE_KEYS) for technique in judged.helping],
+        "techniques": [_technique_json(technique) for technique in judged.helping],
         "not_applicable": [picked(entry, "name", "reason") for entry in judged.not_applicable],
         "combination": _combination_json(best.formula_only or best.combination, best.traced),
         "traceable_combination": _combination_json(best.traceable, best.traced),
@@ -142,24 +142,29 @@ def plan_json(
     }
 
 
-_TECHNIQUE_KEYS = (
-    "name", "option", "saved_bytes", "peak_bytes", "fits", "max_batch_size", "cost", "source", "formula_only",
-    "is_traced",
-)  # fmt: skip
+def _technique_json(effect: Effect) -> dict[str, Any]:
+    return {
+        **picked(effect.change, "name", "option"),
+        **picked(effect, "saved_bytes", "peak_bytes", "fits"),
+        "max_batch_size": effect.known_largest,
+        **picked(effect.change, "cost", "source"),
+        "formula_only": effect.formula_only,
+        "is_traced": effect.by == "traced",
+    }
 
 
 def command_plan_json(plan: CommandPlan) -> dict[str, Any]:
     """Return what `plan --json -- COMMAND` prints: the object of `predict --json`, and what follows from it."""
-    found = CommandAnswer.of(plan)
-    tried, others = found.techniques()
+    found = plan.answer()
+    judged = techniques_of_command(plan, found)
     return {
         **report.prediction_json(plan.config, plan.predicted.prediction, plan.batch_size),
-        "answer": command_answer(found),
+        "answer": command_answer(plan, found),
         "accumulation": None if plan.accumulation is None else report.accumulation_json(plan.accumulation),
-        "techniques": [_tried_json(plan, row) for row in tried],
-        "not_applicable": [picked(entry, "key", "name", "reason") for entry in others],
+        "techniques": [_tried_json(plan, row) for row in judged.helping],
+        "not_applicable": [picked(entry, "key", "name", "reason") for entry in judged.not_applicable],
         "together": [_together_json(plan, one) for one in plan.together],
-        "gpus": [_on_gpu_json(there) for there in on_every_gpu(plan)],
+        "gpus": [_on_gpu_json(there, found) for there, found in on_every_gpu(plan)],
         "batch_sizes": [
             {
                 "batch_size": row.plan.batch_size,
@@ -219,8 +224,7 @@ def _largest_json(row: LargestOnGpu, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _on_gpu_json(there: CommandAnswer) -> dict[str, Any]:
-    plan = there.plan
+def _on_gpu_json(plan: CommandPlan, there: TracedAnswer) -> dict[str, Any]:
     return {
         **picked(plan.gpu, "name", "title", "total_bytes"),
         "fits": there.fit == "fits",
@@ -234,8 +238,8 @@ def _on_gpu_json(there: CommandAnswer) -> dict[str, Any]:
     }
 
 
-def _tried_json(plan: CommandPlan, row: TechniqueRow) -> dict[str, Any]:
-    command, written = command_of(plan, Together((row.change,), plan.batch_size, 1))
+def _tried_json(plan: CommandPlan, row: Effect) -> dict[str, Any]:
+    command, written = command_of(plan, Combination((row.change,), plan.batch_size))
     return {
         **picked(row.change, "key", "name", "how"),
         "command": command,
@@ -252,7 +256,7 @@ def _tried_json(plan: CommandPlan, row: TechniqueRow) -> dict[str, Any]:
     }
 
 
-def _together_json(plan: CommandPlan, one: Together) -> dict[str, Any]:
+def _together_json(plan: CommandPlan, one: Combination) -> dict[str, Any]:
     command, written = command_of(plan, one)
     body: dict[str, Any] = {
         "changes": [change.key for change in one.changes],
@@ -319,10 +323,9 @@ def _combination_json(found: Combination | Unknown, traced: TracedAnswer | Unkno
         by_trace["max_batch_size"] = known(traced.max_batch_size)
     return {
         "techniques": [change.name for change in found.changes],
-        "batch_size": found.plan.batch_size,
-        "peak_bytes": found.peak_bytes,
-        "max_batch_size": found.max_batch_size,
-        "accumulation": report.accumulation_json(found.accumulation),
+        "batch_size": found.batch_size,
+        **picked(found.by_formula, "peak_bytes", "max_batch_size"),
+        "accumulation": report.accumulation_json(found.by_formula.accumulation),
         "formula_only": found.formula_only,
         "traced": by_trace,
         "command": command if isinstance(command, str) else None,

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer, kernel_plans, traced_answer
+from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.combining import Planner, Planning
-from gpumem_tui.plan.command import CommandPlan, CommandRuns, Together, WhatIf
+from gpumem_tui.plan.command import CommandPlan, CommandRuns
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
-from gpumem_tui.plan.techniques import Combination, compiled_or_eager
+from gpumem_tui.plan.techniques import compiled_or_eager
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
 from gpumem_tui.report.output import Printer, Progress, complain, interrupts
 from gpumem_tui.run.children import ChildDied
@@ -208,20 +208,20 @@ def _planned(
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False
-    left: tuple[Technique, ...] = tuple(changes)
+    left = tuple(changes)
     interrupted, log = True, _PlanLog(quiet=quiet)
     try:
         for step in Planner(plan, runs, changes, control).run():
             log.show(step)
             plan, left = step.plan, step.waiting
-            if isinstance(step.running, Technique):
+            if step.running is not None and plan.is_alone(step.running):
                 left = (step.running, *left)
         interrupted = False
     except Cancelled:
         log.end()
     stopped = Unknown("not run: the plan was interrupted")
-    more = (*(WhatIf(change, stopped) for change in left), *refused)
-    return replace(plan, what_ifs=(*plan.what_ifs, *more)), interrupted
+    more = (*(replace(one, traced=stopped) for one in left), *refused)
+    return replace(plan, tried=(*plan.tried, *more)), interrupted
 
 
 class _PlanLog:
@@ -235,9 +235,9 @@ class _PlanLog:
         """Begin a line, or end it."""
         if step.ran is not None:
             self._say(f" {_outcome(step.plan, step.ran)}\n")
-        elif isinstance(step.running, Technique):
+        elif step.running is not None and step.plan.is_alone(step.running):
             self._number += 1
-            self._begin(f"what-if {self._number} of {self._number + step.to_go}: {step.running.name}", step)
+            self._begin(f"what-if {self._number} of {self._number + step.to_go}: {step.running.words}", step)
         elif step.running is not None:
             self._begin(f"together: {step.running.words}", step)
 
@@ -253,7 +253,7 @@ class _PlanLog:
             print(text, end="", file=sys.stderr, flush=True)
 
 
-def _outcome(plan: CommandPlan, found: Together) -> str:
+def _outcome(plan: CommandPlan, found: Combination) -> str:
     if isinstance(found.traced, Unknown):
         return found.traced.reason
     peak_bytes = found.traced.at(found.batch_size).peak_allocated_bytes + found.beside_bytes

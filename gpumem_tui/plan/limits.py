@@ -16,9 +16,10 @@ from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.rows import Moment
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import headroom_of, largest_batch, on_gpu, predicted, target_of, terms_of, usable_of
+from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.goals import Quantity
 from gpumem_tui.plan.plan import SHAPE_LIMITS, Plan
-from gpumem_tui.plan.techniques import Combination, cheapest_but_as_it_is, room_as_traced
+from gpumem_tui.plan.techniques import cheapest_but_as_it_is, room_as_traced
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, TraceByLength
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -27,6 +27,13 @@ MOST_GPUS = 100_000
 
 class Subject(Protocol):
     """What a plan is about, for one GPU: a model with a closed form (`Plan`) or a command (`command.CommandPlan`)."""
+
+    def at(self, batch_size: int) -> Subject:
+        """Return the same at another batch size."""
+
+    @property
+    def size(self) -> str:
+        """The batch size in words."""
 
     @property
     def gpu(self) -> Gpu:
@@ -63,6 +70,15 @@ class Plan:
     extras: Extras = NO_EXTRAS
     goals: Goals = NO_GOALS
     model_file: ModelFile | None = None
+
+    def at(self, batch_size: int) -> Plan:
+        """Return the same plan at another batch size."""
+        return replace(self, batch_size=batch_size)
+
+    @property
+    def size(self) -> str:
+        """The batch size in words."""
+        return f"batch {self.batch_size:,}"
 
     @property
     def pass_samples(self) -> int:

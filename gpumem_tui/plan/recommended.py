@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gpumem_tui.formula.techniques import NotApplicable, other_way
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
+from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques, next_likely
 from gpumem_tui.plan.combining import command_of
-from gpumem_tui.plan.command import CommandAnswer
+from gpumem_tui.plan.command import CommandPlan, techniques_of_command
 from gpumem_tui.plan.dialects import besides
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import by_cost, run
 from gpumem_tui.plan.techniques import (
-    Combination,
-    Effect,
-    Techniques,
     cheapest_but_as_it_is,
     cheapest_combination,
     compiled_or_eager,
@@ -27,7 +25,7 @@ from gpumem_tui.plan.techniques import (
     techniques,
     unchanged,
 )
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.search.words import largest_words, room_words, up_to
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
@@ -35,27 +33,6 @@ _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
 """What a trace says of a plan, or why there is none."""
-
-
-@dataclass(frozen=True)
-class Recommended:
-    """The changes that make a plan fit, and how certain that is.
-
-    Attributes:
-        combination: the cheapest; or why there is none.
-        traced: what a trace says of it, which is that it fits; or why none does: then it fits by formula alone.
-        formula_only: by formula a cheaper one, which no trace can confirm; None for none.
-    """
-
-    combination: Combination | Unknown
-    traced: TracedAnswer | Unknown
-    formula_only: Combination | None = None
-
-    @property
-    def traceable(self) -> Combination | Unknown:
-        """The cheapest that a trace can confirm; or why there is none."""
-        found = self.combination
-        return Unknown("only the formula knows it") if isinstance(found, Combination) and found.formula_only else found
 
 
 def untraced(_plan: Plan) -> Unknown:
@@ -104,10 +81,10 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
     if isinstance(first, Combination) and first.plan != plan:
         others = [one for one in candidates if one.plan != first.plan]
         candidates = [first, *sorted(others, key=lambda one: one.price < first.price)]
-    found, left = _confirmed(candidates, known)
+    found, left = _confirmed(candidates, known, None)
     other = compiled_or_eager(plan, now)  # asked last: compiling takes longer than any other trace
-    if isinstance(other, Combination) and (found is None or other.price < found[0].price):
-        found = _confirmed([other], known)[0] or found
+    if isinstance(other, Combination):
+        found = _confirmed([other], known, found)[0]
     if found is not None:
         combination, traced = found
         cheaper = only if only is not None and only.price < combination.price else None
@@ -120,16 +97,22 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
     return Recommended(Unknown("of what fits by formula, nothing does by trace"), Unknown("traced"))
 
 
+_Found = tuple[Combination, TracedAnswer]
+
+
 def _confirmed(
-    candidates: list[Combination], known: Known
-) -> tuple[tuple[Combination, TracedAnswer] | None, list[tuple[Combination, Unknown]]]:
-    """Return the cheapest that a trace says to fit, and those that it says nothing of, in their order."""
-    found: tuple[Combination, TracedAnswer] | None = None
-    left = []
-    for one in candidates:
-        if found is not None and not one.price < found[0].price:
-            continue
+    candidates: Sequence[Combination], known: Known, found: _Found | None
+) -> tuple[_Found | None, list[tuple[Combination, Unknown]]]:
+    """Return the cheapest that a trace says to fit, and those that it says nothing of, in their order.
+
+    Args:
+        found: what is known to fit beforehand.
+    """
+    tried, left = list[Combination](), list[tuple[Combination, Unknown]]()
+    while (one := next_likely(candidates, tried, None if found is None else found[0].price)) is not None:
         answer = known(one.plan)
+        one = replace(one, traced=answer if isinstance(answer, Unknown) else answer.traced)
+        tried.append(one)
         if isinstance(answer, Unknown):
             left.append((one, answer))
         elif answer.fits:
@@ -161,8 +144,10 @@ def _compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown, known: Known) ->
         return no_help(f", by trace alone: {then.reason}")
     if then.traced.done.is_estimate:
         return no_help(": it cannot be followed here as a GPU would run it")
-    saved_bytes = now.peak_allocated_bytes - then.peak_allocated_bytes
-    found = Effect.of(technique, other.plan, saved_bytes, then, then.known_batch_size)
+    peak_bytes = then.peak_allocated_bytes
+    saved_bytes = now.peak_allocated_bytes - peak_bytes
+    fit: Fit = "fits" if then.fits else "does not fit"
+    found = Effect(technique, "traced", peak_bytes, saved_bytes, fit, then.max_batch_size, of_model=other.plan)
     if reason := found.no_gain(now.known_batch_size):
         return no_help(f" {reason}{', traced' if saved_bytes else ''}")
     return found
@@ -224,7 +209,7 @@ def _passes(now: Answer) -> str:
 def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
     found = best.combination
     if isinstance(found, Unknown):
-        others = [one.name for one in techniques(plan).helping if one.fits and one.key in _OTHER_TRAINING]
+        others = [one.change.name for one in techniques(plan).helping if one.fits and one.change.key in _OTHER_TRAINING]
         other = f"; by formula {' or '.join(others)} would, which trains less of it" if others else ""
         return f"Nothing known makes it fit: {found.reason}{other}."
     how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
@@ -254,13 +239,13 @@ def _cheapest(plan: Plan, on_gpus: Sequence[LargestOnGpu]) -> str:
 # Of a command
 
 
-def command_answer(found: CommandAnswer) -> str:
+def command_answer(plan: CommandPlan, found: TracedAnswer) -> str:
     """Say whether a command fits, its largest batch, and what to change."""
-    answer = f"{verdict_line(found)}. {change_words(found)}".strip()
+    answer = f"{verdict_line(found)}. {change_words(plan, found)}".strip()
     return answer[:1].upper() + answer[1:]
 
 
-def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
+def verdict_line(found: TracedAnswer, *, with_gpu: bool = True) -> str:
     """Say whether the command fits, and how large a batch would."""
     gpu, largest = found.plan.gpu, found.full_batch_size
     room = room_words(found.fit, found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
@@ -273,23 +258,23 @@ def verdict_line(found: CommandAnswer, *, with_gpu: bool = True) -> str:
     return f"{found.plan.size} {found.fit}{where}, {room}{most}"
 
 
-def change_words(found: CommandAnswer) -> str:
+def change_words(plan: CommandPlan, found: TracedAnswer) -> str:
     """Say what to change where the command does not fit: the cheapest change, or changes together, that was run.
 
     Where none of these fits, what does by formula.
     """
-    if found.traced.fits_leaving(found.plan.batch_size, 0):
+    if found.traced.fits_leaving(plan.batch_size, 0):
         return ""
-    if (best := found.plan.fitting) is not None:
+    if (best := plan.fitting) is not None:
         how = f" ({best.changes[0].how})" if best.passes == 1 and len(best.changes) == 1 else ""
-        if how and best.batch_size != found.plan.batch_size:  # which `how` has
-            line, written = command_of(found.plan, best)
+        if how and best.batch_size != plan.batch_size:  # which `how` has
+            line, written = command_of(plan, best)
             how = f" ({line}{besides(written)})"
-        return f"To change: {best.words}{how}, traced: it {found.plan.fit_with(best)}."
-    if not found.plan.what_ifs:
+        return f"To change: {best.words}{how}, traced: it {plan.fit_with(best)}."
+    if not plan.what_ifs:
         return ""
-    traces = [*(one.traced for one in found.plan.together), *(one.traced for one in found.plan.what_ifs)]
-    ran = any(isinstance(one, Traced) for one in traces)
-    rows = sorted((row for row in found.techniques()[0] if row.fits), key=lambda row: row.change.price)
+    ran = any(isinstance(one.traced, Traced) for one in plan.tried)
+    helping = techniques_of_command(plan, found).helping
+    rows = sorted((row for row in helping if row.fits), key=lambda row: row.change.price)
     why = "None of the changes that were run makes it fit" if ran else "No change has been run"
     return f"{why}; by formula this does: {rows[0].change.name} ({rows[0].change.how})." if rows else f"{why}."

@@ -19,15 +19,16 @@ from gpumem_tui.plan.answers import (
     lacking,
     traced_answer,
 )
+from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import (
     SHARDING_NOT_RUN,
-    CommandAnswer,
     CommandPlan,
     batch_note,
     exactness,
     on_every_gpu,
     ranks_line,
+    techniques_of_command,
 )
 from gpumem_tui.plan.curves import Curve, CurveSeries
 from gpumem_tui.plan.export import all_curves, command_line
@@ -37,7 +38,6 @@ from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import (
     Known,
-    Recommended,
     all_techniques,
     command_answer,
     judged_at_once,
@@ -46,7 +46,6 @@ from gpumem_tui.plan.recommended import (
     verdict_line,
 )
 from gpumem_tui.plan.speed import by_cost
-from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search import report
@@ -195,23 +194,23 @@ def plan_markdown(plan: Plan, traced: Traced | Unknown, known: Known = untraced,
 
 def command_plan_markdown(plan: CommandPlan) -> str:
     """Return the whole plan of a command."""
-    found = CommandAnswer.of(plan)
+    found = plan.answer()
     where = report.device_line(plan.config.device, plan.config.limit_bytes)
     note = batch_note(plan)
     return document(
         (
-            command_answer(found),
+            command_answer(plan, found),
             f"# Plan: {report.workload_line(plan.config.workload, plan.base.done.parameters)}",
             f"On {where}; torch {plan.predicted.ready.torch_version}, "
             f"profile {plan.base.ready.profile}, traced in {plan.base.done.seconds:.0f} s",
             f"## Memory at {plan.size}",
             _ledger(found),
-            bullets(_command_verdict(found)),
+            bullets(_command_verdict(plan, found)),
             "## What would help",
             *_together(plan),
-            *_tried(found),
+            *_tried(plan, found),
             "## Batch sizes",
-            _batches(found),
+            _batches(plan, found),
             *([sentence(note)] if note else []),
             "## What holds the peak",
             _places(found),
@@ -283,7 +282,7 @@ def _compared_ledger(now: Answer, traced: TracedAnswer | Unknown) -> str:
     return table((f"at batch {now.plan.batch_size:,}", "Formula", "Traced", most), rows)
 
 
-def _ledger(found: CommandAnswer) -> str:
+def _ledger(found: TracedAnswer) -> str:
     rows = [
         *_bucket_rows(found.breakdown, highest=found.highest),
         ("= allocated", format_bytes(found.peak_allocated_bytes), ""),
@@ -332,8 +331,8 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
     yield from traced.traced.done.notes
 
 
-def _command_verdict(found: CommandAnswer) -> Iterator[str]:
-    plan, traced = found.plan, found.traced
+def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
+    traced = found.traced
     yield f"{verdict_line(found)}."
     if between := range_line(found.device_used_range, found.unknowns):
         yield sentence(between)
@@ -372,7 +371,7 @@ def _combinations(now: TracedAnswer | Unknown, best: Recommended) -> Iterator[st
 def _combination(heading: str, found: Combination, traced: TracedAnswer | None = None) -> str:
     what = found.words or "none needed, it fits as it is"
     command = command_line(found.plan)
-    peak, largest = f"≈{format_bytes(found.peak_bytes)}", f"≈{found.max_batch_size:,}"
+    peak, largest = f"≈{format_bytes(found.by_formula.peak_bytes)}", f"≈{found.by_formula.max_batch_size:,}"
     if traced is not None:
         peak, largest = format_bytes(traced.peak_allocated_bytes), _largest(traced)
     only = ", by formula only" if found.formula_only else ""
@@ -383,12 +382,12 @@ def _combination(heading: str, found: Combination, traced: TracedAnswer | None =
 def _techniques(judged: Techniques) -> str:
     rows = [
         (
-            technique.name,
-            f"`{technique.option}`",
+            technique.change.name,
+            f"`{technique.change.option}`",
             format_bytes(technique.saved_bytes),
             "yes" if technique.fits else "no",
-            "–" if technique.max_batch_size is None else f"{technique.max_batch_size:,}",
-            f"{technique.cost} ({technique.source}){_known_by(technique)}",
+            f"{technique.largest:,}" if isinstance(technique.largest, int) else "–",
+            f"{technique.change.cost} ({technique.change.source}){_known_by(technique)}",
         )
         for technique in judged.helping
     ]
@@ -397,7 +396,7 @@ def _techniques(judged: Techniques) -> str:
 
 
 def _known_by(technique: Effect) -> str:
-    return "; formula only" if technique.formula_only else "; by trace" if technique.is_traced else ""
+    return "; formula only" if technique.formula_only else "; by trace" if technique.by == "traced" else ""
 
 
 def _together(plan: CommandPlan) -> Iterator[str]:
@@ -418,8 +417,8 @@ def _together(plan: CommandPlan) -> Iterator[str]:
         yield f"And in the program:\n\n{bullets(written)}"
 
 
-def _tried(found: CommandAnswer) -> Iterator[str]:
-    tried, others = found.techniques()
+def _tried(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
+    judged = techniques_of_command(plan, found)
     rows = [
         (
             row.change.name,
@@ -431,12 +430,12 @@ def _tried(found: CommandAnswer) -> Iterator[str]:
             row.by,
             row.change.how,
         )
-        for row in tried
+        for row in judged.helping
     ]
     columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
-    notes = [f"{entry.name}: {entry.reason}" for entry in others]
-    if any(row.change.key in STAGES for row in tried):
+    notes = [f"{entry.name}: {entry.reason}" for entry in judged.not_applicable]
+    if any(row.change.key in STAGES for row in judged.helping):
         notes.append(SHARDING_NOT_RUN)
     if notes:
         yield bullets(notes)
@@ -445,10 +444,10 @@ def _tried(found: CommandAnswer) -> Iterator[str]:
 # Other batch sizes and GPUs, places and curves
 
 
-def _batches(found: CommandAnswer) -> str:
+def _batches(plan: CommandPlan, found: TracedAnswer) -> str:
     rows = [
         (
-            _size(found.plan, row.plan.batch_size),
+            _size(plan, row.plan.batch_size),
             format_bytes(row.peak_allocated_bytes),
             format_bytes(row.peak_reserved_bytes),
             format_bytes(row.device_used_bytes),
@@ -465,7 +464,7 @@ def _size(plan: CommandPlan, batch_size: int) -> str:
     return f"{batch_size:,}{' (here)' if batch_size == plan.batch_size else ''}"
 
 
-def _places(found: CommandAnswer) -> str:
+def _places(found: TracedAnswer) -> str:
     rows = [
         (place.bucket.title, place.module or "–", place.source or "–", format_bytes(place.size_bytes))
         for place in found.places()[:_PLACES]
@@ -505,14 +504,14 @@ def _costs(found: Sequence[LargestOnGpu], plan: Plan) -> Iterator[str]:
 def _on_gpus(plan: CommandPlan) -> str:
     rows = [
         (
-            there.plan.gpu.title,
-            format_bytes(there.plan.gpu.total_bytes),
-            FIT_ANSWERS[there.fit],
-            format_bytes(there.spare_bytes),
-            largest_words(there.full_batch_size, there.may_fit_batch_size) or "–",
-            exactness(there.plan),
+            there.gpu.title,
+            format_bytes(there.gpu.total_bytes),
+            FIT_ANSWERS[found.fit],
+            format_bytes(found.spare_bytes),
+            largest_words(found.full_batch_size, found.may_fit_batch_size) or "–",
+            exactness(there),
         )
-        for there in on_every_gpu(plan)
+        for there, found in on_every_gpu(plan)
     ]
     return table(("GPU", "memory", "fits", "free", "largest batch", "kernels"), rows)
 

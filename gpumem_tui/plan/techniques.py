@@ -10,7 +10,7 @@ from itertools import product
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.accumulation import Accumulation, accumulation
-from gpumem_tui.formula.checks import conflict, why_formula_only
+from gpumem_tui.formula.checks import conflict
 from gpumem_tui.formula.predict import MomentBytes, by_stage, largest_within
 from gpumem_tui.formula.recipe import Setup
 from gpumem_tui.formula.records import as_run_on, stage_of
@@ -26,9 +26,11 @@ from gpumem_tui.formula.techniques import (
     sharded,
     smaller_sample,
 )
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import (
     TracedAnswer,
+    answer,
+    formula_only,
     largest_batch,
     predicted,
     setup_of,
@@ -37,9 +39,11 @@ from gpumem_tui.plan.answers import (
     usable_of,
     with_setup,
 )
+from gpumem_tui.plan.combination import NOTHING, Combination, Effect, Techniques
 from gpumem_tui.plan.judgement import SMALLEST_NORMALIZED_BATCH
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import busy_share
+from gpumem_tui.search.prediction import Fit
 
 _MOST_ASKED_GPUS = 1024
 """No combination asks for more."""
@@ -51,95 +55,6 @@ _FIXED_AXES = ("optimizer", "sharding", "state", "weights-in-host")
 both."""
 COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
 """The cheapest combination is looked for among changes of these."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The effect of one technique, applied to the plan alone.
-
-    Attributes:
-        key: names it for `explain`.
-        option: as typed on the command line.
-        saved_bytes: of the peak at the plan's batch size, on one GPU (at the new batch size where that is the
-            technique); negative where a fixed price pays off only at larger batches.
-        max_batch_size: of one GPU, with it; None where it is traced at the plan's own batch size alone.
-        cost: in compute or accuracy, in words; `source`: where that is from.
-        plan: with the technique applied.
-        formula_only: the result cannot be traced; `is_traced`: all this is by trace, what it is compared with too.
-    """
-
-    key: str
-    name: str
-    option: str
-    saved_bytes: int
-    peak_bytes: int
-    fits: bool
-    max_batch_size: int | None
-    cost: str
-    source: str
-    plan: Plan
-    formula_only: bool
-    is_traced: bool = False
-
-    @classmethod
-    def of(
-        cls, made: Technique, plan: Plan, saved_bytes: int, then: _Memory | TracedAnswer, largest: int | None
-    ) -> Effect:
-        """Return what a technique does to a plan, `plan` with it, which takes `then`."""
-        return cls(
-            made.key, made.name, made.option, saved_bytes,
-            then.peak_allocated_bytes if isinstance(then, TracedAnswer) else then.peak_bytes,
-            then.fits, largest, made.cost, made.source, plan, formula_only(plan), isinstance(then, TracedAnswer),
-        )  # fmt: skip
-
-    def no_gain(self, largest: int | None) -> str:
-        """Say that it saves nothing; empty where it does, or is known to fit more than the `largest` without it."""
-        if self.saved_bytes > 0 or (largest is not None and (self.max_batch_size or 0) > largest):
-            return ""
-        return f"takes {format_bytes(-self.saved_bytes)} more here" if self.saved_bytes else "saves nothing here"
-
-
-@dataclass(frozen=True)
-class Techniques:
-    """All techniques: those that help, the best first, and the others with the reason why not."""
-
-    helping: tuple[Effect, ...]
-    not_applicable: tuple[NotApplicable, ...]
-
-
-@dataclass(frozen=True)
-class Combination:
-    """The cheapest set of techniques with which a plan's samples per optimizer step fit.
-
-    Attributes:
-        changes: those it takes; none if the plan fits as it is but for its micro-batch, or altogether.
-        plan: with them applied, and with the micro-batch that fits.
-        peak_bytes: on one GPU; `max_batch_size`: of one GPU.
-        accumulation: passes per optimizer step, and the global batch they make.
-        price: what was minimized, see `formula.price.COST_ORDER`.
-        formula_only: the result cannot be traced.
-    """
-
-    changes: tuple[Technique, ...]
-    plan: Plan
-    peak_bytes: int
-    max_batch_size: int
-    accumulation: Accumulation
-    price: Price
-    formula_only: bool
-
-    @property
-    def smaller_passes(self) -> bool:
-        """Return whether one of its changes is a micro-batch smaller than planned, with more passes for it."""
-        return self.price.changes > len(self.changes)
-
-    @property
-    def words(self) -> str:
-        """The techniques by name; empty for none."""
-        names = [change.name for change in self.changes]
-        if self.smaller_passes:
-            names.append(f"{self.accumulation.steps} passes of {self.plan.batch_size}")
-        return " + ".join(names)
 
 
 def techniques(plan: Plan, largest: int | None = None, traced: Effect | NotApplicable | None = None) -> Techniques:
@@ -161,13 +76,7 @@ def techniques(plan: Plan, largest: int | None = None, traced: Effect | NotAppli
             helping.append(judged)
         else:
             others.append(judged)
-    helping.sort(key=lambda one: (not (one.fits or now.fits), -(one.max_batch_size or 0), -one.saved_bytes))
-    return Techniques(tuple(helping), tuple(others))
-
-
-def formula_only(plan: Plan) -> bool:
-    """Return whether nothing but the closed form can answer the plan."""
-    return bool(plan.extras) or bool(why_formula_only(plan.shape, plan.recipe))
+    return Techniques(tuple(helping), tuple(others)).by_help(fits=now.fits)
 
 
 @dataclass(frozen=True)
@@ -195,7 +104,9 @@ def _judged(plan: Plan, change: Technique, now: _Memory) -> Effect | NotApplicab
 
 def _effect(changed: Plan, now: _Memory, technique: Technique) -> Effect:
     then = _Memory.of(changed, now.usable_bytes)
-    return Effect.of(technique, changed, now.peak_bytes - then.peak_bytes, then, then.max_batch_size)
+    fit: Fit = "fits" if then.fits else "does not fit"
+    saved_bytes = now.peak_bytes - then.peak_bytes
+    return Effect(technique, "formula", then.peak_bytes, saved_bytes, fit, then.max_batch_size, of_model=changed)
 
 
 def _batch_changes(plan: Plan, now: _Memory) -> Iterator[Effect | NotApplicable]:
@@ -297,7 +208,7 @@ def likely_combinations(plan: Plan, room: float = 1.0) -> tuple[Combination, ...
 
 def unchanged(plan: Plan) -> Combination:
     """Return the plan as it is."""
-    return _combination(plan, Price(), (), plan.batch_size)
+    return _combination(plan, (), plan.batch_size)
 
 
 _MOST_COMPILED_LAYERS, _MOST_SHARDED_LAYERS = 24, 32
@@ -313,7 +224,7 @@ def compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown) -> Combination | 
     most = _MOST_COMPILED_LAYERS if plan.recipe.sharding == "none" else _MOST_SHARDED_LAYERS
     if not plan.recipe.compile and layers > most:
         return Unknown(f"not traced here, as {layers} layers take long to compile; plan again with it")
-    return _combination(plan, technique.price, (technique,), plan.batch_size)
+    return _combination(plan, (technique,), plan.batch_size)
 
 
 def cheapest_but_as_it_is(plan: Plan, room: float = 1.0) -> Combination | Unknown:
@@ -331,7 +242,7 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
         return None
     by_axis = _by_axis(plan, gpus, traceable=traceable)
     usable = int(usable_of(plan) * room)
-    best: tuple[Price, tuple[Technique, ...], int] | None = None
+    best: tuple[Price, tuple[Technique, ...], int, Price] | None = None
     for both in product(*(by_axis[axis] for axis in _SHARED_AXES)):
         base = tuple(change for change in (sample, *both) if change is not None)
         start = _all_applied(setup_of(plan), base)
@@ -362,8 +273,8 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
                 continue
             micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined, most)
             if best is None or price + extra < best[0]:
-                best = price + extra, base + chosen1 + chosen2, micro
-    return None if best is None else _combination(plan, *best)
+                best = price + extra, base + chosen1 + chosen2, micro, extra
+    return None if best is None else _combination(plan, *best[1:])
 
 
 def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Technique | None]]:
@@ -421,17 +332,10 @@ def _micro_batch(plan: Plan, copies: int, fitting: int) -> tuple[int, Price]:
     return micro, Price(risk=risk, slower_percent=_accumulation_percent(plan, micro), changes=1)
 
 
-def _combination(plan: Plan, price: Price, chosen: tuple[Technique, ...], micro: int) -> Combination:
+def _combination(plan: Plan, chosen: tuple[Technique, ...], micro: int, passes_price: Price = NOTHING) -> Combination:
     changed = with_setup(plan, _all_applied(setup_of(plan), chosen))
-    copies = changed.recipe.pass_micro_batches
     if (micro, changed.recipe.gpus) != (plan.batch_size, plan.recipe.gpus):
-        changed = replace(changed, batch_size=micro, target_batch=max(target_of(plan), micro * copies))
-    return Combination(
-        changes=chosen,
-        plan=changed,
-        peak_bytes=predicted(changed).peak_bytes,
-        max_batch_size=largest_batch(changed),
-        accumulation=accumulation(target_of(changed), micro, copies),
-        price=price,
-        formula_only=formula_only(changed),
-    )
+        target = max(target_of(plan), micro * changed.recipe.pass_micro_batches)
+        changed = replace(changed, batch_size=micro, target_batch=target)
+    found = answer(changed)
+    return Combination(chosen, micro, found.accumulation.steps, formula=found, passes_price=passes_price)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.techniques import Technique, injected
-from gpumem_tui.memory import MIB, Bucket
+from gpumem_tui.memory import MIB, Bucket, Unknown
 from gpumem_tui.options.workload import simulated_device
-from gpumem_tui.plan.command import WhatIf
+from gpumem_tui.plan.combination import Combination
 from gpumem_tui.run.events import Ready
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
@@ -61,6 +63,14 @@ def change(key: str, config: SearchConfig) -> Technique:
     return next(one for one in injected(config.device.gpu, 1) if one.key == key)
 
 
-def changed(config: SearchConfig, key: str, **sizes: int) -> WhatIf:
-    """A change whose run found these sizes."""
-    return WhatIf(change(key, config), traced(affine(**sizes), config.device.gpu))
+def changed(config: SearchConfig, key: str, batch_size: int, **sizes: int) -> Combination:
+    """A change whose run, planned for this batch, found these sizes."""
+    return Combination((change(key, config),), batch_size, traced=traced(affine(**sizes), config.device.gpu))
+
+
+def ran(
+    changes: tuple[Technique, ...], batch_size: int, passes: int, found: Traced | Unknown, beside_bytes: int = 0
+) -> Combination:
+    """Changes that were run together."""
+    one = Combination.of_command(changes, batch_size, passes)
+    return replace(one, traced=found, beside_bytes=beside_bytes)

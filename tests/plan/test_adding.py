@@ -22,11 +22,12 @@ from gpumem_tui.formula.techniques import (
 )
 from gpumem_tui.memory import Bucket
 from gpumem_tui.plan.answers import setup_of, with_setup
+from gpumem_tui.plan.combination import Effect
 from gpumem_tui.plan.control import Choice
 from gpumem_tui.plan.controls import control_of, controls
 from gpumem_tui.plan.explain import explanations
 from gpumem_tui.plan.plan import Plan, draft_of
-from gpumem_tui.plan.techniques import COMBINED_AXES, Effect, techniques
+from gpumem_tui.plan.techniques import COMBINED_AXES, techniques
 
 A100 = find_gpu("a100-80gb")
 PLANS = (
@@ -45,7 +46,7 @@ def effects(plan: Plan) -> tuple[Effect, ...]:
 
 
 def helping(key: str) -> list[tuple[Plan, Effect]]:
-    return [(plan, effect) for plan in PLANS for effect in effects(plan) if effect.key == key]
+    return [(plan, effect) for plan in PLANS for effect in effects(plan) if effect.change.key == key]
 
 
 @pytest.mark.parametrize("key", catalog_techniques())
@@ -110,7 +111,7 @@ def test_a_technique_that_is_offered_says_what_it_costs() -> None:
 def test_extras_and_optimizers_that_save_are_techniques() -> None:
     known = catalog_techniques()
     assert {technique.extra for technique in known.values()} == {*EXTRAS, None}
-    offered = {effect.key for plan in PLANS for effect in effects(plan)}
+    offered = {effect.change.key for plan in PLANS for effect in effects(plan)}
     assert offered & set(OPTIMIZERS) == known.keys() & set(OPTIMIZERS)
 
 

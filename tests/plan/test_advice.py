@@ -20,7 +20,7 @@ CONFIG = SearchConfig(WorkloadSpec(Recipe(), MODEL), Device(GPU, simulated=True)
 
 def test_the_best_single_changes_are_the_plans() -> None:
     offered = [one.option for one in advise(CONFIG)][1:]
-    planned = [technique.option for technique in techniques(Plan(MODEL, Recipe(), GPU)).helping]
+    planned = [technique.change.option for technique in techniques(Plan(MODEL, Recipe(), GPU)).helping]
     assert offered == planned[: len(offered)]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import MIB, Unknown
+from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.combining import MOST_RUNS, MOST_WHERE_IT_FITS, Planner, Planning, command_of, likely
-from gpumem_tui.plan.command import CommandAnswer, CommandPlan, CommandRuns, Together, WhatIf
+from gpumem_tui.plan.command import CommandPlan, CommandRuns, techniques_of_command
 from gpumem_tui.plan.dialects import half_length, sharded_line, typed_changes, typed_command
 from gpumem_tui.plan.recommended import change_words
 from gpumem_tui.run.control import Control, Unusable
@@ -22,7 +22,7 @@ from gpumem_tui.search.frameworks import dialect_of
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.workload.command import Command
-from tests.plan.commands import affine, base_predicted, base_trace, change, changed, command_config
+from tests.plan.commands import affine, base_predicted, base_trace, change, changed, command_config, ran
 from tests.search.traces import traced
 
 
@@ -35,7 +35,10 @@ def _config(
 
 def _plan(batch_size: int, config: SearchConfig | None = None) -> CommandPlan:
     config = config or _config()
-    what_ifs = (changed(config, "checkpointing", activations=200), changed(config, "adafactor", optimizer=0))
+    what_ifs = (
+        changed(config, "checkpointing", batch_size, activations=200),
+        changed(config, "adafactor", batch_size, optimizer=0),
+    )
     return CommandPlan(config, batch_size, base_predicted(config), what_ifs)
 
 
@@ -49,29 +52,31 @@ def test_the_cheapest_comes_first_and_each_holds_the_same_samples() -> None:
 
 def test_what_a_set_took_more_is_taken_to_be_missing_of_those_with_all_of_its_changes() -> None:
     config = _config()
-    what_ifs = (changed(config, "checkpointing", activations=900), changed(config, "autocast", activations=900))
+    what_ifs = (changed(config, "checkpointing", 32, activations=900), changed(config, "autocast", 32, activations=900))
     plan = CommandPlan(config, 32, base_predicted(config), what_ifs)
 
     def keys(plan: CommandPlan) -> list[tuple[str, ...]]:
         return list(dict.fromkeys(tuple(change.key for change in one.changes) for one in likely(plan)))
 
     _, first, second, both = keys(plan)
-    (tried,) = (one.change for one in what_ifs if (one.change.key,) == first)
-    more = Together((tried,), 16, 2, base_trace(config), beside_bytes=20_000 * MIB)
-    assert keys(replace(plan, together=(more,))) == [(), second, first, both]
+    (tried,) = (one.changes for one in what_ifs if (one.changes[0].key,) == first)
+    more = ran(tried, 16, 2, base_trace(config), beside_bytes=20_000 * MIB)
+    assert keys(replace(plan, tried=(*what_ifs, more))) == [(), second, first, both]
 
 
 def test_changes_that_leave_out_the_same_bytes_do_not_leave_them_out_twice() -> None:
     """Of 40 GiB the state of the optimizer stays, whatever each saves of the activations."""
     config = _config(("python", "train.py"))
     state = {"optimizer": 26_000}
-    what_ifs = [changed(config, key, activations=300, **state) for key in ("checkpointing", "compile", "chunked-loss")]
+    what_ifs = [
+        changed(config, key, 16, activations=300, **state) for key in ("checkpointing", "compile", "chunked-loss")
+    ]
     base = traced(affine(activations=1200, **state), config.device.gpu)
     predicted = replace(base_predicted(config), prediction=replace(base_predicted(config).prediction, traced=base))
     plan = CommandPlan(config, 16, predicted, tuple(what_ifs))
     assert not likely(plan)
-    less = changed(config, "adafactor", activations=1200, optimizer=1)
-    assert likely(replace(plan, what_ifs=(*what_ifs, less)))
+    less = changed(config, "adafactor", 16, activations=1200, optimizer=1)
+    assert likely(replace(plan, tried=(*what_ifs, less)))
 
 
 def test_a_batch_that_nothing_says_stays() -> None:
@@ -83,7 +88,7 @@ def test_what_fits_counts_the_gradients_of_earlier_passes() -> None:
     plan = _plan(16)
     largest = base_trace(plan.config).max_batch_size
     assert isinstance(largest, int)
-    alone = Together((), largest, 2, base_trace(plan.config))
+    alone = ran((), largest, 2, base_trace(plan.config))
     assert plan.fits_with(alone)
     assert not plan.fits_with(replace(alone, beside_bytes=4096 * MIB))
 
@@ -98,12 +103,12 @@ def test_an_estimate_that_may_fit_asks_for_no_change() -> None:
     estimate = _estimated(base_trace(runs.config))
     told = base_predicted(runs.config)
     plan = CommandPlan(runs.config, 4, replace(told, prediction=replace(told.prediction, traced=estimate)))
-    *_, last = Planner(plan, runs, [change("sgd", runs.config)], Control(), clock=runs.clock).run()
+    *_, last = Planner(plan, runs, [Combination((change("sgd", runs.config),), 4)], Control(), clock=runs.clock).run()
     assert runs.made == ["sgd"]
-    answer = CommandAnswer.of(last.plan)
+    answer = last.plan.answer()
     assert answer.fit == "may fit"
-    assert not change_words(answer)
-    by_formula = {row.fit for row in answer.techniques()[0] if row.by == "formula"}
+    assert not change_words(last.plan, answer)
+    by_formula = {row.fit for row in techniques_of_command(last.plan, answer).helping if row.by == "formula"}
     assert by_formula == {"may fit"}
 
 
@@ -111,11 +116,11 @@ def test_a_set_that_is_an_estimate_is_said_to_fit_perhaps() -> None:
     plan = _plan(16)
     told = plan.predicted
     traced = _estimated(base_trace(plan.config))
-    alone = Together((), 8, 2, traced)
+    alone = ran((), 8, 2, traced)
     estimated = replace(told, prediction=replace(told.prediction, traced=traced))
-    plan = replace(plan, predicted=estimated, what_ifs=(), together=(alone,))
-    assert CommandAnswer.of(plan).fit == "may not fit"
-    assert change_words(CommandAnswer.of(plan)) == "To change: 2 passes of 8, traced: it may fit."
+    plan = replace(plan, predicted=estimated, tried=(alone,))
+    assert plan.answer().fit == "may not fit"
+    assert change_words(plan, plan.answer()) == "To change: 2 passes of 8, traced: it may fit."
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_the_command_is_in_the_programs_own_words(
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     config = _config(cwd=str(tmp_path))
-    line, besides = command_of(_plan(16, config), Together((change("checkpointing", config),), 4, 4))
+    line, besides = command_of(_plan(16, config), Combination((change("checkpointing", config),), 4, 4))
     assert line == typed
     assert besides[-len(written) :] == written if written else not besides
 
@@ -165,15 +170,14 @@ class _Runs:
     wanted: tuple[str, ...] = ()
     made: list[str] = field(default_factory=list)
 
-    def trace(self, *_: object) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+    def trace(self, *_: object) -> tuple[Predicted, list[Combination], list[Combination]]:
         raise AssertionError("the command as it is has been traced")
 
-    def trace_change(self, change: Technique, *_: object) -> WhatIf:
-        self.made.append(change.key)
-        activations = 1 if change.key in self.fitting else 1000
-        return changed(self.config, change.key, activations=activations)
-
-    def trace_together(self, one: Together, *_: object) -> Together:
+    def run(self, one: Combination, plan: CommandPlan, *_: object) -> Combination:
+        if plan.is_alone(one):
+            key = one.changes[0].key
+            self.made.append(key)
+            return changed(self.config, key, one.batch_size, activations=1 if key in self.fitting else 1000)
         self.made.append(one.words)
         return replace(one, traced=Unknown("its run failed") if self.set_fails else base_trace(self.config))
 
@@ -183,7 +187,7 @@ class _Runs:
 
 def _planned(runs: _Runs, batch_size: int, *keys: str) -> list[Planning]:
     plan = CommandPlan(runs.config, batch_size, base_predicted(runs.config))
-    changes = [change(key, runs.config) for key in keys]
+    changes = [Combination((change(key, runs.config),), batch_size) for key in keys]
     return list(Planner(plan, runs, changes, Control(), clock=runs.clock).run())
 
 
@@ -207,8 +211,8 @@ def test_the_headline_is_the_cheapest_of_all_that_fits() -> None:
     """Smaller passes cost nothing: no change that fits as well is named before them."""
     runs = _Runs(_config(), fitting=("checkpointing", "chunked-loss"))
     plan = _planned(runs, 16, "checkpointing", "chunked-loss")[-1].plan
-    assert change_words(CommandAnswer.of(plan)) == "To change: 2 passes of 8, traced: it fits."
-    alone = change_words(CommandAnswer.of(replace(plan, together=())))
+    assert change_words(plan, plan.answer()) == "To change: 2 passes of 8, traced: it fits."
+    alone = change_words(replace(plan, tried=plan.what_ifs), plan.answer())
     assert alone.startswith("To change: loss in 8 pieces (cross-entropy over 8 pieces"), (
         "no time, where checkpoints take it"
     )
@@ -219,12 +223,10 @@ def test_the_headline_has_the_line_of_the_pass_that_fits(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text("HfArgumentParser")
     config = _config(cwd=str(tmp_path))
     shards = change("sharded", config)
-    tried = WhatIf(
-        replace(shards, how="torchrun train.py --batch-size 16"), traced(affine(activations=2000), config.device.gpu)
-    )
-    one = Together((tried.change,), 2, 1, base_trace(config))
-    plan = CommandPlan(config, 16, base_predicted(config), (tried,), (one,))
-    assert change_words(CommandAnswer.of(plan)) == (
+    shards = replace(shards, how="torchrun train.py --batch-size 16")
+    tried = ran((shards,), 16, 1, traced(affine(activations=2000), config.device.gpu))
+    plan = CommandPlan(config, 16, base_predicted(config), (tried, ran((shards,), 2, 1, base_trace(config))))
+    assert change_words(plan, plan.answer()) == (
         "To change: sharded over 8 GPUs + batch 2 on each (torchrun --nproc-per-node 8 train.py --batch-size 2 "
         "--fsdp 'full_shard auto_wrap'), traced: it fits."
     )
@@ -259,7 +261,7 @@ def test_further_gpus_are_tried_only_where_nothing_fits_without_them_or_they_are
     fits = _Runs(_config())
     plan = _planned(fits, 16, "sharded", "sgd")[-1].plan
     assert fits.made == ["2 passes of 8", "sgd"]
-    spared = next(one.traced for one in plan.what_ifs if one.change.key == "sharded")
+    spared = next(one.traced for one in plan.what_ifs if one.changes[0].key == "sharded")
     assert isinstance(spared, Unknown)
     assert "--what-if sharded" in spared.reason
     asked = _Runs(_config(), wanted=("sharded", "sgd"))
@@ -274,7 +276,9 @@ def test_further_gpus_are_tried_only_where_nothing_fits_without_them_or_they_are
 
 def test_the_same_samples_are_spread_over_the_gpus_that_share_the_model() -> None:
     config = _config()
-    plan = CommandPlan(config, 16, base_predicted(config), (changed(config, "sharded", activations=1200, optimizer=1),))
+    plan = CommandPlan(
+        config, 16, base_predicted(config), (changed(config, "sharded", 16, activations=1200, optimizer=1),)
+    )
     spread = [one for one in likely(plan) if one.gpus == 8]
     assert [(one.batch_size, one.passes) for one in spread] == [(2, 1), (1, 2)]
     assert spread[0].words == "sharded over 8 GPUs + batch 2 on each"
@@ -286,9 +290,9 @@ def test_what_takes_one_trace_goes_on_beside_the_run_before_it(monkeypatch: pyte
     both = threading.Barrier(2, timeout=60)
 
     class Meeting(_Runs):
-        def trace_change(self, change: Technique, *_: object) -> WhatIf:
+        def run(self, one: Combination, plan: CommandPlan, *_: object) -> Combination:
             both.wait()
-            return super().trace_change(change)
+            return super().run(one, plan)
 
     runs = Meeting(_config())
     predicted = base_predicted(runs.config)
@@ -296,9 +300,10 @@ def test_what_takes_one_trace_goes_on_beside_the_run_before_it(monkeypatch: pyte
     assert isinstance(base, Traced)
     one_size = replace(base, done=replace(base.done, only_at=1))
     predicted = replace(predicted, prediction=replace(predicted.prediction, traced=one_size))
-    changes = [change(key, runs.config) for key in ("checkpointing", "autocast", "adafactor", "chunked-loss")]
+    keys = ("checkpointing", "autocast", "adafactor", "chunked-loss")
+    changes = [Combination((change(key, runs.config),), 1) for key in keys]
     *_, last = Planner(CommandPlan(runs.config, 1, predicted), runs, changes, Control()).run()
-    assert [one.change for one in last.plan.what_ifs] == changes
+    assert [one.changes for one in last.plan.what_ifs] == [one.changes for one in changes]
     assert all(isinstance(one.traced, Traced) for one in last.plan.what_ifs)
 
 
@@ -316,7 +321,7 @@ def test_what_fits_runs_the_changes_that_mostly_save_most_and_those_that_are_ask
     plan = steps[-1].plan
     assert fits.made == worth
     assert [step.to_go for step in steps if step.running is not None] == [3, 2, 1, 0], "those that are spared aside"
-    spared = {one.change.key: one.traced for one in plan.what_ifs if isinstance(one.traced, Unknown)}
+    spared = {one.changes[0].key: one.traced for one in plan.what_ifs if isinstance(one.traced, Unknown)}
     assert spared == {key: Unknown(f"not run, as it fits without: --what-if {key} runs it") for key in others}
     by_passes = _Runs(_config())
     _planned(by_passes, 16, *keys)
@@ -329,9 +334,9 @@ def test_what_fits_runs_the_changes_that_mostly_save_most_and_those_that_are_ask
 def test_what_was_spared_can_be_run_after_all() -> None:
     runs = _Runs(_config())
     plan = _planned(runs, 1, "checkpointing", "autocast", "adafactor", "chunked-loss", "sharded", "fused")[-1].plan
-    assert [one.key for one in plan.spared] == ["fused", "sharded"]
+    assert [one.changes[0].key for one in plan.spared] == ["fused", "sharded"]
     runs.made.clear()
-    rest = replace(plan, what_ifs=tuple(one for one in plan.what_ifs if not one.is_spared))
+    rest = replace(plan, tried=tuple(one for one in plan.tried if not one.is_spared))
     *_, last = Planner(rest, runs, plan.spared, Control(), every=True).run()
     assert runs.made == ["fused", "sharded"]
     assert not last.plan.spared
@@ -381,7 +386,7 @@ def test_a_frameworks_line_says_every_change(tmp_path: Path, words: tuple[str, .
     config = _config(words, str(tmp_path))
     typed = {one.key: one for one in typed_changes(config)}
     changes = (typed["half-length"], change("checkpointing", config), typed["qlora"])
-    found, written = command_of(_plan(16, config), Together(changes, 8, 2))
+    found, written = command_of(_plan(16, config), Combination(changes, 8, 2))
     assert found == line
     assert not written
 
@@ -415,7 +420,7 @@ def test_launchers_and_lightning_are_told_in_their_words(
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     config = _config(words, str(tmp_path))
-    assert command_of(_plan(16, config), Together((change("autocast", config),), 8, 2)) == (line, written)
+    assert command_of(_plan(16, config), Combination((change("autocast", config),), 8, 2)) == (line, written)
 
 
 @pytest.mark.parametrize(
@@ -492,7 +497,7 @@ def test_ranks_that_hold_parts_are_started_in_the_frameworks_words(
     (tmp_path / "train.py").write_text(script)
     config = _config(tuple(shlex.split(words)), str(tmp_path))
     changes = (change("sharded", config), change("autocast", config))
-    found, written = command_of(_plan(16, config), Together(changes, 2, 1))
+    found, written = command_of(_plan(16, config), Combination(changes, 2, 1))
     assert found == line
     assert config.workload.command is not None
     assert any("fully_shard" in one for one in written) == (sharded_line(config.workload.command, 8) is None)
@@ -502,14 +507,14 @@ def test_ranks_that_there_are_are_started_by_the_line_to_copy(tmp_path: Path) ->
     """Of a command that names no launcher and is planned with --gpus."""
     (tmp_path / "train.py").write_text("HfArgumentParser")
     config = _config(("python", "train.py", "--batch-size", "16"), str(tmp_path), ranks=4)
-    line, _ = command_of(_plan(16, config), Together((change("autocast", config),), 8, 2))
+    line, _ = command_of(_plan(16, config), Combination((change("autocast", config),), 8, 2))
     assert line.startswith("torchrun --nproc-per-node 4 train.py --batch-size 8 --bf16 True")
 
 
 def test_passes_that_a_configuration_gives_are_multiplied(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text("gradient_accumulation_steps: 8\n")
     config = _config(("llamafactory-cli", "train", "sft.yaml", "per_device_train_batch_size=16"), str(tmp_path))
-    line, written = command_of(_plan(16, config), Together((), 8, 2))
+    line, written = command_of(_plan(16, config), Combination((), 8, 2))
     assert line == "llamafactory-cli train sft.yaml per_device_train_batch_size=8 gradient_accumulation_steps=16"
     assert not written
 
@@ -530,7 +535,7 @@ def test_nanogpts_own_passes_are_typed_as_many_times(tmp_path: Path, given: tupl
     )
     (tmp_path / "config.py").write_text("batch_size = 64\ngradient_accumulation_steps = 2 * 3\n")
     config = _config(("python", "train.py", "--batch_size=16", *given), str(tmp_path))
-    line, written = command_of(_plan(16, config), Together((), 8, 2))
+    line, written = command_of(_plan(16, config), Combination((), 8, 2))
     assert line == f"python train.py --batch_size=8 {typed}"
     assert not written
 
@@ -571,7 +576,8 @@ def test_a_change_that_the_line_can_say_is_run_as_typed_and_from_outside_where_t
 
     monkeypatch.setattr("gpumem_tui.plan.command.predicting.predict", predict)
     runs = CommandRuns(config, 16)
-    found = runs.trace_change(change("chunked-loss", config), base_trace(config), None, lambda _: None)
+    plan = CommandPlan(config, 16, base_predicted(config))
+    found = runs.run(Combination((change("chunked-loss", config),), 16), plan, None, lambda _: None)
     typed, outside = ("", "--use_liger_kernel True"), ("chunked-loss", "")
     assert made == ([typed] if is_installed else [typed, outside])
     assert not isinstance(found.traced, Unknown)

@@ -8,14 +8,14 @@ import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, gpus
 from gpumem_tui.memory import GIB, MIB, Bucket, Range, Unknown
+from gpumem_tui.plan.combination import Combination, Techniques
 from gpumem_tui.plan.command import (
     SHARDING_NOT_RUN,
-    CommandAnswer,
     CommandPlan,
-    WhatIf,
     batch_note,
     on_every_gpu,
     ranks_line,
+    techniques_of_command,
 )
 from gpumem_tui.plan.export import command_plan_json
 from gpumem_tui.plan.report import command_plan_markdown
@@ -27,9 +27,13 @@ from gpumem_tui.step import Phase, Site
 from tests.plan.commands import affine, base_predicted, change, changed, command_config
 
 
-def _plan(*what_ifs: WhatIf, batch_size: int = 8, gpu: str = "a100-80gb") -> CommandPlan:
+def _plan(*what_ifs: Combination, batch_size: int = 8, gpu: str = "a100-80gb") -> CommandPlan:
     config = command_config(gpu=gpu)
     return CommandPlan(config, batch_size, base_predicted(config), what_ifs)
+
+
+def _judged(plan: CommandPlan) -> Techniques:
+    return techniques_of_command(plan, plan.answer())
 
 
 def _with(plan: CommandPlan, **values: object) -> CommandPlan:
@@ -42,10 +46,10 @@ def _with(plan: CommandPlan, **values: object) -> CommandPlan:
 def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
     plan = _plan()
     rows = on_every_gpu(plan)
-    assert {row.plan.gpu.name for row in rows} == set(gpus())
-    for row in rows:
-        capacity = row.plan.gpu.cuda_total_range - profile_for("2.13.0", row.plan.gpu).context_range
-        if row.plan.gpu == plan.config.device.gpu:  # the scene's trace says nothing of ranges
+    assert {there.gpu.name for there, _ in rows} == set(gpus())
+    for there, row in rows:
+        capacity = there.gpu.cuda_total_range - profile_for("2.13.0", there.gpu).context_range
+        if there.gpu == plan.config.device.gpu:  # the scene's trace says nothing of ranges
             capacity = Range(plan.base.capacity_bytes, plan.base.capacity_bytes)
         fits = row.fit == "fits", row.fit != "does not fit"
         largest = row.full_batch_size, row.may_fit_batch_size
@@ -59,7 +63,7 @@ def test_every_gpu_of_the_catalog_is_answered_by_replay() -> None:
 
 
 def test_only_gpus_of_the_same_kind_are_called_exact() -> None:
-    exact = {row.plan.gpu.name for row in on_every_gpu(_plan()) if row.plan.is_exact}
+    exact = {there.gpu.name for there, _ in on_every_gpu(_plan()) if there.is_exact}
     assert {"a100-80gb", "a100-40gb"} <= exact
     assert not exact & {"h100-80gb", "t4-16gb", "a30-24gb"}
 
@@ -75,12 +79,12 @@ def test_another_gpus_cublas_workspace_takes_the_place_of_the_traced_one() -> No
     plan = _with(_plan(batch_size=1, gpu="h100-80gb"), trace=trace, only_at=1, not_affine="one run")
     a100 = find_gpu("a100-80gb")
     expected = 10 * MIB + profile_for("2.13.0", a100).cublas_workspace_bytes
-    assert CommandAnswer.of(plan).traced.at(1).peak_allocated_bytes == 10 * MIB + workspace
-    assert CommandAnswer.of(replace(plan, elsewhere=a100)).traced.at(1).peak_allocated_bytes == expected
+    assert plan.answer().traced.at(1).peak_allocated_bytes == 10 * MIB + workspace
+    assert replace(plan, elsewhere=a100).answer().traced.at(1).peak_allocated_bytes == expected
 
 
 def test_batch_sizes_go_up_to_the_first_that_does_not_fit() -> None:
-    answers = CommandAnswer.of(_plan(batch_size=12))
+    answers = _plan(batch_size=12).answer()
     rows = {row.plan.batch_size: row for row in answers.batches()}
     assert {1, 2, 4, 8, 12, 16, 32} <= rows.keys()
     assert isinstance(answers.full_batch_size, int)
@@ -90,26 +94,26 @@ def test_batch_sizes_go_up_to_the_first_that_does_not_fit() -> None:
 
 def test_changes_are_ordered_by_what_they_make_fit_then_by_what_they_save() -> None:
     config = command_config()
-    plan = _plan(changed(config, "sgd", optimizer=1), changed(config, "checkpointing", activations=300))
-    tried, _ = CommandAnswer.of(plan).techniques()
-    traced = [row for row in tried if row.by == "traced"]
+    plan = _plan(changed(config, "sgd", 8, optimizer=1), changed(config, "checkpointing", 8, activations=300))
+    traced = [row for row in _judged(plan).helping if row.by == "traced"]
     assert [row.change.key for row in traced] == ["checkpointing", "sgd"]
     assert traced[1].saved_bytes == 949 * MIB
-    assert traced[0].largest == CommandAnswer.of(_with(plan, trace=affine(activations=300))).full_batch_size
+    assert traced[0].largest == _with(plan, trace=affine(activations=300)).answer().full_batch_size
 
 
 def test_a_change_is_judged_on_the_chosen_gpu() -> None:
     config = command_config()
-    plan = _plan(changed(config, "checkpointing", activations=300))
-    small = CommandAnswer.of(replace(plan, elsewhere=find_gpu("rtx-4070-12gb")))
-    row = next(row for row in small.techniques()[0] if row.by == "traced")
+    plan = _plan(changed(config, "checkpointing", 8, activations=300))
+    plan = replace(plan, elsewhere=find_gpu("rtx-4070-12gb"))
+    small = plan.answer()
+    row = next(row for row in _judged(plan).helping if row.by == "traced")
     assert small.fit != "fits"
     assert row.fits
     assert small.spare_bytes < 0
 
 
 def test_state_that_leaves_the_gpu_is_worked_out_by_phase() -> None:
-    rows = {row.change.key: row for row in CommandAnswer.of(_plan()).techniques()[0]}
+    rows = {row.change.key: row for row in _judged(_plan()).helping}
     assert rows["offload-optimizer"].by == "formula"
     assert rows["offload-optimizer"].saved_bytes == 950 * MIB
     assert rows["zero1"].saved_bytes == 950 * MIB - 950 * MIB // 8
@@ -118,9 +122,10 @@ def test_state_that_leaves_the_gpu_is_worked_out_by_phase() -> None:
 
 def test_one_that_cannot_be_made_says_why() -> None:
     config = command_config()
-    plan = _plan(WhatIf(change("autocast", config), Unknown("the command uses autocast already")))
-    _, others = CommandAnswer.of(plan).techniques()
-    assert [(row.key, row.reason) for row in others] == [("autocast", "the command uses autocast already")]
+    plan = _plan(Combination((change("autocast", config),), 8, traced=Unknown("the command uses autocast already")))
+    assert [(row.key, row.reason) for row in _judged(plan).not_applicable] == [
+        ("autocast", "the command uses autocast already")
+    ]
     assert "autocast bfloat16: the command uses autocast already" in command_plan_markdown(plan)
 
 
@@ -145,7 +150,7 @@ def test_a_batch_size_that_the_line_does_not_say_is_not_made_up() -> None:
 def test_sharding_is_over_the_gpus_there_are_and_said_not_to_be_run(ranks: int, over: int, further: int) -> None:
     config = command_config(ranks=ranks)
     plan = CommandPlan(config, 8, base_predicted(config))
-    rows = {row.change.key: row for row in CommandAnswer.of(plan).techniques()[0]}
+    rows = {row.change.key: row for row in _judged(plan).helping}
     assert rows["zero3"].change.name == f"ZeRO-3 over {over} GPUs"
     assert (rows["zero3"].by, rows["zero3"].change.price.gpus) == ("formula", further)
     assert f"- {SHARDING_NOT_RUN}" in command_plan_markdown(plan)

@@ -21,7 +21,7 @@ from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 def test_nothing_is_left_unexplained(plan: Plan) -> None:
     found, judged = explanations(plan), techniques(plan)
     keys = list({row.name: None for row in terms(plan.shape, plan.recipe, plan.batch_size, plan.extras)})
-    keys += [entry.key for entry in judged.helping] + [entry.key for entry in judged.not_applicable]
+    keys += [entry.change.key for entry in judged.helping] + [entry.key for entry in judged.not_applicable]
     keys.append("eager" if plan.recipe.compile else "compile")
     keys += [advice.key for advice in judgements(plan)]
     assert len(set(keys)) == len(keys), "a key names one thing"

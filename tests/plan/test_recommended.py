@@ -10,15 +10,14 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
-from gpumem_tui.plan.command import CommandAnswer, CommandPlan
+from gpumem_tui.plan.combination import Combination, Effect, Recommended
+from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.export import command_plan_json, plan_json
 from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import Recommended, all_techniques, command_answer, plan_answer, recommended
+from gpumem_tui.plan.recommended import all_techniques, command_answer, plan_answer, recommended
 from gpumem_tui.plan.report import plan_markdown
 from gpumem_tui.plan.techniques import (
-    Combination,
-    Effect,
     cheapest_combination,
     compiled_or_eager,
     likely_combinations,
@@ -47,6 +46,10 @@ def _compiled() -> Combination:
 BEST, COMPILED = _by_formula(), _compiled()
 
 
+def chosen(found: Recommended) -> Plan | Unknown:
+    return found.combination if isinstance(found.combination, Unknown) else found.combination.plan
+
+
 def answered(fits: Callable[[Plan], bool], asked: list[Plan]) -> Callable[[Plan], TracedAnswer | Unknown]:
     """Traces by which these plans fit, whatever they take."""
     small = traced_answer(replace(LLAMA, batch_size=1), TRACED)
@@ -63,10 +66,10 @@ def test_the_cheapest_that_a_trace_confirms_is_recommended() -> None:
     assert not NOW.fits
     assert BEST.plan in [one.plan for one in LIKELY[:-1]]
     all_but_compiled = answered(lambda plan: not plan.recipe.compile, [])
-    assert recommended(LLAMA, NOW, all_but_compiled).combination == LIKELY[0]
+    assert chosen(recommended(LLAMA, NOW, all_but_compiled)) == LIKELY[0].plan
     asked: list[Plan] = []
     found = recommended(LLAMA, NOW, answered(lambda plan: plan == LIKELY[-1].plan, asked))
-    assert found.combination == LIKELY[-1]
+    assert chosen(found) == LIKELY[-1].plan
     assert isinstance(found.traced, TracedAnswer)
     assert asked[0] == BEST.plan
     assert set(asked) == {COMPILED.plan, *(one.plan for one in LIKELY)}
@@ -74,10 +77,10 @@ def test_the_cheapest_that_a_trace_confirms_is_recommended() -> None:
 
 
 def test_compiling_is_recommended_where_its_trace_fits_and_nothing_is_cheaper() -> None:
-    assert recommended(LLAMA, NOW, answered(lambda plan: True, [])).combination == COMPILED
-    assert recommended(LLAMA, NOW, answered(lambda plan: plan.recipe.compile, [])).combination == COMPILED
+    assert chosen(recommended(LLAMA, NOW, answered(lambda plan: True, []))) == COMPILED.plan
+    assert chosen(recommended(LLAMA, NOW, answered(lambda plan: plan.recipe.compile, []))) == COMPILED.plan
     untraced = recommended(LLAMA, NOW, lambda plan: NO_TIME)
-    assert untraced.combination == BEST, "no formula says that it fits"
+    assert chosen(untraced) == BEST.plan, "no formula says that it fits"
 
 
 class TestCompiledOrEager:
@@ -93,7 +96,7 @@ class TestCompiledOrEager:
 
         found = all_techniques(plan, now, known)
         key = "eager" if plan.recipe.compile else "compile"
-        helping = [one for one in found.helping if one.key == key]
+        helping = [one for one in found.helping if one.change.key == key]
         useless = [f"{one.name}: {one.reason}" for one in found.not_applicable if one.key == key]
         assert len(helping) + len(useless) == 1
         return helping[0] if helping else useless[0]
@@ -102,15 +105,15 @@ class TestCompiledOrEager:
         then = with_figures(self.NOW, peak_allocated_bytes=self.NOW.peak_allocated_bytes - MIB, max_batch_size=9_999)
         found = self.judged(GPT2, self.NOW, then)
         assert isinstance(found, Effect)
-        assert (found.saved_bytes, found.max_batch_size, found.is_traced) == (MIB, 9_999, True)
-        assert (found.option, found.plan) == ("--compile", self.COMPILED)
+        assert (found.saved_bytes, found.largest, found.by) == (MIB, 9_999, "traced")
+        assert (found.change.option, found.plan) == ("--compile", self.COMPILED)
         assert all_techniques(GPT2, self.NOW, lambda _: then).helping[0] == found, "the largest batch comes first"
 
     def test_it_may_be_eager_pytorch_that_takes_less(self) -> None:
         now = with_figures(self.NOW, plan=self.COMPILED, max_batch_size=1)
         found = self.judged(self.COMPILED, now, self.NOW)
         assert isinstance(found, Effect)
-        assert (found.option, found.plan) == ("without --compile", GPT2)
+        assert (found.change.option, found.plan) == ("without --compile", GPT2)
 
     def test_what_does_not_help_or_is_not_known_says_why(self) -> None:
         more = with_figures(self.NOW, peak_allocated_bytes=self.NOW.peak_allocated_bytes + MIB)
@@ -147,7 +150,7 @@ class TestCompiledOrEager:
 
 
 def test_without_time_the_formula_s_choice_is_said_to_be_untraced() -> None:
-    assert recommended(LLAMA, NOW, lambda plan: NO_TIME).combination == BEST
+    assert chosen(recommended(LLAMA, NOW, lambda plan: NO_TIME)) == BEST.plan
     text = plan_markdown(LLAMA, traced_of(LLAMA), lambda plan: NO_TIME)
     assert "By formula, not traced, the cheapest combination that fits" in text
     assert "There is no trace of it: no time is left." in text
@@ -161,7 +164,7 @@ def test_what_a_trace_rejects_is_not_recommended() -> None:
     def first_alone(plan: Plan) -> TracedAnswer | Unknown:
         return rejects(plan) if plan == BEST.plan else NO_TIME
 
-    assert recommended(LLAMA, NOW, first_alone).combination == LIKELY[-1]
+    assert chosen(recommended(LLAMA, NOW, first_alone)) == LIKELY[-1].plan
 
 
 def test_json_and_markdown_say_what_the_trace_says() -> None:
@@ -191,7 +194,7 @@ class TestOnePlanOneVerdict:
             same = replace(GPT2, batch_size=max(1, largest))
             within = usable_as_traced(same, largest)
             assert largest_batch(same, within) == largest
-            rows = {row.key: row.max_batch_size or 0 for row in techniques(same, largest).helping}
+            rows = {row.change.key: row.known_largest or 0 for row in techniques(same, largest).helping}
             assert rows["full-recompute"] > largest or largest == 0
             assert rows.get("gradient-accumulation", largest) == largest
 
@@ -215,12 +218,12 @@ class TestOnePlanOneVerdict:
 
 def test_a_command_that_no_run_makes_fit_has_what_does_by_formula() -> None:
     config = command_config("python", "train.py", gpu="rtx-4090-24gb")
-    plan = CommandPlan(config, 12, base_predicted(config), (changed(config, "sgd", optimizer=900),))
-    said = command_answer(CommandAnswer.of(plan))
+    plan = CommandPlan(config, 12, base_predicted(config), (changed(config, "sgd", 12, optimizer=900),))
+    said = command_answer(plan, plan.answer())
     assert "None of the changes that were run makes it fit; by formula this does: optimizer in host memory" in said
-    larger = CommandPlan(config, 13, base_predicted(config), (changed(config, "checkpointing", activations=1),))
-    assert "To change: checkpointed blocks" in command_answer(CommandAnswer.of(larger))
-    assert command_plan_json(larger)["answer"] == command_answer(CommandAnswer.of(larger))
+    larger = CommandPlan(config, 13, base_predicted(config), (changed(config, "checkpointing", 13, activations=1),))
+    assert "To change: checkpointed blocks" in command_answer(larger, larger.answer())
+    assert command_plan_json(larger)["answer"] == command_answer(larger, larger.answer())
 
 
 def test_the_passes_of_a_wanted_batch_are_in_the_first_line() -> None:

@@ -13,7 +13,7 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import traced_answer
-from gpumem_tui.plan.command import CommandPlan, Together
+from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import QUANTITIES, Goals
 from gpumem_tui.plan.limits import limit
@@ -25,7 +25,7 @@ from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.search.report import prediction_json, result_json, trial_json
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.plan.commands import base_predicted, base_trace, change, changed, command_config
+from tests.plan.commands import base_predicted, base_trace, change, changed, command_config, ran
 from tests.plan.plans import GPT2, LLAMA, TRACED
 
 NONE = Unknown("no torch")
@@ -55,12 +55,12 @@ def test_a_plan_of_a_model() -> None:
 
 def test_a_plan_of_a_command() -> None:
     config = command_config("python", "train.py", "--batch-size", "16", gpu="rtx-4090-24gb")
-    what_ifs = (changed(config, "checkpointing", activations=200), changed(config, "adafactor", optimizer=0))
+    what_ifs = (changed(config, "checkpointing", 16, activations=200), changed(config, "adafactor", 16, optimizer=0))
     together = (
-        Together((change("checkpointing", config),), 8, 2, base_trace(config)),
-        Together((change("autocast", config),), 4, 4, Unknown("its run failed")),
+        ran((change("checkpointing", config),), 8, 2, base_trace(config)),
+        ran((change("autocast", config),), 4, 4, Unknown("its run failed")),
     )
-    held(command_plan_json(CommandPlan(config, 16, base_predicted(config), what_ifs, together)), "plan")
+    held(command_plan_json(CommandPlan(config, 16, base_predicted(config), (*what_ifs, *together))), "plan")
 
 
 def test_a_number_that_a_plan_was_solved_for() -> None:

@@ -17,9 +17,10 @@ from gpumem_tui.formula.records import stage_of
 from gpumem_tui.formula.techniques import STAGES, Price, Technique, changes, sharded
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, setup_of, usable_of
+from gpumem_tui.plan.combination import Combination, Effect
 from gpumem_tui.plan.controls import plan_of
 from gpumem_tui.plan.plan import Plan, draft_of
-from gpumem_tui.plan.techniques import Combination, Effect, cheapest_combination, techniques
+from gpumem_tui.plan.techniques import cheapest_combination, techniques
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, plans
 
 FEWER = settings(max_examples=settings().max_examples // 4)
@@ -27,7 +28,7 @@ FEWER = settings(max_examples=settings().max_examples // 4)
 
 
 def helping(plan: Plan) -> Mapping[str, Effect]:
-    return {technique.key: technique for technique in techniques(plan).helping}
+    return {technique.change.key: technique for technique in techniques(plan).helping}
 
 
 def reasons(plan: Plan) -> Mapping[str, str]:
@@ -51,9 +52,9 @@ def test_every_number_is_that_of_the_plan_it_leads_to(plan: Plan) -> None:
         after = answer(technique.plan)
         assert technique.saved_bytes == before.peak_bytes - after.peak_bytes
         assert (technique.peak_bytes, technique.fits) == (after.peak_bytes, after.fits)
-        assert technique.max_batch_size == after.max_batch_size
-        assert technique.cost
-        assert technique.source
+        assert technique.largest == after.max_batch_size
+        assert technique.change.cost
+        assert technique.change.source
 
 
 @FEWER
@@ -70,7 +71,7 @@ def test_every_plan_it_leads_to_can_be_entered(plan: Plan) -> None:
 @given(plans())
 def test_each_technique_is_listed_once(plan: Plan) -> None:
     judged = techniques(plan)
-    keys = [entry.key for entry in judged.helping] + [entry.key for entry in judged.not_applicable]
+    keys = [entry.change.key for entry in judged.helping] + [entry.key for entry in judged.not_applicable]
     assert len(keys) == len(set(keys))
     always = {"mixed-precision", "full-recompute", "chunked-loss", "offload-optimizer", "gradient-accumulation"}
     assert always <= set(keys)
@@ -78,14 +79,14 @@ def test_each_technique_is_listed_once(plan: Plan) -> None:
 
 def test_what_makes_it_fit_comes_first_then_the_larger_batch_then_the_more_saved() -> None:
     found = techniques(replace(GPT2, batch_size=64)).helping
-    order = [(not item.fits, -(item.max_batch_size or 0), -item.saved_bytes) for item in found]
+    order = [(not item.fits, -(item.known_largest or 0), -item.saved_bytes) for item in found]
     assert order == sorted(order)
     assert found[0].fits
     assert not found[-1].fits
 
 
 def test_where_it_fits_the_larger_batch_comes_first() -> None:
-    sizes = [item.max_batch_size or 0 for item in techniques(GPT2).helping]
+    sizes = [item.known_largest or 0 for item in techniques(GPT2).helping]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -154,18 +155,18 @@ class TestBatch:
     def test_accumulation_keeps_the_global_batch_and_spreads_it_evenly(self) -> None:
         plan = replace(GPT2, batch_size=64)
         found = helping(plan)["gradient-accumulation"]
-        assert found.name == "gradient accumulation: 2 passes of 32"
+        assert found.change.name == "gradient accumulation: 2 passes of 32"
         assert answer(found.plan).accumulation.global_batch_size == 64
         assert found.fits
 
     def test_a_smaller_micro_batch_makes_a_smaller_global_batch(self) -> None:
         found = helping(GPT2)["smaller-batch"]
         assert (found.plan.batch_size, found.plan.target_batch) == (4, None)
-        assert "a global batch of 4 instead of 8" in found.cost
+        assert "a global batch of 4 instead of 8" in found.change.cost
 
     def test_batch_norm_is_warned_of(self) -> None:
         plan = Plan(find_model("resnet-50"), Recipe(), GPT2.gpu, 16)
-        assert "batch norm" in helping(plan)["gradient-accumulation"].cost
+        assert "batch norm" in helping(plan)["gradient-accumulation"].change.cost
 
 
 class TestCheapest:
@@ -174,7 +175,7 @@ class TestCheapest:
         found = combined(replace(LLAMA_ON_FOUR, headroom=0.02))
         assert names(found) == ["pure-bf16", "full-recompute", "zero3"]
         assert not found.formula_only
-        assert found.peak_bytes / GIB == pytest.approx(19.89, abs=0.01)
+        assert found.by_formula.peak_bytes / GIB == pytest.approx(19.89, abs=0.01)
 
     def test_with_more_headroom_the_loss_is_chunked_too(self) -> None:
         found = combined(replace(LLAMA_ON_FOUR, headroom=0.08))
@@ -191,7 +192,7 @@ class TestCheapest:
     def test_more_passes_come_before_anything_that_costs(self) -> None:
         found = combined(replace(GPT2, batch_size=64))
         assert names(found) == []
-        assert (found.plan.batch_size, found.accumulation.steps, found.smaller_passes) == (32, 2, True)
+        assert (found.plan.batch_size, found.passes, found.smaller_passes) == (32, 2, True)
 
     def test_further_gpus_come_last(self) -> None:
         found = combined(Plan(find_model("llama-3.1-405b"), Recipe(gpus=4), find_gpu("a100-80gb")))
@@ -211,9 +212,8 @@ class TestCheapest:
             return
         after = answer(found.plan)
         assert after.fits
-        assert (after.peak_bytes, after.max_batch_size) == (found.peak_bytes, found.max_batch_size)
-        assert after.accumulation == found.accumulation
-        assert found.accumulation.global_batch_size >= (plan.target_batch or plan.batch_size * plan.recipe.gpus)
+        assert after == found.by_formula
+        assert after.accumulation.global_batch_size >= (plan.target_batch or plan.batch_size * plan.recipe.gpus)
         assert conflict(found.plan.recipe) is None or conflict(plan.recipe) is not None
         priced = sum((change.price for change in found.changes), Price())
         assert priced <= found.price

@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.command import Runs, Together, Watch, WhatIf
+from gpumem_tui.plan.combination import Combination
+from gpumem_tui.plan.command import CommandPlan, Runs, Watch
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed, Output, Sample
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, TraceProgress
-from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
 from tests.plan.commands import REFUSED, base_predicted, base_trace, change, changed, command_config
@@ -34,17 +33,22 @@ class ScriptedRuns:
     changes: tuple[str, ...] = ("checkpointing", "sgd", "fused")
     made: list[str] = field(default_factory=list)
 
-    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+    def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Combination], list[Combination]]:
         """The command as it is."""
         self.made.append("as it is")
         watch(Output("step 0: loss 0.000"))
         if self.fails:
             raise Unusable(Failed("workload", self.fails))
-        changes = [change(key, self.config) for key in self.changes]
-        return base_predicted(self.config), changes, [WhatIf(change("autocast", self.config), Unknown(REFUSED))]
+        changes = [Combination((change(key, self.config),), self.batch_size) for key in self.changes]
+        refused = Combination((change("autocast", self.config),), self.batch_size, traced=Unknown(REFUSED))
+        return base_predicted(self.config), changes, [refused]
 
-    def trace_change(self, change: Technique, base: Traced, control: Control | None, watch: Watch) -> WhatIf:
-        """The command with a change made to it."""
+    def run(self, one: Combination, plan: CommandPlan, control: Control | None, watch: Watch) -> Combination:
+        """The command with a change made to it, or in passes, with changes made together."""
+        if not plan.is_alone(one):
+            self.made.append(one.words)
+            return replace(one, traced=base_trace(self.config))
+        (change,) = one.changes
         self.made.append(change.key)
         watch(Output("step 0: loss 0.000"))
         watch(TraceProgress(self.batch_size, Sample(1, "forward", 1024, 2048, {})))
@@ -52,14 +56,9 @@ class ScriptedRuns:
             control.check()
             threading.Event().wait(0.01)
         if change.key == "fused":
-            return WhatIf(change, Unknown("its run failed: train.py:12: RuntimeError: no such option"))
+            return replace(one, traced=Unknown("its run failed: train.py:12: RuntimeError: no such option"))
         sizes = {"checkpointing": {"activations": 300}, "sgd": {"optimizer": 1}}
-        return changed(self.config, change.key, **sizes.get(change.key, {}))
-
-    def trace_together(self, one: Together, control: Control | None, watch: Watch) -> Together:
-        """The command in passes, with changes made together."""
-        self.made.append(one.words)
-        return replace(one, traced=base_trace(self.config))
+        return changed(self.config, change.key, self.batch_size, **sizes.get(change.key, {}))
 
 
 def command_app(runs: Runs, *, run_all: bool = True) -> GpuMemApp:

@@ -8,8 +8,8 @@ import pytest
 from textual.pilot import Pilot
 
 from gpumem_tui.errors import EXIT_BAD_INPUT
-from gpumem_tui.formula.techniques import Technique
-from gpumem_tui.plan.command import Watch, WhatIf
+from gpumem_tui.plan.combination import Combination
+from gpumem_tui.plan.command import Watch
 from gpumem_tui.run.control import Control
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.tui.app import GpuMemApp
@@ -146,7 +146,9 @@ async def test_every_list_is_a_key_away(key: str, said: str) -> None:
 
 async def test_a_trace_that_is_ended_is_not_said_to_go_on() -> None:
     class Held(ScriptedRuns):
-        def trace(self, control: Control | None, watch: Watch) -> tuple[Predicted, list[Technique], list[WhatIf]]:
+        def trace(
+            self, control: Control | None, watch: Watch
+        ) -> tuple[Predicted, list[Combination], list[Combination]]:
             while control is not None:
                 control.check()
                 threading.Event().wait(0.01)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import Combination, cheapest_combination
+from gpumem_tui.plan.techniques import cheapest_combination
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.help import HelpScreen

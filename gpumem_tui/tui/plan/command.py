@@ -7,17 +7,13 @@ from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_INTERRUPTED
-from gpumem_tui.formula.techniques import Technique
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, format_bytes
+from gpumem_tui.plan.answers import Place, TracedAnswer
+from gpumem_tui.plan.combination import Combination, Effect
 from gpumem_tui.plan.combining import Planning, command_of
 from gpumem_tui.plan.command import (
-    CommandAnswer,
     CommandFigures,
     CommandPlan,
-    Place,
-    TechniqueRow,
-    Together,
-    WhatIf,
     batch_note,
     exactness,
     ranks_line,
@@ -59,8 +55,8 @@ class CommandPlanState:
 
     Attributes:
         plan: None until the command as it is has been traced.
-        running: the change, or the set of them, that is being traced. `waiting`: the changes that can be. `to_go`: how
-            many of them are. `every`: all of them, those too that are not needed.
+        running: what is being traced. `waiting`: the changes that can be. `to_go`: how many of them are. `every`: all
+            of them, those too that are not needed.
         left_s: about how long all of them take from the moment on when `running` began.
         busy: a run is under way.
         printed: the last line that the running command printed. `reached`: where it is, and how long it takes yet.
@@ -70,8 +66,8 @@ class CommandPlanState:
     config: SearchConfig
     batch_size: int
     plan: CommandPlan | None = None
-    running: Technique | Together | None = None
-    waiting: tuple[Technique, ...] = ()
+    running: Combination | None = None
+    waiting: tuple[Combination, ...] = ()
     to_go: int = 0
     every: bool = False
     left_s: float = 0.0
@@ -87,7 +83,7 @@ class CommandPlanState:
         return self.config.device.gpu if self.plan is None else self.plan.gpu
 
     @property
-    def spared(self) -> tuple[Technique, ...]:
+    def spared(self) -> tuple[Combination, ...]:
         """The changes that were not needed."""
         return () if self.plan is None else self.plan.spared
 
@@ -101,7 +97,8 @@ def begun(state: CommandPlanState) -> CommandPlanState:
     """Note that a run is under way, of what was spared too."""
     spared, plan = state.spared, state.plan
     if plan is not None and spared:
-        plan = replace(plan, what_ifs=tuple(one for one in plan.what_ifs if not one.is_spared))
+        plan = replace(plan, tried=tuple(one for one in plan.tried if not one.is_spared))
+        spared = tuple(replace(one, is_spared=False) for one in spared)
         state = replace(state, plan=plan, waiting=(*state.waiting, *spared), every=True)
     return replace(state, busy=True, failure="", exit_code=0, printed="")
 
@@ -112,7 +109,7 @@ def _silent(state: CommandPlanState) -> CommandPlanState:
 
 
 def traced(
-    state: CommandPlanState, predicted: Predicted, waiting: Sequence[Technique], refused: Sequence[WhatIf]
+    state: CommandPlanState, predicted: Predicted, waiting: Sequence[Combination], refused: Sequence[Combination]
 ) -> CommandPlanState:
     """Take the trace of the command as it is. `refused`: the changes that cannot be made to it."""
     plan = CommandPlan(state.config, state.batch_size, predicted, tuple(refused))
@@ -144,7 +141,9 @@ def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
 
 def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> CommandPlanState:
     """Note that nothing runs any more."""
-    waiting = (state.running, *state.waiting) if isinstance(state.running, Technique) else state.waiting
+    plan, running, waiting = state.plan, state.running, state.waiting
+    if plan is not None and running is not None and plan.is_alone(running):
+        waiting = (running, *waiting)
     return replace(_silent(state), busy=False, running=None, waiting=waiting, failure=failure, exit_code=exit_code)
 
 
@@ -174,14 +173,14 @@ def _verdict(state: CommandPlanState, figures: CommandFigures | None, width: int
         word = f"tracing {noun} as it is" if state.busy else f"{noun} as it is has not been traced"
         word = word if state.plan is None else "working it out"
         return row(("… ", MUTED), (fit(word, width - 2), "bold"))
-    found, change = verdict_line(figures.answer, with_gpu=False), change_words(figures.answer)
+    found, change = verdict_line(figures.answer, with_gpu=False), change_words(figures.plan, figures.answer)
     return row(_MARKS[figures.answer.fit], (fit(f"{found}. {change}" if change else found, width - 2), "bold"))
 
 
 def _progress(state: CommandPlanState, elapsed_s: int, width: int) -> ListRow:
     if state.busy:
         running = state.running
-        what = f"running {state.config.workload.noun}" if running is None else f"what-if: {_name(running)}"
+        what = f"running {state.config.workload.noun}" if running is None else f"what-if: {running.words}"
         left = f", {state.to_go} to go" if state.to_go else ""
         left += f", about {state.left_s:,.0f} s left" if running is not None and state.left_s >= 1 else ""
         printed = f" │ {state.printed}" if state.printed else ""
@@ -202,7 +201,7 @@ def ledger_rows(figures: CommandFigures | None, width: int) -> list[ListRow]:
     if figures is None:
         return []
     answer = figures.answer
-    plan, found = answer.plan, answer.traced
+    plan, found = figures.plan, answer.traced
     free = answer.spare_bytes
     lines = [row((fit(f"at {plan.size}", width), f"bold {MUTED}"))]
     lines += [_pair(bucket.title, answer.breakdown[bucket], width) for bucket in ALLOCATED_BUCKETS]
@@ -235,18 +234,15 @@ def technique_rows(state: CommandPlanState, figures: CommandFigures | None, widt
     lines = [row((fit("  GiB", name + 2) + columns, f"bold {MUTED}"))]
     if state.plan is not None:
         lines += [_set_row(state.plan, number, name) for number in _by_fit(state.plan)]
-    for found in figures.tried if figures is not None else ():
+    for found in figures.techniques.helping if figures is not None else ():
         lines += _technique(found, name, width, here=found.change.key == selected)
     if state.running is not None:
-        lines.append(row(("… ", "$primary"), (f"{_name(state.running)}: its run is under way", "$primary")))
-    lines += [row((fit(f"· {change.name}: not run yet", width), MUTED), key=change.key) for change in state.waiting]
-    for none in figures.not_tried if figures is not None else ():
+        lines.append(row(("… ", "$primary"), (f"{state.running.words}: its run is under way", "$primary")))
+    for one in state.waiting:
+        lines.append(row((fit(f"· {one.words}: not run yet", width), MUTED), key=one.changes[0].key))
+    for none in figures.techniques.not_applicable if figures is not None else ():
         lines.append(row((fit(f"– {none.name}: {none.reason}", width), MUTED), key=none.key))
     return lines
-
-
-def _name(running: Technique | Together) -> str:
-    return running.words if isinstance(running, Together) else running.name
 
 
 def _by_fit(plan: CommandPlan) -> list[int]:
@@ -270,7 +266,7 @@ def _set_row(plan: CommandPlan, number: int, name: int) -> ListRow:
     )
 
 
-def _technique(found: TechniqueRow, name: int, width: int, *, here: bool) -> list[ListRow]:
+def _technique(found: Effect, name: int, width: int, *, here: bool) -> list[ListRow]:
     largest = f"{found.largest:,}" if isinstance(found.largest, int) else "–"
     spans = [
         _MARKS[found.fit],
@@ -285,26 +281,28 @@ def _technique(found: TechniqueRow, name: int, width: int, *, here: bool) -> lis
     return lines + (paragraph(f"{found.by}; costs: {found.change.cost}", width, indent=2) if here else [])
 
 
-def gpu_list_rows(state: CommandPlanState, gpus: Sequence[CommandAnswer], width: int) -> list[ListRow]:
+def gpu_list_rows(
+    state: CommandPlanState, gpus: Sequence[tuple[CommandPlan, TracedAnswer]], width: int
+) -> list[ListRow]:
     """Return every GPU of the catalog; a tilde stands before a figure of one whose kernels may differ."""
     if not gpus:
         return [row((fit(f"  worked out once {state.config.workload.noun} is traced", width), MUTED))]
     name = width - 2 - 3 * _NUMBER
     columns = f"{'memory':>{_NUMBER}}{'free':>{_NUMBER}}{'largest':>{_NUMBER}}"
     lines = [row((f"{fit('  GiB', name + 2)}{columns}", f"bold {MUTED}"))]
-    lines += [_gpu(state, there, name) for there in gpus]
+    lines += [_gpu(state, there, found, name) for there, found in gpus]
     note = f"~ as traced on {state.config.device.gpu.title}: kernels there may take more or less scratch memory"
     return [*lines, *paragraph(note, width)]
 
 
-def _gpu(state: CommandPlanState, there: CommandAnswer, name: int) -> ListRow:
-    about, gpu, most = "" if there.plan.is_exact else "~", there.plan.gpu, there.full_batch_size
+def _gpu(state: CommandPlanState, there: CommandPlan, found: TracedAnswer, name: int) -> ListRow:
+    about, gpu, most = "" if there.is_exact else "~", there.gpu, found.full_batch_size
     largest = f"{about}{most:,}" if isinstance(most, int) else "–"
     return row(
-        _MARKS[there.fit],
+        _MARKS[found.fit],
         (fit(gpu.title.removeprefix("NVIDIA "), name), "bold $primary" if gpu == state.gpu else ""),
         (f"{compact_bytes(gpu.total_bytes):>{_NUMBER}}", MUTED),
-        (f"{about + compact_bytes(there.spare_bytes):>{_NUMBER}}", "" if there.fit == "fits" else "$text-error"),
+        (f"{about + compact_bytes(found.spare_bytes):>{_NUMBER}}", "" if found.fit == "fits" else "$text-error"),
         (f"{largest:>{_NUMBER}}", ""),
         key=gpu.name,
     )
@@ -315,13 +313,13 @@ def batch_list_rows(figures: CommandFigures | None, width: int) -> list[ListRow]
     if figures is None:
         return []
     head = f"  {'batch':<{_NUMBER}}{'peak':>{_NUMBER}}{'reserved':>{_NUMBER + 1}}{'device':>{_NUMBER}}"
-    plan = figures.answer.plan
+    plan = figures.plan
     lines = [row((head, f"bold {MUTED}")), *(_batch(found, plan) for found in figures.batches)]
     note = batch_note(plan)
     return [*lines, *(paragraph(note, width) if note else [])]
 
 
-def _batch(found: CommandAnswer, plan: CommandPlan) -> ListRow:
+def _batch(found: TracedAnswer, plan: CommandPlan) -> ListRow:
     size = found.plan.batch_size
     shown = f"{size:,}" if plan.says_batch else "its own"
     sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.device_used_bytes)
@@ -370,10 +368,10 @@ def set_details(state: CommandPlanState, key: str) -> tuple[str, list[Row], str]
 
 def technique_details(state: CommandPlanState, figures: CommandFigures, key: str) -> tuple[str, list[Row]] | None:
     """Return the title and the lines of all there is to say of a what-if; None for one that is not there."""
-    for none in figures.not_tried:
+    for none in figures.techniques.not_applicable:
         if none.key == key:
             return none.name, [[(f"Not tried: {none.reason}.", "")]]
-    found = next((one for one in figures.tried if one.change.key == key), None)
+    found = next((one for one in figures.techniques.helping if one.change.key == key), None)
     if found is None:
         return None
     largest = f"{found.largest:,}" if isinstance(found.largest, int) else found.largest.reason
@@ -384,7 +382,7 @@ def technique_details(state: CommandPlanState, figures: CommandFigures, key: str
         ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(figures.answer.peak_allocated_bytes)}"),
         ("saves", format_bytes(found.saved_bytes)),
         ("reserved", format_bytes(found.reserved_bytes)),
-        ("fits", f"{FIT_ANSWERS[found.fit]}, {figures.answer.plan.size} on {state.gpu.title}"),
+        ("fits", f"{FIT_ANSWERS[found.fit]}, {figures.plan.size} on {state.gpu.title}"),
         ("largest", largest),
         ("costs", f"{found.change.cost} ({found.change.source})"),
         ("known by", f"{found.by}: {known}"),
@@ -392,8 +390,8 @@ def technique_details(state: CommandPlanState, figures: CommandFigures, key: str
     return found.change.name, [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs]
 
 
-def gpu_details(there: CommandAnswer) -> str:
+def gpu_details(there: CommandPlan, found: TracedAnswer) -> str:
     """Return the note of a GPU in the list that one is picked from."""
-    most = largest_words(there.full_batch_size, there.may_fit_batch_size)
+    most = largest_words(found.full_batch_size, found.may_fit_batch_size)
     largest = f"; largest batch {most}" if most else ""
-    return f"{format_bytes(there.plan.gpu.total_bytes)}, {exactness(there.plan)}: {there.fit}{largest}"
+    return f"{format_bytes(there.gpu.total_bytes)}, {exactness(there)}: {found.fit}{largest}"

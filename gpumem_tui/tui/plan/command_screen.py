@@ -16,8 +16,9 @@ from textual.geometry import Size
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_FAILED
+from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.combining import Planner
-from gpumem_tui.plan.command import CommandAnswer, CommandFigures, Runs, Watch, on_every_gpu
+from gpumem_tui.plan.command import CommandFigures, CommandPlan, Runs, Watch, on_every_gpu
 from gpumem_tui.plan.control import Option
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
@@ -68,7 +69,7 @@ class CommandPlanScreen(SteeredScreen):
         self._clock = clock
         self._state = CommandPlanState(runs.config, runs.batch_size)
         self._figures: CommandFigures | None = None
-        self._gpus: tuple[CommandAnswer, ...] = ()
+        self._gpus: tuple[tuple[CommandPlan, TracedAnswer], ...] = ()
         self._working = False
         self._pane = "what-ifs"
         self._began_s = time.monotonic()
@@ -146,18 +147,18 @@ class CommandPlanScreen(SteeredScreen):
 
     def action_gpu(self) -> None:
         """Pick a GPU; the trace answers for it."""
-        rows = {there.plan.gpu.name: there for there in self._gpus}
-        options = [Option(name, views.gpu_details(there)) for name, there in rows.items()]
+        rows = {there.gpu: views.gpu_details(there, found) for there, found in self._gpus}
+        options = [Option(gpu.name, details) for gpu, details in rows.items()]
 
         def picked(name: str | None) -> None:
             if name is not None:
-                self._plan_for(rows[name].plan.gpu)
+                self._plan_for(next(gpu for gpu in rows if gpu.name == name))
 
         self.app.push_screen(PickScreen("GPU", options, self._state.gpu.name), picked)
 
     @on(RowList.Chosen, "#GPUs")
     def _choose_gpu(self, message: RowList.Chosen) -> None:
-        self._plan_for(next(there.plan.gpu for there in self._gpus if there.plan.gpu.name == message.key))
+        self._plan_for(next(there.gpu for there, _ in self._gpus if there.gpu.name == message.key))
 
     @on(RowList.Chosen, "#what-ifs")
     def _explain(self, message: RowList.Chosen) -> None:
@@ -237,7 +238,7 @@ class CommandPlanScreen(SteeredScreen):
     @property
     def _is_worked_out(self) -> bool:
         figures = self._figures
-        return figures is not None and figures.answer.plan is self._state.plan and bool(self._gpus)
+        return figures is not None and figures.plan is self._state.plan and bool(self._gpus)
 
     async def _work_out(self) -> None:
         """Work out the figures until they are those of the state, which may change meanwhile; of every GPU once."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer
+from gpumem_tui.plan.combination import Combination, Effect, Techniques
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.limits import Limit
 from gpumem_tui.plan.plan import Plan, draft_of
 from gpumem_tui.plan.report import NAMES, capitalized, lift_words
 from gpumem_tui.plan.speed import Cost, cost_of
-from gpumem_tui.plan.techniques import Combination, Effect, Techniques
 from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.report.tables import counted
 from gpumem_tui.tui.kit.figures import (
@@ -303,10 +303,10 @@ class Help:
         waiting = {key for key, plan in self._plans.items() if key not in traced and not tracer.failed(plan)}
 
         def order(one: Effect) -> tuple[bool, int, int]:
-            found = traced.get(one.key)
-            largest = found.max_batch_size if found is not None else one.max_batch_size
+            found = traced.get(one.change.key)
+            largest = found.known_batch_size if found is not None else None
             fits = found.fits if found is not None else one.fits
-            return not fits, -(largest if isinstance(largest, int) else one.max_batch_size or 0), -one.saved_bytes
+            return not fits, -((one.known_largest or 0) if largest is None else largest), -one.saved_bytes
 
         judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
         now = tracer.known(self.plan)
@@ -346,14 +346,15 @@ class Help:
         best = {COMBINATION: self.combination, TRACEABLE: self.traceable}
         found = {key: one.plan for key, one in best.items() if isinstance(one, Combination) and not one.formula_only}
         found |= {_likely(index): one.plan for index, one in enumerate(self.likely)}
-        return {**found, **{one.key: one.plan for one in self.techniques.helping if not one.formula_only}}
+        alone = {one.change.key: one.plan for one in self.techniques.helping if not one.formula_only}
+        return found | alone
 
     def plan_of(self, key: str) -> Plan | None:
         """Return the plan that a row's key stands for; None for a technique that means nothing here."""
         best = {COMBINATION: self.combination, TRACEABLE: self.traceable}.get(key)
         if best is not None:
             return best.plan if isinstance(best, Combination) else None
-        return next((technique.plan for technique in self.techniques.helping if technique.key == key), None)
+        return next((one.plan for one in self.techniques.helping if one.change.key == key), None)
 
 
 def _likely(index: int) -> str:
@@ -367,7 +368,7 @@ def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
     head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{largest:>{_LARGEST_WIDTH}}"
     lines += [row(), row((head + ("  cost" if width >= _ROOMY else ""), f"bold {MUTED}"))]
     for technique in found.techniques.helping:
-        lines += _technique_rows(technique, found, width, here=technique.key == selected)
+        lines += _technique_rows(technique, found, width, here=technique.change.key == selected)
     useless = found.techniques.not_applicable
     if useless:
         lines += [row(), row(("  no help here", f"bold {MUTED}"))]
@@ -421,12 +422,14 @@ def _largest_count(largest: int | Unknown) -> str:
 
 def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[ListRow]:
     """Return one selectable line, and what it comes to."""
-    steps = best.accumulation
+    steps = best.by_formula.accumulation
     what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
     gpus = f" × {best.plan.recipe.gpus} GPUs" if best.plan.recipe.gpus > 1 else ""
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
     answer = found.traced.get(key)
-    peak = f"≈{format_bytes(best.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
+    peak = (
+        f"≈{format_bytes(best.by_formula.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
+    )
     comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}"
     comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
     first, *others = paragraph(what, width - 2, "bold")
@@ -439,10 +442,11 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
 
 def _technique_rows(technique: Effect, found: Help, width: int, *, here: bool) -> list[ListRow]:
     """Return traced figures where there are any; ≈ is the formula's estimate, … one whose trace is to come."""
-    traced = found.traced.get(technique.key)
+    change, most = technique.change, technique.known_largest
+    traced = found.traced.get(change.key)
     fits, saved_bytes = technique.fits, technique.saved_bytes
-    largest = f"≈{technique.max_batch_size:,}" if technique.max_batch_size else "≈none"
-    if technique.key in found.waiting:
+    largest = f"≈{most:,}" if most else "≈none"
+    if change.key in found.waiting:
         largest = f"{PENDING} {largest}"
     if traced is not None:
         fits, largest = traced.fits, _largest_count(traced.max_batch_size)
@@ -452,14 +456,14 @@ def _technique_rows(technique: Effect, found: Help, width: int, *, here: bool) -
     saves = f"{'' if traced is not None and found.now is not None else '≈'}{compact_bytes(saved_bytes)}"
     spans = [
         mark,
-        (fit(technique.name, _name_width(width)), ""),
+        (fit(change.name, _name_width(width)), ""),
         (f"{saves:>{_SAVES_WIDTH}}", "" if saved_bytes > 0 else MUTED),
         (f"{largest:>{_LARGEST_WIDTH}}", "bold" if fits else MUTED),
     ]
-    cost = technique.cost + ("; formula only" if technique.formula_only else "")
+    cost = change.cost + ("; formula only" if technique.formula_only else "")
     if width >= _ROOMY:
         room = width - 2 - _ROOMY_NAME_WIDTH - _SAVES_WIDTH - _LARGEST_WIDTH - 2
-        lines = [row(*spans, ("  " + fit(cost, room), MUTED), key=technique.key)]
+        lines = [row(*spans, ("  " + fit(cost, room), MUTED), key=change.key)]
         return lines + (paragraph(cost, width, indent=2) if here and len(cost) > room else [])
-    lines = [row(*spans, key=technique.key)]
+    lines = [row(*spans, key=change.key)]
     return lines + (paragraph(f"costs: {cost}", width, indent=2) if here else [])

@@ -13,6 +13,7 @@ from textual.message import Message
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer, answer, kernel_plans, largest_by_gpu
+from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.judgement import Judgement, Table, judgements
@@ -21,7 +22,6 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import all_techniques
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.techniques import (
-    Combination,
     cheapest_combination,
     compiled_or_eager,
     likely_combinations,
