@@ -6,7 +6,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -50,8 +50,7 @@ def gpus() -> Mapping[str, Gpu]:
     return MappingProxyType({name: _gpu(name, table) for name, table in toml_tables("gpus.toml").items()})
 
 
-@dataclass(frozen=True)
-class GpuPrice:
+class GpuPrice(msgspec.Struct, frozen=True):
     """The price of an hour of one GPU, in US dollars.
 
     Attributes:

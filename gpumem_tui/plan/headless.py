@@ -16,10 +16,10 @@ from gpumem_tui.plan.answers import TracedAnswer, kernel_plans, traced_answer
 from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.combining import Planner, Planning
 from gpumem_tui.plan.command import CommandPlan, CommandRuns
-from gpumem_tui.plan.export import command_plan_json, limit_json, plan_json
 from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
 from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
 from gpumem_tui.plan.techniques import compiled_or_eager
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
@@ -47,7 +47,7 @@ def show_plan(plan: Plan, traced: Traced | Unknown, solver: Solver, device: Devi
     """
     network = workload_of(plan, solver.options.python).network
     with solver.progress.during("working out the largest batch on every GPU …"):
-        shown = plan_json(plan, traced, device, solver.answer, network) if as_json else None
+        shown = PlanObject.of(plan, traced, device, solver.answer, network) if as_json else None
         lines = [] if as_json else plan_markdown(plan, traced, solver.answer, network).splitlines()
     Printer(as_json=as_json).show(body=lambda: shown, lines=lambda: lines)
     return 0
@@ -56,7 +56,7 @@ def show_plan(plan: Plan, traced: Traced | Unknown, solver: Solver, device: Devi
 def show_limit(plan: Plan, found: Limit, *, as_json: bool, markdown: bool) -> int:
     """Print what a plan was solved for, and return the exit code."""
     Printer(as_json=as_json).show(
-        body=lambda: limit_json(plan, found),
+        body=lambda: SolveObject.of(plan, found),
         lines=lambda: limit_markdown(plan, found).splitlines() if markdown else limit_lines(plan, found),
     )
     return EXIT_NOTHING_FITS if found.value is None else 0
@@ -192,7 +192,7 @@ def show_command_plan(
     except ChildDied as error:
         return complain(f"tracing failed: {error}", EXIT_FAILED)
     Printer(as_json=as_json).show(
-        body=lambda: command_plan_json(plan), lines=lambda: command_plan_markdown(plan).splitlines()
+        body=lambda: CommandPlanObject.of(plan), lines=lambda: command_plan_markdown(plan).splitlines()
     )
     return EXIT_INTERRUPTED if interrupted else 0
 

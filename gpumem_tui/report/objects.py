@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -13,8 +13,15 @@ from gpumem_tui.memory import Unknown
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA: Final = 1
 """The version of every object that is printed. Keys of a version stay; new ones may come."""
+
+
+class JsonObject(msgspec.Struct, frozen=True):
+    """An object that is printed as JSON: its fields are the keys, in their order, and its type is the schema.
+
+    Null stands for what is unknown or is not there. A field that may be left out is `msgspec.UNSET` then.
+    """
 
 
 def encoded(body: object) -> str:

@@ -1,4 +1,4 @@
-"""A trace's assumptions about kernels, and the ranges of cuDNN's workspaces, in words and as JSON."""
+"""A trace's assumptions about kernels, and the ranges of cuDNN's workspaces, in words."""
 
 from __future__ import annotations
 
@@ -61,17 +61,3 @@ def convolutions(traced: Traced, batch_size: int) -> dict[str, tuple[int, Range]
             largest = max(sizes, key=lambda size: size.bytes_at("most"))
             found[known] = len(sizes), Range(largest.bytes_at("least"), largest.bytes_at("most"))
     return found
-
-
-def assumed_json(traced: Traced, batch_size: int) -> dict[str, object]:
-    """Return what a trace assumes of kernels; momentary peaks are null where nothing is tried."""
-    allocated, reserved = traced.momentary_peaks(batch_size) or (None, None)
-    return {
-        "assumed": [{"operator": name, "times": times, "why": why} for name, times, why in traced.done.assumed],
-        "convolutions": {
-            known: {"passes": times, "largest": each.as_json()}
-            for known, (times, each) in convolutions(traced, batch_size).items()
-        },
-        "momentary_peak_bytes": allocated,
-        "momentary_reserved_bytes": reserved,
-    }

@@ -7,14 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from gpumem_tui.errors import EXIT_NOTHING_FITS, OptionError
 from gpumem_tui.memory import Bucket, Range, format_bytes, format_range
 from gpumem_tui.report.markdown import bullets, document, sentence, table
-from gpumem_tui.report.objects import SCHEMA, encoded
+from gpumem_tui.report.objects import SCHEMA, JsonObject, encoded
 from gpumem_tui.report.tables import TextColumn, TextTable
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Traced
@@ -212,30 +211,49 @@ class Gate:
                 parts.append(table((head, "before", "now", "change"), compared))
         return document(parts)
 
-    def json(self) -> dict[str, Any]:
-        """Return the `gate` of predict's object."""
-        before = self.before
-        return {
-            "is_open": not self.faults,
-            "faults": self.faults,
-            "budget_bytes": self.budget_bytes,
-            "high_bytes": self.now.device_used_bytes[1],
-            "baseline": None if before is None else {
-                "tolerance": self.tolerance,
-                "device_used_bytes": list(before.device_used_bytes),
-                "peak_allocated_bytes": before.peak_allocated_bytes,
-                "buckets": [_change_json(change) for change in self.buckets if change.size_bytes],
-                "sources": [_change_json(change) for change in self.places],
-            },
-        }  # fmt: skip
+
+class _Baseline(JsonObject, frozen=True):
+    """An earlier prediction, and what has changed since."""
+
+    tolerance: float
+    device_used_bytes: tuple[int, int]
+    peak_allocated_bytes: int
+    buckets: list[Change]
+    sources: list[Change]
+
+
+class GateObject(JsonObject, frozen=True):
+    """The gate, as `predict --json` prints it."""
+
+    is_open: bool
+    faults: list[str]
+    budget_bytes: int | None
+    high_bytes: int
+    baseline: _Baseline | None
+
+    @classmethod
+    def of(cls, gate: Gate) -> GateObject:
+        """Say what a prediction is held against."""
+        before, baseline = gate.before, None
+        if before is not None:
+            baseline = _Baseline(
+                tolerance=gate.tolerance,
+                device_used_bytes=before.device_used_bytes,
+                peak_allocated_bytes=before.peak_allocated_bytes,
+                buckets=[change for change in gate.buckets if change.size_bytes],
+                sources=gate.places,
+            )
+        return cls(
+            is_open=not gate.faults,
+            faults=gate.faults,
+            budget_bytes=gate.budget_bytes,
+            high_bytes=gate.now.device_used_bytes[1],
+            baseline=baseline,
+        )
 
 
 def _both(change: Change) -> tuple[str, str]:
     return format_bytes(change.before_bytes), format_bytes(change.now_bytes)
-
-
-def _change_json(change: Change) -> dict[str, Any]:
-    return {"name": change.name, "before_bytes": change.before_bytes, "now_bytes": change.now_bytes}
 
 
 def share(before: int, now: int) -> str:

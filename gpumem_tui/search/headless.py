@@ -18,6 +18,7 @@ from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, TraceProgress, WhileTracing
 from gpumem_tui.search.prediction import Prediction
+from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
 from gpumem_tui.search.runner import TrialFinished, TrialProgress, search
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.search.words import how_far
@@ -116,18 +117,13 @@ def show_prediction(  # noqa: PLR0913 - all that is printed
         gate: what it is held against; None for nothing.
     """
 
-    def body() -> dict[str, object]:
-        found = report.prediction_json(config, prediction, batch_size)
-        found |= {} if gate is None else {"gate": gate.json()}
-        return report.with_accumulation(found, config, batch_size)
-
     def lines() -> Iterator[str]:
         yield from report.prediction_lines(config, prediction, ready, batch_size, by)
         if gate is not None:
             yield ""
             yield from gate.lines()
 
-    Printer(as_json=as_json).show(body=body, lines=lines)
+    Printer(as_json=as_json).show(body=lambda: PredictObject.of(config, prediction, batch_size, gate), lines=lines)
 
 
 def gate_or_exit(config: SearchConfig, prediction: Prediction, batch_size: int, terms: GateTerms) -> Gate:
@@ -205,7 +201,7 @@ class _Printer:
                 self._results[result.batch_size] = result
                 self._log(
                     lambda: [report.trial_line(self._config, number, result, self._prediction)],
-                    lambda: report.trial_json(number, result, self._config.device),
+                    lambda: TrialLine.of(number, result, self._config.device),
                 )
 
     def finish(self, verdict: Verdict) -> None:
@@ -217,6 +213,6 @@ class _Printer:
             self._held.insert(0, _verdict_line(verdict, change))
         self.release()
         self._output.show(
-            body=lambda: report.result_json(config, verdict, prediction, advice),
+            body=lambda: ResultLine.of(config, verdict, prediction, advice),
             lines=lambda: report.result_lines(config, verdict, prediction, largest, advice),
         )

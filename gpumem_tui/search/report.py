@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from gpumem_tui.formula.accumulation import Accumulation, accumulation, tokens_per_global_batch
 from gpumem_tui.formula.checks import cuts
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.formula.recipe import Sharding
-from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, format_range
-from gpumem_tui.report.objects import SCHEMA, known, picked, reason_of
+from gpumem_tui.report.objects import reason_of
 from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
-from gpumem_tui.search.assumed import assumed_json, assumed_line, assumed_lines, workspace_lines
+from gpumem_tui.search.assumed import assumed_line, assumed_lines, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
@@ -34,7 +31,6 @@ from gpumem_tui.search.words import (
     ledger_lines,
     moment_words,
     peak_error,
-    range_json,
     range_line,
     reserve_words,
     room_words,
@@ -43,7 +39,6 @@ from gpumem_tui.search.words import (
     temporaries_line,
     up_to,
 )
-from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.workload.spec import WorkloadSpec
 
 OUTCOME_WORDS: dict[Outcome, str] = {"fit": "fits", "oom": "out of memory", "error": "failed"}
@@ -398,188 +393,3 @@ def wanted_accumulation(config: SearchConfig, batch_size: int) -> Accumulation |
     if config.target_batch is None or not batch_size:
         return None
     return accumulation(config.target_batch, batch_size, config.workload.recipe.pass_micro_batches)
-
-
-# JSON
-
-
-def workload_json(workload: WorkloadSpec, batch_size: int | None = None) -> dict[str, Any]:
-    """Return what is trained."""
-    body: dict[str, Any] = {"model": workload.name}
-    command, model, shape = workload.command, workload.hugging_face, workload.shape
-    if command is not None:
-        body.update(command=list(command.words), gpus=workload.recipe.gpus)
-        if not command.takes_batch:
-            batch_size = None if command.proposal is None else command.proposal.batch_size
-            body["batch_size"] = batch_size
-    if batch_size is not None:
-        body["batch_size"] = batch_size
-    if model is not None:
-        body.update(picked(model, "model_type", "architecture", "seq_len"))
-    if shape is not None:
-        body["parameters"] = count_parameters(shape)
-        body["trained_parameters"] = trained_parameters(shape, workload.recipe)
-        unsaid = ("name", "source", "published_parameters", "part")
-        body["shape"] = {key: value for key, value in asdict(shape).items() if value and key not in unsaid}
-    if model is not None or shape is not None:
-        body.update(asdict(workload.recipe))
-    return body
-
-
-def device_json(device: Device) -> dict[str, Any]:
-    """Return where it runs."""
-    return {
-        "name": device.gpu.title,
-        "total_bytes": device.gpu.total_bytes,
-        "simulated": device.simulated,
-        "reason": device.reason or None,
-    }
-
-
-def _moment_json(replay: Replay) -> dict[str, Any] | None:
-    if replay.peak_moment is None:
-        return None
-    mark, site = replay.peak_moment
-    return {"step": mark.step, "phase": mark.phase.value, **picked(site, "operator", "module", "source", "function")}
-
-
-def formula_json(formula: Formula, batch_size: int) -> dict[str, Any]:
-    """Return the closed form at a batch size; null figures carry their reason under `unavailable`."""
-    prediction = formula.at(batch_size)
-    if isinstance(prediction, Unknown):
-        return {"buckets": None, "peak_bytes": None, "max_batch_size": None, "unavailable": prediction.reason}
-    spare_bytes = formula.usable_bytes() - prediction.needed_bytes
-    return {
-        "buckets": prediction.breakdown.as_json(_FORMULA_BUCKETS),
-        "peak_bytes": prediction.peak_bytes,
-        "highest": prediction.highest.as_json(_FORMULA_BUCKETS),
-        "moment": prediction.moment.value,
-        "cache_bytes": prediction.cache_bytes,
-        "max_batch_size": formula.max_batch_size,
-        "fits": spare_bytes >= 0,
-        "spare_bytes": spare_bytes,
-        "headroom": formula.headroom,
-        "rows": [
-            {"bucket": row.bucket.value, "name": row.name, "size_bytes": row.size_bytes, "formula": row.expression,
-             "source": row.source, "note": row.note}
-            for row in prediction.rows
-        ],
-        "assumptions": list(prediction.assumptions),
-    }  # fmt: skip
-
-
-def traced_json(traced: Traced | Unknown, batch_size: int) -> dict[str, Any]:
-    """Return the traced step at a batch size."""
-    keys = ("buckets", "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "max_batch_size", "profile")
-    if isinstance(traced, Unknown):
-        return {**dict.fromkeys(keys), "unavailable": traced.reason}
-    replay = traced.at(batch_size)
-    body: dict[str, Any] = {
-        "buckets": replay.breakdown.as_json(),
-        "highest": {
-            bucket.value: {"bytes": one.size_bytes, "step": one.mark.step, "phase": one.mark.phase.value}
-            for bucket, one in replay.bucket_peaks.items()
-        },
-        **picked(replay, "peak_allocated_bytes", "peak_reserved_bytes"),
-        "device_used_bytes": traced.device_used_bytes(batch_size),
-        "max_batch_size": known(traced.max_batch_size),
-        "expected_batch_size": known(traced.expected_batch_size),
-        "parameters": traced.done.parameters or None,
-        "profile": traced.ready.profile,
-        **range_json(
-            traced.fit(batch_size),
-            traced.device_used_range(batch_size),
-            traced.may_fit_batch_size,
-            traced.unknowns(batch_size),
-        ),
-        "peak": _moment_json(replay),
-        **picked(traced.ready, "context_bytes", "context_source"),
-        "notes": list(traced.done.notes),
-        "traced_layers": list(traced.done.traced_layers),
-        **assumed_json(traced, batch_size),
-        "phases": [
-            {"step": p.step, "phase": p.phase.value, **picked(p, "peak_allocated_bytes", "reserved_bytes"),
-             "buckets": p.breakdown.as_json()}
-            for p in replay.phases
-        ],
-        "frozen_saving_bytes": traced.frozen_saving_bytes(batch_size),
-        "parts": [
-            {"bucket": bucket.value, "part": part, "bytes": size_bytes}
-            for bucket, part, size_bytes in traced.parts(batch_size)
-        ],
-        "composition": [
-            {"bucket": held.bucket.value, **picked(held.site, "module", "operator", "source"),
-             "bytes": held.size_bytes, "allocations": held.allocations, "part": held.site.part or None,
-             "fused_with": list(held.site.fused)}
-            for held in traced.held_at_peak(batch_size)
-        ],
-    }  # fmt: skip
-    if reason := reason_of(traced.max_batch_size):
-        body["unavailable"] = reason
-    return body
-
-
-def prediction_json(config: SearchConfig, prediction: Prediction, batch_size: int) -> dict[str, Any]:
-    """Return the object that `predict --json` prints, but for the accumulation."""
-    roomy = {"share": prediction.formula.headroom, "max_batch_size": known(prediction.with_headroom)}
-    return {
-        "schema": SCHEMA,
-        "workload": workload_json(config.workload, batch_size),
-        "device": device_json(config.device),
-        "formula": formula_json(prediction.formula, batch_size),
-        "traced": {**traced_json(prediction.traced, batch_size), "with_headroom": roomy},
-    }
-
-
-def with_accumulation(body: dict[str, Any], config: SearchConfig, batch_size: int) -> dict[str, Any]:
-    """Return an object with how the batch reaches the wanted one, where one is wanted."""
-    steps = wanted_accumulation(config, batch_size)
-    return body if steps is None else {**body, "accumulation": accumulation_json(steps)}
-
-
-def trial_json(number: int, result: TrialDone, device: Device) -> dict[str, Any]:
-    """Return one line of `search --json`."""
-    return {
-        "event": "trial",
-        "schema": SCHEMA,
-        "number": number,
-        **picked(result, "batch_size", "outcome"),
-        "simulated": device.simulated,
-        **picked(result, "peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "buckets"),
-        "buckets_unavailable": result.buckets_unknown or None,
-        "steps": result.steps,
-        "step_seconds": list(result.step_seconds),
-        "seconds": round(result.seconds, 3),
-        "alloc_retries": result.alloc_retries,
-        "detail": result.detail or None,
-        "notes": list(result.notes),
-    }
-
-
-def result_json(
-    config: SearchConfig, verdict: Verdict, prediction: Prediction | None, advice: Sequence[str]
-) -> dict[str, Any]:
-    """Return the last line of `search --json`."""
-    roomy = verdict.with_headroom
-    body: dict[str, Any] = {
-        "event": "result",
-        "schema": SCHEMA,
-        **picked(verdict, "outcome", "max_batch_size", "first_failing", "verified"),
-        "with_headroom": None if roomy is None else {
-            "headroom": roomy.share, "max_batch_size": roomy.batch_size, **picked(roomy, "free_bytes", "known_by"),
-        },
-        **picked(verdict, "trials", "ooms", "message"),
-        "workload": workload_json(config.workload),
-        "device": device_json(config.device),
-        "advice": list(advice),
-    }  # fmt: skip
-    if prediction is not None:
-        at = max(1, verdict.max_batch_size)
-        body["formula"] = formula_json(prediction.formula, at)
-        body["traced"] = traced_json(prediction.traced, at)
-    return with_accumulation(body, config, verdict.max_batch_size)
-
-
-def accumulation_json(steps: Accumulation) -> dict[str, object]:
-    """Return how the found batch reaches the wanted one."""
-    return picked(steps, "steps", "global_batch_size", "target_batch")

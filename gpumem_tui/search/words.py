@@ -57,17 +57,6 @@ def room_words(fit: Fit, free: Range, of: str = "") -> str:
     return f"{format_range(missing)} missing"
 
 
-def range_json(fit: Fit, used: Range, may_fit: int | Unknown, unknowns: Iterable[KnownUnknown]) -> dict[str, object]:
-    """Return whether a step fits as far as is known, and between what the device total lies and why."""
-    return {
-        "fits": fit == "fits",
-        "fit": fit,
-        "device_used_range": used.as_json(),
-        "may_fit_batch_size": may_fit if isinstance(may_fit, int) else None,
-        "unknowns": [{"name": one.name, **one.size.as_json(), "source": one.source} for one in unknowns],
-    }
-
-
 def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:
     """Say which largest batch may fit, where that is more than what fits for certain; else empty."""
     if isinstance(largest, Unknown) or isinstance(may_fit, Unknown) or may_fit <= largest:

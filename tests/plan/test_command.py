@@ -17,7 +17,6 @@ from gpumem_tui.plan.command import (
     ranks_line,
     techniques_of_command,
 )
-from gpumem_tui.plan.export import command_plan_json
 from gpumem_tui.plan.report import command_plan_markdown
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, profile_for
@@ -25,6 +24,7 @@ from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.step import Phase, Site
 from tests.plan.commands import affine, base_predicted, change, changed, command_config
+from tests.plan.printing import command_plan_json
 
 
 def _plan(*what_ifs: Combination, batch_size: int = 8, gpu: str = "a100-80gb") -> CommandPlan:

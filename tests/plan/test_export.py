@@ -12,10 +12,11 @@ from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
-from gpumem_tui.plan.export import command_line, plan_json
+from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.report import plan_markdown
 from tests.plan.plans import GPT2, LLAMA_ON_FOUR, TRACED, plans
+from tests.plan.printing import plan_json
 
 UNTRACED = Unknown("not asked for")
 

@@ -12,7 +12,6 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB, Bucket, Unknown
 from gpumem_tui.plan.answers import predicted, usable_of
-from gpumem_tui.plan.export import limit_json
 from gpumem_tui.plan.goals import QUANTITIES, Quantity
 from gpumem_tui.plan.limits import Known, Limit, _padding, limit
 from gpumem_tui.plan.plan import Plan
@@ -21,6 +20,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, TraceByLength
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from tests.plan.plans import TRACED
+from tests.plan.printing import limit_json
 from tests.search.traces import traced, training
 
 LLAMA = Plan(find_model("llama-3.2-1b"), Recipe("bf16"), find_gpu("rtx-3090-24gb"), batch_size=2)

@@ -12,7 +12,6 @@ from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.plan.answers import TracedAnswer, answer, largest_batch, traced_answer, usable_as_traced
 from gpumem_tui.plan.combination import Combination, Effect, Recommended
 from gpumem_tui.plan.command import CommandPlan
-from gpumem_tui.plan.export import command_plan_json, plan_json
 from gpumem_tui.plan.judgement import multiples
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import all_techniques, command_answer, plan_answer, recommended
@@ -25,6 +24,7 @@ from gpumem_tui.plan.techniques import (
 )
 from tests.plan.commands import base_predicted, changed, command_config
 from tests.plan.plans import GPT2, LLAMA, TRACED, traced_of, with_figures
+from tests.plan.printing import command_plan_json, plan_json
 
 NO_TIME = Unknown("no time is left")
 NOW = traced_answer(LLAMA, traced_of(LLAMA))
@@ -169,7 +169,7 @@ def test_what_a_trace_rejects_is_not_recommended() -> None:
 
 def test_json_and_markdown_say_what_the_trace_says() -> None:
     known = answered(lambda plan: plan == LIKELY[-1].plan, [])
-    body = plan_json(LLAMA, traced_of(LLAMA), known=known)
+    body = plan_json(LLAMA, traced_of(LLAMA), trace_of=known)
     assert body["combination"]["techniques"] == [change.name for change in LIKELY[-1].changes]
     assert body["combination"]["traced"]["fits"] is True
     assert body["traceable_combination"] == body["combination"]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.search.budget import Footprint, Gate, GateTerms, PlaceTaken
+from gpumem_tui.search.budget import Footprint, Gate, GateObject, GateTerms, PlaceTaken
 
 
 def footprint(places: list[tuple[str, str, int]], used: int = GIB, batch_size: int = 8) -> Footprint:
@@ -30,7 +30,7 @@ BEFORE = footprint([("train.py:10", "forward", 300 * MIB), ("train.py:20", "forw
 def test_the_high_end_of_the_device_total_is_what_must_be_within(budget: int, code: int) -> None:
     gate = Gate(footprint([], used=GIB), budget)
     assert gate.exit_code == code
-    assert gate.json()["is_open"] == (code == 0)
+    assert GateObject.of(gate).is_open == (code == 0)
 
 
 def test_a_total_known_as_a_range_is_judged_by_its_most() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB, Bucket, Range
+from gpumem_tui.report.objects import encoded
 from gpumem_tui.run.events import TraceDone
-from gpumem_tui.search.assumed import assumed_json, workspace_lines
+from gpumem_tui.search.assumed import workspace_lines
 from gpumem_tui.search.prediction import Traced
-from gpumem_tui.search.words import found_line, largest_words, range_json, range_line, room_words, up_to
+from gpumem_tui.search.printed import TracedObject
+from gpumem_tui.search.words import found_line, largest_words, range_line, room_words, up_to
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.rules import TRIED, Computed, Workspace
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
@@ -128,8 +130,8 @@ class TestDeviceTotal:
         assert line.startswith(
             "1.00 GiB allocated, and up to 9.00 GiB for a moment in the first step where there is room"
         )
-        assert assumed_json(trying, 8)["momentary_peak_bytes"] == 9 * GIB
-        assert assumed_json(_EXACT, 8)["momentary_peak_bytes"] is None
+        assert TracedObject.of(trying, 8).momentary_peak_bytes == 9 * GIB
+        assert TracedObject.of(_EXACT, 8).momentary_peak_bytes is None
 
     def test_convolutions_are_counted_by_what_is_known_of_them(self) -> None:
         [line] = workspace_lines(_CONVOLVING, 8)
@@ -203,7 +205,9 @@ class TestWords:
         assert "and fits with the most that is possible too" in found_line(_UNSURE, certain)
 
     def test_json_has_both_ends_beside_what_it_had(self) -> None:
-        body: dict[str, Any] = range_json("may fit", Range(1, 2), 7, _UNSURE.unknowns(8))
-        assert (body["fits"], body["fit"], body["may_fit_batch_size"]) == (False, "may fit", 7)
-        assert body["device_used_range"] == {"low_bytes": 1, "high_bytes": 2}
+        _, _, may_fit = _sizes(_UNSURE)
+        body = json.loads(encoded(TracedObject.of(_UNSURE, may_fit)))
+        assert (body["fits"], body["fit"], body["may_fit_batch_size"]) == (False, "may fit", may_fit)
+        used = _UNSURE.device_used_range(may_fit)
+        assert body["device_used_range"] == {"low_bytes": used.low_bytes, "high_bytes": used.high_bytes}
         assert body["unknowns"][0]["low_bytes"] == _CONTEXT.low_bytes
