@@ -193,7 +193,15 @@ def inspect(pid: int, proc: Path = hosts.PROC) -> Target:
     if platform.machine() != "x86_64":
         raise AttachRefused(f"attaching works on x86-64 only, and this machine is {platform.machine()}", _INSTEAD)
     ready, add, run = (functions[name].address for name in _FUNCTIONS)
-    return Target(host, python, map_memory, signal_return, ready, add, run)
+    return Target(
+        host=host,
+        python=python,
+        map_memory=map_memory,
+        signal_return=signal_return,
+        is_ready=ready,
+        add_pending=add,
+        run_string=run,
+    )
 
 
 def why_not_allowed(host: hosts.Host, our_uid: int, ptrace_scope: int, protected: bool) -> AttachRefused:

@@ -83,8 +83,13 @@ class Driver:
         except Fault as fault:
             self.status = _not_running(str(fault), starts)
         else:
-            versions = backend.driver_version(), backend.runtime_version()
-            self.status = DriverStatus(*versions, count, self._problem(count), starts)
+            self.status = DriverStatus(
+                driver_version=backend.driver_version(),
+                runtime_version=backend.runtime_version(),
+                gpu_count=count,
+                problem=self._problem(count),
+                starts=starts,
+            )
 
     def _count_again(self, backend: GpuBackend) -> None:
         try:
@@ -101,4 +106,11 @@ class Driver:
 
 
 def _not_running(problem: str, starts: int, *, absent: bool = False) -> DriverStatus:
-    return DriverStatus(Unknown(problem), Unknown(problem), None, problem, starts, absent)
+    return DriverStatus(
+        driver_version=Unknown(problem),
+        runtime_version=Unknown(problem),
+        gpu_count=None,
+        problem=problem,
+        starts=starts,
+        absent=absent,
+    )

@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from gpumem_tui.settings import Settings
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard() -> dict[str, object]:
     """Return the dashboard as JSON. Prometheus is chosen at its top."""
-    read: dict[str, Any] = json.loads(Path(__file__).with_name("grafana.json").read_text("utf-8"))
+    read: dict[str, object] = json.loads(Path(__file__).with_name("grafana.json").read_text("utf-8"))
     return read
 
 

@@ -50,31 +50,31 @@ class Collector:
 
     def collect(self, gpus: Sequence[GpuReading], followed: Key | None = None) -> Published:
         """Look again. What ended long ago is forgotten at the first look."""
-        found = self._watcher.read()
+        processes = self._watcher.processes()
         if not self._is_clean:
             self._is_clean = True
-            clean(found.processes)
+            clean(processes)
         candidates = [_candidate(gpu) for gpu in gpus]
-        hosts = self._hosts.look(process.pid for process in found.processes if process.pid is not None)
+        hosts = self._hosts.look(process.pid for process in processes if process.pid is not None)
         watched = []
-        for process in found.processes:
+        for process in processes:
             placed = tuple(Placed(sample, gpu_uuid(process, sample, candidates)) for sample in process.samples)
             watched.append(
                 WatchedProcess(
-                    process,
-                    placed,
-                    hosts[process.pid] if process.pid is not None else Unknown(process.state_words),
-                    self._expected(process),
-                    self._case(process),
-                    self._watcher.history(process) if process.key == followed else (),
-                    self._growing(process, placed, gpus),
+                    process=process,
+                    placed=placed,
+                    host=hosts[process.pid] if process.pid is not None else Unknown(process.state_words),
+                    expected=self._expected(process),
+                    case=self._case(process),
+                    history=self._watcher.history(process) if process.key == followed else (),
+                    growth=self._growing(process, placed, gpus),
                 )
             )
-        keys = {process.key for process in found.processes}
+        keys = {process.key for process in processes}
         self._derived = {key: derived for key, derived in self._derived.items() if key in keys}
         self._cases = {key: case for key, case in self._cases.items() if key in keys}
         self._growth = {key: growth for key, growth in self._growth.items() if key in keys}
-        return Published(tuple(watched), found.refused, probe_figures(found.processes, candidates))
+        return Published(tuple(watched), self._watcher.refused, probe_figures(processes, candidates))
 
     def _expected(self, process: ProbedProcess) -> Reading[Expected]:
         """Return what the formula expects, derived again only if the document or the bytes change, which is seldom."""

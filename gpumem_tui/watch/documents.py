@@ -209,7 +209,14 @@ def decode_header(data: bytes) -> Header:
     switched_off = data[SWITCHED_OFF_AT:HEADER_BYTES].rstrip(b"\0").decode(errors="ignore")
     looking = COUNTER.unpack_from(data, LOOKING_AT)[0] if PREFIX.size + length <= LOOKING_AT else 0
     heartbeat = _heartbeat(data) if PREFIX.size + length <= HEARTBEAT_AT else None
-    return Header(process, written, ended_ns, printable(switched_off), looking, heartbeat)
+    return Header(
+        process=process,
+        written=written,
+        ended_ns=ended_ns,
+        switched_off=printable(switched_off),
+        looking=looking,
+        heartbeat=heartbeat,
+    )
 
 
 def _heartbeat(data: bytes) -> Heartbeat | None:

@@ -35,7 +35,7 @@ from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
 from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
 from gpumem_tui.watch.folders import full_reason
-from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, Watched, last_first
+from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, last_first
 
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`
 _FOREIGN_EVERY_S = 10.0
@@ -101,11 +101,10 @@ class Watcher:
             self._followed.add(host.files.directory)
 
     def processes(self) -> tuple[ProbedProcess, ...]:
-        """Return the processes that publish, or did: the running first, then the last to have begun."""
-        return self.read().processes
+        """Look at every folder again; return the processes that publish, or did.
 
-    def read(self) -> Watched:
-        """Look at every folder again. What cannot be trusted is listed with the reason and not read."""
+        The running come first, then the last to have begun. What cannot be trusted is not read, but among `refused`.
+        """
         self._refused = {}
         self._hosts = None
         seen = self._admitted({ring: uid for directory in self._directories() for ring, uid in self._scan(directory)})
@@ -129,8 +128,12 @@ class Watcher:
         processes.sort(
             key=lambda process: (not process.is_running, last_first(process.process.started_ns / 1e9, now_s))
         )
-        refused = (RefusedFile(printable(path), printable(reason)) for path, reason in sorted(self._refused.items()))
-        return Watched(tuple(processes), tuple(refused))
+        return tuple(processes)
+
+    @property
+    def refused(self) -> tuple[RefusedFile, ...]:
+        """Return what was not read at the last look, and why."""
+        return tuple(RefusedFile(printable(path), printable(reason)) for path, reason in sorted(self._refused.items()))
 
     def history(self, process: ProbedProcess) -> tuple[ProbeSample, ...]:
         """Return every sample that the ring of a process holds, all devices, oldest first.

@@ -274,11 +274,3 @@ class RefusedFile:
 
     path: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Watched:
-    """All processes published on this machine at one moment. The running come first, then the last that ended."""
-
-    processes: tuple[ProbedProcess, ...]
-    refused: tuple[RefusedFile, ...]

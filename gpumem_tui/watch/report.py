@@ -21,7 +21,7 @@ from gpumem_tui.watch.growth import Growth, growth_line, growth_of
 from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, kept_place, last_first
-from gpumem_tui.watch.stops import stopped_at_json, stopped_jobs
+from gpumem_tui.watch.stops import StoppedJob, stopped_at_json, stopped_jobs
 
 By = Literal["bucket", "module", "source"]
 
@@ -75,7 +75,8 @@ def watch(
     """
     printer = _Printer(as_json=as_json)
     clean(watcher.processes())
-    refused = watcher.read().refused
+    watcher.processes()
+    refused = watcher.refused
     for each in refused[:_MOST_REFUSED]:
         complain(f"not read: {each.reason}", 0)
     if more := len(refused[_MOST_REFUSED:]):
@@ -180,7 +181,7 @@ class _Printer:
         stopped = {each.processes[0].key: each for each in stopped_jobs(processes)}
         for key, each in stopped.items():
             if pid in (None, *(process.pid for process in each.processes)) and self._stopped.get(key) != each.place:
-                self._output.show(body=each.as_json, lines=lambda line=each.line: [printable(line)])  # type: ignore[misc]
+                self._output.show(body=each.as_json, lines=partial(_stopped_lines, each))
         self._stopped = {key: each.place for key, each in stopped.items()}
 
     def begun(self, process: ProbedProcess) -> None:
@@ -200,6 +201,10 @@ class _Printer:
     def ended(self, process: ProbedProcess) -> None:
         """Print how a process has ended."""
         self._output.show(body=lambda: ended_json(process), lines=lambda: [process_line(process)])
+
+
+def _stopped_lines(job: StoppedJob) -> list[str]:
+    return [printable(job.line)]
 
 
 # JSON

@@ -17,6 +17,7 @@ from gpumem_tui.monitor.for_prometheus import dashboard
 from gpumem_tui.monitor.metrics import metrics
 from tests.monitor.training import machine_that_trains
 
+DASHBOARD: Any = dashboard()
 PROMTOOL = shutil.which("promtool")
 _METRIC = re.compile(r"\bgpumem_\w+")
 _SELECTOR = re.compile(r"(gpumem_\w+)\{([^}]*)\}")
@@ -35,11 +36,11 @@ def exported() -> dict[str, set[str]]:
 
 
 def _panels() -> list[dict[str, Any]]:
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 QUERIES = [(panel["title"], target) for panel in _panels() for target in panel["targets"]]
-CHOICES = [each for each in dashboard()["templating"]["list"] if each["type"] == "query"]
+CHOICES = [each for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
 
 
 @pytest.mark.parametrize("target", [target for _, target in QUERIES], ids=[title for title, _ in QUERIES])
@@ -64,14 +65,14 @@ def test_what_can_be_chosen_is_a_label_that_is_exported(choice: dict[str, Any]) 
 
 
 def test_every_variable_that_is_used_can_be_chosen() -> None:
-    offered = {each["name"] for each in dashboard()["templating"]["list"]} | {"__rate_interval", "__all"}
-    text = json.dumps(dashboard())
+    offered = {each["name"] for each in DASHBOARD["templating"]["list"]} | {"__rate_interval", "__all"}
+    text = json.dumps(DASHBOARD)
     assert set(re.findall(r"\$\{?(\w+)\}?", text)) <= offered
 
 
 def test_panels_do_not_overlap_and_fill_the_width() -> None:
     cells: set[tuple[int, int]] = set()
-    panels = dashboard()["panels"]
+    panels = DASHBOARD["panels"]
     for panel in panels:
         at = panel["gridPos"]
         own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}

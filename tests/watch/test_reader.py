@@ -141,7 +141,7 @@ def test_only_new_samples_are_read(folder: Path) -> None:
     for one in (ring, ended):
         one.sample(replace(RECORD, step=1))
     watcher = Watcher([folder])
-    watcher.read()
+    watcher.processes()
     for one in (ring, ended):
         one.patch(slot_offset(1), bytes(SLOT_BYTES))
         one.sample(replace(RECORD, step=2))
@@ -236,15 +236,18 @@ def test_a_writer_that_makes_its_ring_anew(folder: Path) -> None:
 def test_another_version_is_refused_and_the_others_are_read(folder: Path) -> None:
     RingFile(folder, gone()).patch(8, struct.pack("<I", 2))
     RingFile(folder, this_process()).sample(RECORD)
-    watched = Watcher([folder]).read()
-    assert len(watched.processes) == 1
-    [refused] = watched.refused
+    watcher = Watcher([folder])
+    watched = watcher.processes()
+    assert len(watched) == 1
+    [refused] = watcher.refused
     assert refused.reason == "4000000-12345.ring: written by another version (schema 2, this one reads 1)"
 
 
 def test_a_ring_under_another_processs_name_is_refused(folder: Path) -> None:
     RingFile(folder, gone()).path.rename(folder / f"{os.getpid()}-{start_ticks()}.ring")
-    [refused] = Watcher([folder]).read().refused
+    watcher = Watcher([folder])
+    assert watcher.processes() == ()
+    [refused] = watcher.refused
     assert refused.reason.endswith(f"says that it is of process {GONE_PID}")
 
 
@@ -257,8 +260,9 @@ def test_running_processes_come_first_then_the_last_to_have_begun(folder: Path) 
 
 
 def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    watched = Watcher([tmp_path / "nowhere"]).read()
-    assert (watched.processes, watched.refused) == ((), ())
+    watcher = Watcher([tmp_path / "nowhere"])
+    watched = watcher.processes()
+    assert (watched, watcher.refused) == ((), ())
 
 
 def test_following_a_process_looks_where_its_environment_says(
@@ -300,16 +304,19 @@ time.sleep(60)
 def test_a_file_that_is_no_ring_is_named(folder: Path) -> None:
     ring = RingFile(folder, gone())
     ring.path.write_bytes(b"x" * RING_BYTES)
-    [refused] = Watcher([folder]).read().refused
+    watcher = Watcher([folder])
+    assert watcher.processes() == ()
+    [refused] = watcher.refused
     assert refused.reason == f"{ring.path.name}: not a ring"
 
 
 def test_a_full_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RingFile(folder, gone()).sample(RECORD)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=3, f_frsize=4096))
-    found = Watcher([folder]).read()
-    assert len(found.processes) == 1
-    [refused] = found.refused
+    watcher = Watcher([folder])
+    found = watcher.processes()
+    assert len(found) == 1
+    [refused] = watcher.refused
     assert refused.reason == f"{folder} is full (12.0 KiB free, 516.0 KiB needed): no other process can publish there"
     [warned] = warnings(["true"], folder)
     assert warned.startswith(f"nothing will be published: {refused.reason}; ")

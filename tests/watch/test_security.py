@@ -36,9 +36,10 @@ UID = os.geteuid()
 
 def reasons(folder: Path) -> list[str]:
     """Why things in the folder are refused; nothing else may be seen of it."""
-    watched = Watcher([folder]).read()
-    assert watched.processes == ()
-    return [refused.reason for refused in watched.refused]
+    watcher = Watcher([folder])
+    watched = watcher.processes()
+    assert watched == ()
+    return [refused.reason for refused in watcher.refused]
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_folders_under_the_names_of_files_keep_no_descriptor(ring: RingFile) -> 
     [process] = watcher.processes()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        watcher.read()
+        watcher.processes()
         with pytest.raises(WireError, match="is not a regular file"):
             read_document(Trained, process.files, UID)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -117,9 +118,9 @@ def test_one_user_with_too_many_rings(ring: RingFile) -> None:
     assert len(watcher.processes()) == 1
     for ticks in range(300):
         os.link(ring.path, Files(ring.files.directory, gone().pid, ticks).ring)
-    watched = watcher.read()
-    assert [process.pid for process in watched.processes] == [os.getpid()]
-    assert f"user {UID} has 301 rings, of which 256 are read" in [refused.reason for refused in watched.refused]
+    watched = watcher.processes()
+    assert [process.pid for process in watched] == [os.getpid()]
+    assert f"user {UID} has 301 rings, of which 256 are read" in [refused.reason for refused in watcher.refused]
 
 
 def test_a_folder_with_too_many_files(ring: RingFile) -> None:
@@ -190,9 +191,10 @@ def test_a_ring_of_garbage_is_refused_or_read_but_never_harms(data: st.DataObjec
     try:
         offset = data.draw(st.integers(0, HEADER_BYTES + 2 * SLOT_BYTES))
         ring.patch(offset, data.draw(st.binary(min_size=1, max_size=64)))
-        watched = Watcher([ring.files.directory]).read()
-        assert len(watched.processes) + len(watched.refused) == 1
-        for process in watched.processes:
+        watcher = Watcher([ring.files.directory])
+        watched = watcher.processes()
+        assert len(watched) + len(watcher.refused) == 1
+        for process in watched:
             assert all(sample.record.sequence == 1 for sample in process.samples)
     finally:
         ring.path.write_bytes(before)
@@ -280,7 +282,7 @@ def test_what_a_ring_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
     told = {"entry": HOSTILE, "python": HOSTILE, "torch": HOSTILE, "visible_devices": HOSTILE}
     ring = RingFile(tmp_path / "probes", this_process(**told, command=("python", HOSTILE)))
     ring.sample(RECORD)
-    (process,) = Watcher([ring.files.directory]).read().processes
+    (process,) = Watcher([ring.files.directory]).processes()
     shown = list(texts(process.process))
     assert any("evil" in text for text in shown)
     assert all(text.isprintable() for text in [*shown, process.title, process.problem])

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual.theme import Theme
 
@@ -99,7 +99,7 @@ BAR_ORDER = (*ALLOCATED_BUCKETS, Bucket.CACHE, Bucket.CONTEXT, Bucket.DRIVER_RES
 """The buckets of a bar, from left to right."""
 
 
-_THEMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
+_THEMES = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
 PALETTE: dict[str, str] = _THEMES.pop("palette")
 """What memory is drawn with, where a theme does not say."""
 THEMES = tuple(Theme(name=name, **colours) for name, colours in _THEMES.items())

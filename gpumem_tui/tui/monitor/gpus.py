@@ -94,7 +94,7 @@ def layout(
         history = max(_HISTORY_LEAST, round(left * 0.42), min(left - wanted, round(left * 0.6), _HISTORY_MOST))
     else:
         history = left if prefer_history and left >= _TABLE_LEAST else 0
-    return Layout(columns, card, detail, rows + detail, history, left - history)
+    return Layout(columns=columns, card=card, detail=detail, gpus=rows + detail, history=history, table=left - history)
 
 
 def _gpu_rows(width: int, height: int, gpus: int) -> tuple[int, int, int]:
