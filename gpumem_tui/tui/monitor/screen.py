@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.published import ProbeSource
 
 
+STYLES = Path(__file__).with_name("screen.tcss")
 _WRITTEN_S = 0.1
 """After the first snapshot: by then it is on the terminal. To ask probes much is imported, which would hold it up."""
 _PATIENCE_S = 1.0
@@ -75,7 +76,7 @@ class MonitorScreen(ProcessActions):
         notifier: tells of alerts that begin.
     """
 
-    CSS_PATH = Path(__file__).with_name("screen.tcss")
+    CSS_PATH: ClassVar[PurePath | list[str | PurePath]] = STYLES
     SMALLEST = (40, 8)
     TOPIC = "monitor"
     WORDS = "user, pid, command, container, gpu3"

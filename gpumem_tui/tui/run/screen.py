@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
@@ -20,7 +20,7 @@ from gpumem_tui.text import OutputLines, shortened
 from gpumem_tui.tui.kit.background import in_daemon_thread, report_error
 from gpumem_tui.tui.kit.output_pane import OutputPane, Printed, PrintedLine
 from gpumem_tui.tui.monitor.entries import entries
-from gpumem_tui.tui.monitor.screen import MonitorScreen
+from gpumem_tui.tui.monitor.screen import STYLES, MonitorScreen
 
 if TYPE_CHECKING:
     from gpumem_tui.probe.wire import Exit
@@ -98,7 +98,7 @@ class RunScreen(MonitorScreen):
     Made as the Monitor is, then told `of` which command.
     """
 
-    CSS_PATH = [MonitorScreen.CSS_PATH, Path(__file__).with_name("screen.tcss")]  # type: ignore[assignment]  # noqa: RUF012  as Textual takes it
+    CSS_PATH: ClassVar[PurePath | list[str | PurePath]] = [STYLES, Path(__file__).with_name("screen.tcss")]
     SMALLEST = (40, 16)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave", "quit", tooltip="End the command and leave"),
