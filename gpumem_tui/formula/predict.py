@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from gpumem_tui.catalog.shapes import Gpu, ModelShape
+from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula import convnet
 from gpumem_tui.formula.parallel import stages
 from gpumem_tui.formula.parameters import active_parameters, count_parameters
-from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe, Setup
+from gpumem_tui.formula.recipe import NO_EXTRAS, Extras, Recipe
 from gpumem_tui.formula.records import LOSS_BYTES
 from gpumem_tui.formula.resolved import Resolved
 from gpumem_tui.formula.rows import IN_A_BLOCK, OF_THE_LOSS, ONE_BLOCK, FormulaRow, Moment
@@ -291,41 +291,6 @@ def largest_within(moments: Sequence[MomentBytes], usable_bytes: int) -> int:
     while (found := min(one.largest(usable_bytes, most) for one in moments)) < most:
         most = found
     return max(0, most)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """The closed form's answer for one batch size on one GPU.
-
-    Attributes:
-        prediction: its rows, buckets and peak.
-        usable_bytes: what the allocator can take of the GPU, with the headroom left free; the driver's reserve, the
-            CUDA context and workspaces are known to need the rest.
-        max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
-        obstacle: what is too large, in one line; None if the step fits.
-    """
-
-    prediction: FormulaPrediction
-    usable_bytes: int
-    max_batch_size: int
-    obstacle: str | None
-
-
-def outlook(setup: Setup, batch_size: int, gpu: Gpu, headroom: float, beside_bytes: int) -> Outlook:
-    """Predict a step, and how large a batch fits.
-
-    Args:
-        setup: the recipe as it runs on that GPU.
-        headroom: share of the GPU to leave free. `beside_bytes`: what the allocator cannot have of it.
-
-    Raises:
-        ValueError: as `predict`, and for a headroom that is no share of the GPU.
-    """
-    shape, recipe, extras = setup.shape, setup.recipe, setup.extras
-    prediction = predict(shape, recipe, batch_size, extras)
-    usable = max(0, usable_bytes(gpu.total_bytes, headroom) - beside_bytes)
-    largest = max_batch_size(shape, recipe, gpu.total_bytes, headroom, extras, beside_bytes=beside_bytes)
-    return Outlook(prediction, usable, largest, largest_obstacle(prediction, usable, f"of the {gpu.title}'s usable"))
 
 
 def largest_obstacle(prediction: FormulaPrediction, capacity_bytes: int, capacity: str = "of the card's") -> str | None:

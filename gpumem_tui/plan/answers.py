@@ -16,10 +16,9 @@ from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.formula.predict import (
     FormulaPrediction,
     MomentBytes,
-    Outlook,
     by_moment,
+    largest_obstacle,
     max_batch_size,
-    outlook,
     predict,
     terms,
     usable_bytes,
@@ -39,15 +38,24 @@ from gpumem_tui.step import Phase
 
 
 @dataclass(frozen=True)
-class Answer(Outlook):
+class Answer:
     """The closed form's answer to a plan, at its batch size on one of its GPUs.
 
     Attributes:
+        prediction: its rows, buckets and peak.
+        usable_bytes: what the allocator can take of the GPU, with the headroom left free; the driver's reserve, the
+            CUDA context and workspaces are known to need the rest.
+        max_batch_size: the largest batch on one GPU that stays within `usable_bytes`; 0 for none.
+        obstacle: what is too large, in one line; None if the step fits.
         accumulation: passes per optimizer step, and the global batch they make, in samples.
         global_batch_tokens: the same in tokens; 0 for a network without a sequence.
     """
 
     plan: Plan
+    prediction: FormulaPrediction
+    usable_bytes: int
+    max_batch_size: int
+    obstacle: str | None
     accumulation: Accumulation
     global_batch_tokens: int
 
@@ -84,10 +92,20 @@ def answer(plan: Plan) -> Answer:
         ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
     """
     steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches)
-    tokens, beside_bytes = tokens_per_global_batch(plan.shape, steps), beside_allocator_bytes(plan.gpu)
-    setup = Setup(plan.shape, as_run_on(plan.recipe, plan.gpu), plan.extras)
-    found = outlook(setup, plan.batch_size, plan.gpu, plan.headroom, beside_bytes)
-    return Answer(**vars(found), plan=plan, accumulation=steps, global_batch_tokens=tokens)
+    prediction, beside_bytes, total_bytes = predicted(plan), beside_allocator_bytes(plan.gpu), plan.gpu.total_bytes
+    usable = max(0, usable_bytes(total_bytes, plan.headroom) - beside_bytes)
+    recipe = as_run_on(plan.recipe, plan.gpu)
+    return Answer(
+        plan=plan,
+        prediction=prediction,
+        usable_bytes=usable,
+        max_batch_size=max_batch_size(
+            plan.shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes
+        ),
+        obstacle=largest_obstacle(prediction, usable, f"of the {plan.gpu.title}'s usable"),
+        accumulation=steps,
+        global_batch_tokens=tokens_per_global_batch(plan.shape, steps),
+    )
 
 
 def predicted(plan: Plan, batch_size: int | None = None) -> FormulaPrediction:

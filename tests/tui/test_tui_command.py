@@ -25,7 +25,7 @@ from gpumem_tui.tui.kit import output_pane
 from gpumem_tui.tui.kit.choice import ChoiceField
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.output_pane import KEPT_LINES, OutputPane, Printed, PrintedLine
-from gpumem_tui.tui.search.bar import bar_view
+from gpumem_tui.tui.search.bar import bar_of
 from gpumem_tui.tui.search.form import EditScreen
 from gpumem_tui.tui.search.ledger import ledger_view
 from gpumem_tui.tui.search.panels import (
@@ -112,8 +112,8 @@ def test_the_panels_name_the_command_and_its_ranks() -> None:
 
 def test_a_live_trial_that_tells_no_buckets_says_when_they_come() -> None:
     state = scene.folded(command_scene.CONFIG, command_scene.running())
-    assert bar_view(state).title.endswith("by bucket at its end")
-    assert "being traced" in bar_view(scene.folded(command_scene.CONFIG, command_scene.tracing())).title
+    assert bar_of(state)[0].endswith("by bucket at its end")
+    assert "being traced" in bar_of(scene.folded(command_scene.CONFIG, command_scene.tracing()))[0]
 
 
 def test_lines_are_kept_up_to_a_number_and_read_from_where_one_stopped() -> None:

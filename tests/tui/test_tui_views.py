@@ -13,7 +13,7 @@ from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.runner import TrialFinished
 from gpumem_tui.tui.kit.figures import proportions
-from gpumem_tui.tui.search.bar import bar_view
+from gpumem_tui.tui.search.bar import bar_of
 from gpumem_tui.tui.search.ledger import PEAK, RESERVED, USED, LedgerLine, ledger_view
 from gpumem_tui.tui.search.panels import device_words, strategy_lines, verdict_view, workload_lines, workload_summary
 from gpumem_tui.tui.search.plot import clipped, plot_view
@@ -160,24 +160,24 @@ def test_what_is_there_is_seen_where_there_is_room(sizes: list[int], cells: int)
 
 
 def test_the_live_bar_shows_the_running_trial_and_sums_to_the_device() -> None:
-    view = bar_view(scene.folded(CONFIG, scene.running(CONFIG)))
-    assert view.title == "Trial 3 · batch 40 · step 2 of 3 · backward"
-    assert sum(view.segments.values()) == CONFIG.device.gpu.total_bytes
-    assert view.segments[Bucket.OTHER] == GIB
-    assert view.segments[Bucket.CACHE] == 3 * GIB
+    title, segments = bar_of(scene.folded(CONFIG, scene.running(CONFIG)))
+    assert title == "Trial 3 · batch 40 · step 2 of 3 · backward"
+    assert sum(segments.values()) == CONFIG.device.gpu.total_bytes
+    assert segments[Bucket.OTHER] == GIB
+    assert segments[Bucket.CACHE] == 3 * GIB
 
 
 def test_after_the_end_the_bar_is_the_shown_trial_s_peak() -> None:
-    view = bar_view(FOUND)
-    assert view.title == "Peak of trial 2 · batch 40"
-    assert view.segments[Bucket.ACTIVATIONS] == 40 * 12 * 100 * MIB
+    title, segments = bar_of(FOUND)
+    assert title == "Peak of trial 2 · batch 40"
+    assert segments[Bucket.ACTIVATIONS] == 40 * 12 * 100 * MIB
 
 
 def test_a_peak_beyond_the_device_says_by_how_much() -> None:
     big = scene.config("llama-2-7b", "t4-16gb")
-    view = bar_view(SearchState(big))
-    assert "more than the device has" in view.title
-    assert view.segments[Bucket.FREE] == 0
+    title, segments = bar_of(SearchState(big))
+    assert "more than the device has" in title
+    assert segments[Bucket.FREE] == 0
 
 
 # Plot

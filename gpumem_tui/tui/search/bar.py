@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from textual.content import Content
 from textual.widget import Widget
@@ -21,19 +20,11 @@ _ENDINGS: dict[Outcome, str] = {"fit": "ended", "oom": "ran out of memory", "err
 _PHASE_WORDS = {"build": "building the model", "batch": "between steps", "optimizer": "optimizer step"}
 
 
-@dataclass(frozen=True)
-class BarView:
-    """A bar and its heading.
-
-    Attributes:
-        segments: bytes by bucket; empty where nothing is known, and the title says why.
-    """
-
-    title: str
-    segments: Mapping[Bucket, int]
+Bar = tuple[str, Mapping[Bucket, int]]
+"""The heading of a bar, and its bytes by bucket: none where nothing is known, and the heading says why."""
 
 
-def bar_view(state: SearchState) -> BarView:
+def bar_of(state: SearchState) -> Bar:
     """Return the bar of a state: live, the shown trial's peak, the traced peak or the closed form's."""
     running, shown = state.running, state.shown
     if running is not None:
@@ -48,7 +39,7 @@ def bar_view(state: SearchState) -> BarView:
         until = "" if result.outcome == "fit" else f", until it {_ENDINGS[result.outcome]}"
         title = f"Peak of trial {shown.number} · batch {batch_size:,}{until}"
         if breakdown is None:
-            return BarView(f"{title} · composition unknown: {result.buckets_unknown}", {})
+            return f"{title} · composition unknown: {result.buckets_unknown}", {}
         context_bytes = result.device_used_bytes - result.peak_reserved_bytes
         return _bar(state, title, breakdown, result.peak_reserved_bytes, context_bytes)
     if not isinstance(state.traced, Unknown):
@@ -57,7 +48,7 @@ def bar_view(state: SearchState) -> BarView:
         return _bar(state, title, replay.breakdown, replay.peak_reserved_bytes, state.traced.ready.context_bytes)
     formula = state.formula.at(batch_size)
     if isinstance(formula, Unknown):
-        return BarView(f"Device memory: {state.traced.reason}", {})
+        return f"Device memory: {state.traced.reason}", {}
     title = f"Peak by formula · batch {batch_size:,}"
     return _bar(state, title, formula.breakdown, formula.peak_bytes, 0)
 
@@ -86,7 +77,7 @@ def _live(sample: Sample | None) -> tuple[Breakdown, int]:
     return Breakdown(buckets), max(sample.reserved_bytes, sum(buckets.values()))
 
 
-def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: int, context_bytes: int) -> BarView:
+def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: int, context_bytes: int) -> Bar:
     gpu = state.config.device.gpu
     ledger: Ledger[None] = Ledger.of_step(
         allocated,
@@ -100,7 +91,7 @@ def _bar(state: SearchState, title: str, allocated: Breakdown, reserved_bytes: i
     if segments[Bucket.FREE] < 0:
         title += f" · {compact_bytes(-segments[Bucket.FREE])} more than the device has"
         segments[Bucket.FREE] = 0
-    return BarView(title, segments)
+    return title, segments
 
 
 _LEGEND_TITLE_WIDTH = 15
@@ -115,21 +106,21 @@ class MemoryBar(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._view = BarView("", {})
+        self._bar: Bar = "", {}
 
     def show(self, state: SearchState) -> None:
         """Render a state; nothing is drawn again if nothing changed."""
-        view = bar_view(state)
-        if view != self._view:
-            self._view = view
-            self.border_title = Content(view.title)
+        bar = bar_of(state)
+        if bar != self._bar:
+            self._bar = bar
+            self.border_title = Content(bar[0])
             self.refresh()
 
     def render(self) -> Content:
         """Return the bar at the widget's size."""
-        width = self.size.width
-        shown = [(bucket, self._view.segments[bucket]) for bucket in BAR_ORDER if self._view.segments.get(bucket)]
-        bar = joined(bucket_cells(self._view.segments, width))
+        width, (_, segments) = self.size.width, self._bar
+        shown = [(bucket, segments[bucket]) for bucket in BAR_ORDER if segments.get(bucket)]
+        bar = joined(bucket_cells(segments, width))
         legend = [
             [
                 BUCKET_LOOKS[bucket],
