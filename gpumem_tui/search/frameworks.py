@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -75,7 +74,7 @@ def dialects() -> Mapping[str, Dialect]:
     return read_dialects(toml_tables(_FILE))
 
 
-def read_dialects(tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Dialect]:
+def read_dialects(tables: Mapping[str, Mapping[str, object]]) -> Mapping[str, Dialect]:
     """Return the dialects that tables of dialects.toml describe.
 
     Raises:
@@ -85,7 +84,7 @@ def read_dialects(tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Diale
     return {name: _read(name, table, tables) for name, table in tables.items()}
 
 
-def _read(name: str, table: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Dialect:
+def _read(name: str, table: Mapping[str, object], tables: Mapping[str, Mapping[str, object]]) -> Dialect:
     like = table.get("like")
     if like is not None and like not in tables:
         raise CatalogError(f"{_FILE}: {name}: like: there is no table {like!r}")
