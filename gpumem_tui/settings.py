@@ -6,11 +6,15 @@ The command line goes before the file, the file before the defaults.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from gpumem_tui.errors import OptionError
 
@@ -19,54 +23,94 @@ class SettingsError(OptionError):
     """The file is invalid: one line with every fault, each with the file and the line it is on."""
 
 
-def _key(default: Any, doc: str, *, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
-
-
 @dataclass(frozen=True)
 class Notify:
     """Who is told when an alert begins: the table ``[notify]``."""
 
-    command: tuple[str, ...] = _key(
-        (),
-        "Run for each alert that begins, which it gets as JSON on its standard input: a program and its arguments, "
-        'without a shell, such as "/home/me/tell.sh gpus" or a list of these. Empty: none.',
-    )  # fmt: skip
-    severity: str = _key("warning", "The least that is told: note, warning or critical.")
-    timeout_s: float = _key(10.0, "Seconds after which a command that does not end is killed.", low=0.5, high=600)
-    most_a_minute: int = _key(10, "Alerts told in a minute; what is beyond is counted with the next.", low=1, high=600)
+    command: Annotated[
+        str | tuple[str, ...],
+        Meta(
+            description="Run for each alert that begins, which it gets as JSON on its standard input: a program and "
+            'its arguments, without a shell, such as "/home/me/tell.sh gpus" or a list of these. Empty: none.'
+        ),
+    ] = ""
+    severity: Annotated[
+        Literal["note", "warning", "critical"], Meta(description="The least that is told: note, warning or critical.")
+    ] = "warning"
+    timeout_s: Annotated[
+        float, Meta(ge=0.5, le=600, description="Seconds after which a command that does not end is killed.")
+    ] = 10.0
+    most_a_minute: Annotated[
+        int, Meta(ge=1, le=600, description="Alerts told in a minute; what is beyond is counted with the next.")
+    ] = 10
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command's program and arguments; a text is taken apart as a shell would, which runs nothing.
+
+        Raises:
+            ValueError: a quotation that does not end.
+        """
+        return tuple(shlex.split(self.command)) if isinstance(self.command, str) else self.command
 
 
-_CHOICES = {"severity": ("note", "warning", "critical")}
+HostList = Annotated[tuple[str, ...], Meta(description='a list of hosts such as ["a", "me@b:2222"]')]
+HourPrice = Annotated[float, Meta(ge=0, lt=1e6, description="the price of one GPU for an hour")]
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a user, from `settings.toml`."""
 
-    interval_s: float = _key(1.0, "Seconds between two readings of the GPUs.", low=0.2, high=3600)
-    theme: str = _key("", "Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one.")
-    ascii: bool = _key(False, "Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
-    bell: bool = _key(False, "Ring the terminal's bell when an alert begins.")
-    read_only: bool = _key(False, "Only watch: end no process, attach to none, search nothing, write no file.")
-    mine: bool = _key(False, "List only your own processes and jobs; the key m lists everybody's.")
-    near_full_percent: float = _key(95.0, "Memory in use from which a GPU counts as nearly full.", low=1, high=100)
-    temperature_margin_c: int = _key(5, "Degrees below the driver's own limit from which a GPU is hot.", low=0, high=50)
-    temperature_limit_c: int = _key(90, "The limit of a GPU for which the driver names none.", low=30, high=150)
-    history_hours: float = _key(24.0, "How far back the history reaches.", low=0.1, high=24 * 31)
-    chart_minutes: float = _key(10.0, "Time that the history chart shows when it opens.", low=0.5, high=24 * 60)
-    remote_command: str = _key(
-        "",
-        "What is called on other hosts, as their shell takes it. Empty: gpumem-tui, found there.",
+    interval_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between two readings of the GPUs.")] = 1.0
+    theme: Annotated[
+        str, Meta(description="Name of a theme, as the command palette (ctrl+p) lists them. Empty: the default one.")
+    ] = ""
+    ascii: Annotated[
+        bool, Meta(description="Draw with ASCII characters only. A locale without UTF-8 does so anyway.")
+    ] = False
+    bell: Annotated[bool, Meta(description="Ring the terminal's bell when an alert begins.")] = False
+    read_only: Annotated[
+        bool, Meta(description="Only watch: end no process, attach to none, search nothing, write no file.")
+    ] = False
+    mine: Annotated[bool, Meta(description="List only your own processes and jobs; the key m lists everybody's.")] = (
+        False
     )
-    hosts: tuple[tuple[str, tuple[str, ...]], ...] = _key(
-        (), 'Lists of hosts by name, for --host NAME. As a table: [hosts], then cluster = ["node[01-16]", "me@b:2222"].'
-    )
-    prices: tuple[tuple[str, float], ...] = _key(
-        (),
-        "What an hour of one GPU costs you, in US dollars. As a table: [prices], then h100-80gb = 2.10, and so on.",
-    )
+    near_full_percent: Annotated[
+        float, Meta(ge=1, le=100, description="Memory in use from which a GPU counts as nearly full.")
+    ] = 95.0
+    temperature_margin_c: Annotated[
+        int, Meta(ge=0, le=50, description="Degrees below the driver's own limit from which a GPU is hot.")
+    ] = 5
+    temperature_limit_c: Annotated[
+        int, Meta(ge=30, le=150, description="The limit of a GPU for which the driver names none.")
+    ] = 90
+    history_hours: Annotated[float, Meta(ge=0.1, le=24 * 31, description="How far back the history reaches.")] = 24.0
+    chart_minutes: Annotated[
+        float, Meta(ge=0.5, le=24 * 60, description="Time that the history chart shows when it opens.")
+    ] = 10.0
+    remote_command: Annotated[
+        str,
+        Meta(description="What is called on other hosts, as their shell takes it. Empty: gpumem-tui, found there."),
+    ] = ""
+    hosts: Annotated[
+        Mapping[str, HostList],
+        Meta(
+            description="Lists of hosts by name, for --host NAME. As a table: [hosts], then "
+            'cluster = ["node[01-16]", "me@b:2222"].'
+        ),
+    ] = field(default_factory=dict)
+    prices: Annotated[
+        Mapping[str, HourPrice],
+        Meta(
+            description="What an hour of one GPU costs you, in US dollars. As a table: [prices], then "
+            "h100-80gb = 2.10, and so on."
+        ),
+    ] = field(default_factory=dict)
     notify: Notify = Notify()
+
+
+_Table = type[Settings] | type[Notify]
 
 
 def default_path(name: str = "settings.toml") -> Path:
@@ -113,116 +157,90 @@ def parse(text: str, name: str = "settings.toml") -> Settings:
         raise SettingsError(f"{name}:{line}: {str(error).partition(' (at ')[0]}") from error
     except RecursionError as error:
         raise SettingsError(f"{name}: brackets within brackets, deeper than can be read") from error
-    faults = [
-        (_line_of(key, text), fault)
-        for whole, value in values.items()
-        for key, fault in (_FAULTS_OF[whole](value) if whole in _FAULTS_OF else [(whole, _fault(whole, value))])
-        if fault
-    ]
+    faults = [(_line_of(key, text), fault) for key, fault in _faults(values, Settings) if fault]
     if faults:
         raise SettingsError("; ".join(f"{name}:{line}: {fault}" for line, fault in sorted(faults)))
-    numbers = {spec.name for spec in fields(Settings) if isinstance(spec.default, float)}
-    given: dict[str, Any] = {key: float(value) if key in numbers else value for key, value in values.items()}
-    if "hosts" in given:
-        given["hosts"] = tuple((name, tuple(listed)) for name, listed in given["hosts"].items())
-    if "prices" in given:
-        given["prices"] = tuple((name, float(price)) for name, price in given["prices"].items())
-    if "notify" in given:
-        table: dict[str, Any] = given["notify"]
-        given["notify"] = Notify(**{**table, **({"command": argv(table["command"])} if "command" in table else {})})
-    return Settings(**given)
+    return msgspec.convert(values, Settings)
 
 
 def default_file() -> str:
     """Return a settings file with every key at its default, each explained and commented out."""
     blocks = ["# Settings of gpumem-tui. Remove the # before a key to change it.\n"]
-    blocks += [_explained(spec) for spec in fields(Settings) if spec.name != "notify"]
+    blocks += _explained(Settings())
     blocks.append("# Who is told when an alert begins. Remove the # of this line too.\n# [notify]\n")
-    blocks += [_explained(spec) for spec in fields(Notify)]
+    blocks += _explained(Notify())
     return "\n".join(blocks)
 
 
-def _explained(spec: Field[Any]) -> str:
-    bounds = "" if spec.metadata["low"] is None else f" {spec.metadata['low']:g} to {spec.metadata['high']:g}."
-    default = '""' if spec.name == "command" else _toml(spec.default)
-    return f"# {spec.metadata['doc']}{bounds}\n# {spec.name} = {default}\n"
+def _explained(table: Settings | Notify) -> Iterator[str]:
+    for key, kind in _kinds(type(table)).items():
+        if kind is not Notify:
+            (known,) = kind.__metadata__
+            bounds = "" if known.ge is None else f" {known.ge:g} to {known.le:g}."
+            yield f"# {known.description}{bounds}\n# {key} = {_toml(getattr(table, key))}\n"
 
 
-def argv(command: str | list[str]) -> tuple[str, ...]:
-    """Return a command's program and arguments; a text is taken apart as a shell would, which runs nothing.
+def _kinds(table: _Table) -> dict[str, Any]:
+    """Return the types of a table's keys, with their bounds and what they do."""
+    return get_type_hints(table, include_extras=True)
 
-    Raises:
-        ValueError: a quotation that does not end.
+
+def _faults(
+    values: dict[str, Any], table: type[Settings] | type[Notify], within: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield each key of a table and what is wrong with it; "" for nothing.
+
+    Args:
+        within: what stands before the key in words, such as ``notify.``.
     """
-    import shlex
-
-    return tuple(shlex.split(command) if isinstance(command, str) else command)
-
-
-def _faults_of_notify(value: object) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong in ``[notify]``, each with the key that it is about."""
-    if not isinstance(value, dict):
-        yield "notify", f"notify must be a table, not {_toml(value)}"
-        return
-    for key, given in value.items():
-        if key == "command":
-            yield key, _fault_of_command(given)
-        elif key in _CHOICES and given not in _CHOICES[key]:
-            yield key, f"notify.{key} must be one of {', '.join(_CHOICES[key])}, not {_toml(given)}"
+    kinds = _kinds(table)
+    for key, value in values.items():
+        kind = kinds.get(key)
+        if kind is None:
+            yield key, _unknown(key, list(kinds))
+        elif kind is not Notify and get_origin(kind.__origin__) is not Mapping:
+            yield key, _fault(f"{within}{key}", value, kind, _words(kind, value))
+        elif not isinstance(value, dict):
+            yield key, f"{key} must be a table, not {_toml(value)}"
+        elif kind is Notify:
+            yield from _faults(value, Notify, "notify.")
         else:
-            yield key, _fault(key, given, Notify)
+            _, entry = get_args(kind.__origin__)
+            for name, one in value.items():
+                yield name, _fault(f"{key}.{name}", one, entry, entry.__metadata__[0].description)
 
 
-def _fault_of_command(value: object) -> str:
-    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
-        return f"notify.command must be a text in quotes or a list of them, not {_toml(value)}"
+def _unknown(key: str, keys: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, keys, n=1)
+    return f"unknown key {key!r}; {f'did you mean {near[0]}?' if near else '`gpumem-tui settings` lists the keys'}"
+
+
+def _fault(key: str, value: object, kind: Any, words: str) -> str:
+    """Return what is wrong with a value; empty if nothing is. `words`: what it must be."""
     try:
-        argv(value)
+        found = msgspec.convert(value, kind)
+        if key == "notify.command":
+            _ = Notify(found).argv
+    except msgspec.ValidationError:
+        return f"{key} must be {words}, not {_toml(value)}"
     except ValueError as error:
-        return f"notify.command: {error}"
+        return f"{key}: {error}"
     return ""
 
 
-def _fault(key: str, value: object, table: type = Settings) -> str:
-    """Return what is wrong with one entry of the file or of a table in it; empty if nothing is."""
-    spec = next((spec for spec in fields(table) if spec.name == key), None)
-    if spec is None:
-        import difflib
-
-        near = difflib.get_close_matches(key, [spec.name for spec in fields(table)], n=1)
-        remedy = f"did you mean {near[0]}?" if near else "`gpumem-tui settings` lists the keys"
-        return f"unknown key {key!r}; {remedy}"
-    if spec.name == "hosts":
-        return _fault_of_hosts(value)
-    wanted, low, high = type(spec.default), spec.metadata["low"], spec.metadata["high"]
-    if not (type(value) is wanted or (wanted is float and type(value) is int)):
-        words = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
-        return f"{key} must be {words[wanted]}, not {_toml(value)}"
-    if isinstance(value, (int, float)) and low is not None and not low <= value <= high:
-        return f"{key} must be {low:g} to {high:g}, not {_toml(value)}"
-    return ""
+_WORDS = {bool: "true or false", str: "a text in quotes", int: "a whole number", float: "a number"}
 
 
-def _fault_of_hosts(value: object) -> str:
-    if not isinstance(value, dict):
-        return f"hosts must be a table, not {_toml(value)}"
-    for name, listed in value.items():
-        if not isinstance(listed, list) or not all(isinstance(host, str) for host in listed):
-            return f'hosts.{name} must be a list of hosts such as ["a", "me@b:2222"], not {_toml(listed)}'
-    return ""
-
-
-def _faults_of_prices(value: object) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong in ``[prices]``, each with the GPU that it is about."""
-    if not isinstance(value, dict):
-        yield "prices", f"prices must be a table, not {_toml(value)}"
-        return
-    for name, price in value.items():
-        if type(price) not in (int, float) or not 0 <= price < 1e6:
-            yield name, f"prices.{name} must be the price of one GPU for an hour, not {_toml(price)}"
-
-
-_FAULTS_OF = {"notify": _faults_of_notify, "prices": _faults_of_prices}
+def _words(kind: Any, value: object) -> str:
+    """Say what a key takes: its bounds where the value is a number of that kind, else its kind."""
+    base, (known,) = kind.__origin__, kind.__metadata__
+    if get_origin(base) is Literal:
+        return f"one of {', '.join(get_args(base))}"
+    if known.ge is not None and type(value) in (int, base):
+        return f"{known.ge:g} to {known.le:g}"
+    return _WORDS.get(base, "a text in quotes or a list of them")
 
 
 def _line_of(key: str, text: str) -> int:
@@ -236,7 +254,7 @@ def _toml(value: object) -> str:
     """Return a value as a user would have written it."""
     if isinstance(value, bool):
         return str(value).lower()
-    if value == ():
+    if value == {}:
         return "{}"
     if isinstance(value, (dict, list)):
         return "a table" if isinstance(value, dict) else "a list"

@@ -63,7 +63,7 @@ def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
 
 
 def test_prices_are_a_table_of_numbers() -> None:
-    assert parse("[prices]\nh100-80gb = 2\nt4-16gb = 0.35").prices == (("h100-80gb", 2.0), ("t4-16gb", 0.35))
+    assert parse("[prices]\nh100-80gb = 2\nt4-16gb = 0.35").prices == {"h100-80gb": 2.0, "t4-16gb": 0.35}
     with pytest.raises(SettingsError, match=r"settings.toml:1: prices must be a table"):
         parse("prices = 3")
     for wrong in ("t4-16gb = -1", 't4-16gb = "cheap"', "t4-16gb = nan"):
@@ -73,8 +73,9 @@ def test_prices_are_a_table_of_numbers() -> None:
 
 def test_who_is_told_is_a_table() -> None:
     text = "[notify]\ncommand = \"sh -c 'cat > x'\"\ntimeout_s = 3\n"
-    assert parse(text).notify == Notify(("sh", "-c", "cat > x"), timeout_s=3)
-    assert parse('[notify]\ncommand = ["a b", "c"]').notify.command == ("a b", "c")
+    assert parse(text).notify == Notify("sh -c 'cat > x'", timeout_s=3)
+    assert parse(text).notify.argv == ("sh", "-c", "cat > x")
+    assert parse('[notify]\ncommand = ["a b", "c"]').notify.argv == ("a b", "c")
     assert parse('[notify]\ncommand = ""').notify == Notify()
 
 
@@ -92,7 +93,7 @@ def test_who_is_told_is_a_table() -> None:
             '[notify]\nseverity = "bad"',
             'settings.toml:2: notify.severity must be one of note, warning, critical, not "b',
         ),
-        ("[notify]\n\ntimeout_s = 0", "settings.toml:3: timeout_s must be 0.5 to 600, not 0"),
+        ("[notify]\n\ntimeout_s = 0", "settings.toml:3: notify.timeout_s must be 0.5 to 600, not 0"),
         ("[notify]\ncomand = 1", "settings.toml:2: unknown key 'comand'; did you mean command?"),
     ],
 )

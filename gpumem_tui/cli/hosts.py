@@ -138,7 +138,7 @@ def _fleet_of(asked: AskedHosts) -> tuple[Fleet, Settings]:
     from gpumem_tui.remote.ssh import SshOptions
 
     settings = settings_of(asked, "remote_command")
-    hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
+    hosts = hosts_of(asked.hosts, file=asked.hosts_file, groups=settings.hosts, slurm_job=asked.slurm_job or "")
     return Fleet(hosts, SshOptions(settings.remote_command, settings.interval_s)), settings
 
 

@@ -145,7 +145,7 @@ def _goals(values: dict[str, Any]) -> Goals:
     from gpumem_tui.plan.goals import Goals
 
     given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
-    return Goals(**given, prices=load().prices)
+    return Goals(**given, prices=tuple(load().prices.items()))
 
 
 def _refuse_goals(goals: Goals) -> None:

@@ -94,7 +94,7 @@ def _hosts(asked: AskedHosts, settings_path: Path | None) -> Hosts:
         return Hosts()
     from gpumem_tui.remote.hosts import hosts_of
 
-    found = hosts_of(asked.hosts, file=asked.hosts_file, groups=dict(settings.hosts), slurm_job=asked.slurm_job or "")
+    found = hosts_of(asked.hosts, file=asked.hosts_file, groups=settings.hosts, slurm_job=asked.slurm_job or "")
     return Hosts(tuple(host.name for host in found), asked.remote_command or "", asked.interval_s)
 
 

@@ -146,13 +146,13 @@ def run_command(
     It has a session of its own, with which it ends. Its input is a file, and of its complaints the end is kept, so that
     nothing waits for what it leaves behind.
     """
-    name = os.path.basename(wanted.command[0])
+    name = os.path.basename(wanted.argv[0])
     try:
         with tempfile.TemporaryFile() as said:
             said.write(json.dumps(body).encode() + b"\n")
             said.seek(0)
             process = subprocess.Popen(
-                wanted.command, stdin=said, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+                wanted.argv, stdin=said, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
             )
     except (OSError, ValueError) as error:  # of the file too, where a disk is full
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

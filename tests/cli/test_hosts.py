@@ -47,7 +47,7 @@ def test_hosts_are_not_in_the_way_of_commands(program: Program) -> None:
 def test_lists_of_hosts_in_the_settings() -> None:
     text = 'remote_command = "~/bin/gpumem-tui"\n[hosts]\nlab = ["a", "me@b:2222"]\nnodes = ["node[01-16]"]\n'
     settings = parse(text)
-    assert dict(settings.hosts) == {"lab": ("a", "me@b:2222"), "nodes": ("node[01-16]",)}
+    assert settings.hosts == {"lab": ("a", "me@b:2222"), "nodes": ("node[01-16]",)}
     assert settings.remote_command == "~/bin/gpumem-tui"
 
 
@@ -57,9 +57,9 @@ def test_lists_of_hosts_in_the_settings() -> None:
         ('hosts = "a"', 'settings.toml:1: hosts must be a table, not "a"'),
         (
             '[hosts]\nlab = "a"',
-            'settings.toml:1: hosts.lab must be a list of hosts such as ["a", "me@b:2222"], not "a"',
+            'settings.toml:2: hosts.lab must be a list of hosts such as ["a", "me@b:2222"], not "a"',
         ),
-        ("[hosts]\nlab = [1]", "settings.toml:1: hosts.lab must be a list of hosts"),
+        ("[hosts]\nlab = [1]", "settings.toml:2: hosts.lab must be a list of hosts"),
     ],
 )
 def test_a_mistake_in_them_is_named(text: str, said: str) -> None:
