@@ -382,17 +382,23 @@ def _instance(read: InstanceRead, hosts: Hosts) -> Instance:
     else:
         processes = tuple(
             GpuProcess(
-                each.pid,
-                ProcessKind.COMPUTE,
-                each.used_bytes,
-                NOT_IN_MIG,
-                hosts.get(each.pid, NOT_LOOKED_UP_YET),
-                instance.uuid,
+                pid=each.pid,
+                kind=ProcessKind.COMPUTE,
+                used_bytes=each.used_bytes,
+                sm_percent=NOT_IN_MIG,
+                host=hosts.get(each.pid, NOT_LOOKED_UP_YET),
+                instance=instance.uuid,
             )
             for each in listed
         )
-    ledger = device_ledger(read.memory, processes)
-    return Instance(instance.index, instance.uuid, instance.name, read.memory, processes, ledger)
+    return Instance(
+        index=instance.index,
+        uuid=instance.uuid,
+        name=instance.name,
+        memory=read.memory,
+        processes=processes,
+        ledger=device_ledger(read.memory, processes),
+    )
 
 
 def _of_instances(instances: Sequence[Instance]) -> Reading[tuple[GpuProcess, ...]]:

@@ -79,7 +79,7 @@ class _Library:
 _LIBRARY = _Library()
 
 
-def binding() -> Any:
+def binding() -> ModuleType:
     """Return the binding.
 
     Raises:

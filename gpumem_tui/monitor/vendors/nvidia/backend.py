@@ -28,6 +28,7 @@ from gpumem_tui.monitor.vendors.nvidia.calls import (
     reading,
     start,
     stop,
+    structure,
     text,
 )
 
@@ -119,7 +120,7 @@ def compute_processes(call: Caller, handle: object) -> Reading[tuple[ListedProce
 
 
 def _processes(call: Caller, function: str, handle: object) -> tuple[ListedProcess, ...]:
-    kind = declared("c_nvmlProcessInfo_v2_t")
+    kind = structure("c_nvmlProcessInfo_v2_t")
     for version in ("_v3", "_v2"):
         name = function + version
         if name in call.missing or (version == "_v3" and _longer_v3_structs()):
@@ -179,7 +180,7 @@ def sm_percents(call: Caller, handle: object, since_us: int) -> Reading[tuple[Ma
     """
 
     def read() -> tuple[Mapping[int, int], int]:
-        function, kind = "nvmlDeviceGetProcessUtilization", declared("c_nvmlProcessUtilizationSample_t")
+        function, kind = "nvmlDeviceGetProcessUtilization", structure("c_nvmlProcessUtilizationSample_t")
         try:
             samples = _array(
                 call, function, kind, lambda count, array: (handle, array, count, ctypes.c_ulonglong(since_us))

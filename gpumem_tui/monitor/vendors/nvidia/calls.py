@@ -5,6 +5,7 @@ Imports pynvml: import this module where it is needed, not at a program's start.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -164,14 +165,22 @@ def not_declared() -> NvmlFault:
     return NvmlFault(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not in this nvidia-ml-py: upgrade it")
 
 
-def declared(name: str) -> Any:
+def declared(name: str) -> object:
     """Return what the bindings declare under a name.
 
     Raises:
         NvmlFault: they do not.
     """
-    found = getattr(pynvml, name, None)
+    found: object = getattr(pynvml, name, None)
     if found is None:
+        raise not_declared()
+    return found
+
+
+def structure(name: str) -> type[ctypes.Structure]:
+    """Return the C struct that the bindings declare under a name; raises as `declared`."""
+    found = declared(name)
+    if not isinstance(found, type) or not issubclass(found, ctypes.Structure):
         raise not_declared()
     return found
 
