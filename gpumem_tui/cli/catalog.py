@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from gpumem_tui.catalog.calibration import Calibration
+from gpumem_tui.catalog.shapes import Family, ModelShape
+from gpumem_tui.doctor.checks import Check
 from gpumem_tui.errors import EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.report.objects import SCHEMA, picked
+from gpumem_tui.report.objects import SCHEMA, JsonObject
 from gpumem_tui.report.output import Printer, complain, note
 
 if TYPE_CHECKING:
-    from gpumem_tui.catalog.calibration import Calibration
-    from gpumem_tui.catalog.shapes import ModelShape
-    from gpumem_tui.doctor.checks import Check
     from gpumem_tui.monitor.snapshot import Snapshot
     from gpumem_tui.settings import Notify
+
+
+class _Model(JsonObject, frozen=True):
+    name: str
+    family: Family
+    parameters: int
+    source: str
+
+
+class ModelsObject(JsonObject, frozen=True):
+    """The object that `models --json` prints."""
+
+    schema: Literal[1]
+    models: tuple[_Model, ...]
 
 
 @click.command()
@@ -33,31 +46,36 @@ def models(as_json: bool) -> int:
 
     shapes = catalog().values()
     Printer(as_json=as_json).show(
-        body=lambda: {
-            "schema": SCHEMA,
-            "models": [
-                {**picked(shape, "name", "family"), "parameters": count_parameters(shape), "source": shape.source}
+        body=lambda: ModelsObject(
+            schema=SCHEMA,
+            models=tuple(
+                _Model(name=shape.name, family=shape.family, parameters=count_parameters(shape), source=shape.source)
                 for shape in shapes
-            ],
-        },
+            ),
+        ),
         lines=lambda: (_model_line(shape, count_parameters(shape)) for shape in shapes),
     )
-    return 0
-
-
-@click.command()
-@click.argument("of", type=click.Choice(("predict", "plan", "search")))
-def schema(of: str) -> int:
-    """Print the JSON Schema of what a command prints with --json."""
-    from gpumem_tui.plan.schema import schema_of
-
-    print(json.dumps(schema_of(of), indent=2))
     return 0
 
 
 def _model_line(shape: ModelShape, parameters: int) -> str:
     size = f"sequence {shape.seq_len:,}" if shape.seq_len else f"{shape.image_size} px" if shape.image_size else ""
     return f"{shape.name:<18}{shape.family:<8}{parameters:>16,} parameters  {size}".rstrip()
+
+
+class _Gpu(JsonObject, frozen=True):
+    name: str
+    title: str
+    total_bytes: int
+    sm: str
+    source: str
+
+
+class GpusObject(JsonObject, frozen=True):
+    """The object that `gpus --json` prints."""
+
+    schema: Literal[1]
+    gpus: tuple[_Gpu, ...]
 
 
 @click.command()
@@ -68,15 +86,32 @@ def gpus(as_json: bool) -> int:
 
     listed = catalog().values()
     Printer(as_json=as_json).show(
-        body=lambda: {
-            "schema": SCHEMA,
-            "gpus": [picked(gpu, "name", "title", "total_bytes", "sm", "source") for gpu in listed],
-        },
+        body=lambda: GpusObject(
+            schema=SCHEMA,
+            gpus=tuple(
+                _Gpu(name=gpu.name, title=gpu.title, total_bytes=gpu.total_bytes, sm=gpu.sm, source=gpu.source)
+                for gpu in listed
+            ),
+        ),
         lines=lambda: (
             f"sim:{gpu.name:<24}{format_bytes(gpu.total_bytes):>12}  {gpu.sm:<7}{gpu.title}" for gpu in listed
         ),
     )
     return 0
+
+
+class ChecksObject(JsonObject, frozen=True):
+    """The object that `doctor --json` prints."""
+
+    schema: Literal[1]
+    checks: tuple[Check, ...]
+
+
+class CalibrationsObject(JsonObject, frozen=True):
+    """The object that `doctor --calibrate --json` prints."""
+
+    schema: Literal[1]
+    calibrations: tuple[Calibration, ...]
 
 
 @click.command()
@@ -128,7 +163,7 @@ def doctor(
     for check in (*examine(System.here(), snapshot, python), *_offered(snapshot)):
         checks.append(check)
         output.show(lines=partial(_check_lines, check))
-    output.show(body=lambda: {"schema": SCHEMA, "checks": checks})
+    output.show(body=lambda: ChecksObject(schema=SCHEMA, checks=tuple(checks)))
     return EXIT_FAILED if any(check.status is Status.FAIL for check in checks) else 0
 
 
@@ -159,7 +194,7 @@ def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
         else:
             done.append(found)
             output.show(lines=partial(_calibrated_lines, found, where))
-    output.show(body=lambda: {"schema": SCHEMA, "calibrations": [asdict(found) for found in done]})
+    output.show(body=lambda: CalibrationsObject(schema=SCHEMA, calibrations=tuple(done)))
     return EXIT_FAILED if failed or not done else 0
 
 
@@ -199,7 +234,7 @@ def _learn(words: str | None, path: Path | None, *, as_json: bool) -> int:
     if not found:
         why = "nothing trains on a GPU here under the probe; start it with `gpumem-tui run`, or `attach` to it"
         return complain(f"--calibrate --running: {why}", EXIT_FAILED)
-    output.show(body=lambda: {"schema": SCHEMA, "calibrations": [asdict(one) for one in found]})
+    output.show(body=lambda: CalibrationsObject(schema=SCHEMA, calibrations=tuple(found)))
     return 0
 
 

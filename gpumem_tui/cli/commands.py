@@ -24,7 +24,7 @@ _COMMANDS = {
     "models": "gpumem_tui.cli.catalog:models",
     "gpus": "gpumem_tui.cli.catalog:gpus",
     "doctor": "gpumem_tui.cli.catalog:doctor",
-    "schema": "gpumem_tui.cli.catalog:schema",
+    "schema": "gpumem_tui.cli.schema:schema",
     "settings": "gpumem_tui.cli.catalog:settings_file",
     "grafana": "gpumem_tui.cli.catalog:grafana",
     "alerts": "gpumem_tui.cli.catalog:alerts",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -16,6 +16,7 @@ from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.options.typed import size_from
+from gpumem_tui.report.objects import SCHEMA, JsonObject
 from gpumem_tui.report.output import Printer, complain
 from gpumem_tui.report.tables import counted
 
@@ -98,7 +99,9 @@ def free(
         few = f"no {what}{free_of}" if count is None else f"no machine has {counted(count, what)}{free_of}"
         return complain(never or f"{few}; --wait waits", EXIT_NOTHING_FITS) if known else EXIT_FAILED
     first = dict(list(enough.items())[:1]) if count is not None else enough
-    Printer(as_json=as_json).show(body=partial(_body, first), lines=partial(_lines, first, named=len(found) > 1))
+    Printer(as_json=as_json).show(
+        body=partial(FreeObject.of, first), lines=partial(_lines, first, named=len(found) > 1)
+    )
     return 0
 
 
@@ -148,20 +151,46 @@ def _lines(found: _Found, *, named: bool) -> Iterator[str]:
         yield f"{name} {devices}" if named else devices
 
 
-def _body(found: _Found) -> dict[str, object]:
-    from gpumem_tui.report.objects import SCHEMA
+class _FreeGpu(JsonObject, frozen=True):
+    index: int
+    vendor: str
+    number: int
+    uuid: str
+    name: str
+    free_bytes: int
 
-    return {
-        "schema": SCHEMA,
-        "machines": [{"host": name or None, "gpus": list(map(_gpu, gpus))} for name, (gpus, _) in found.items()],
-    }
+    @classmethod
+    def of(cls, gpu: GpuReading) -> _FreeGpu:
+        """Return a GPU that is free."""
+        assert not isinstance(gpu.memory, Unknown), "one that is free can be read"
+        return cls(
+            index=gpu.index,
+            vendor=gpu.vendor,
+            number=gpu.number,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            free_bytes=gpu.memory.free_bytes,
+        )
 
 
-def _gpu(gpu: GpuReading) -> dict[str, object]:
-    from gpumem_tui.report.objects import picked
+class _Machine(JsonObject, frozen=True):
+    host: str | None
+    gpus: tuple[_FreeGpu, ...]
 
-    assert not isinstance(gpu.memory, Unknown), "one that is free can be read"
-    return {**picked(gpu, "index", "vendor", "number", "uuid", "name"), "free_bytes": gpu.memory.free_bytes}
+
+class FreeObject(JsonObject, frozen=True):
+    """The object that `free --json` prints."""
+
+    schema: Literal[1]
+    machines: tuple[_Machine, ...]
+
+    @classmethod
+    def of(cls, found: _Found) -> FreeObject:
+        """Return the free GPUs of each machine."""
+        machines = (
+            _Machine(host=name or None, gpus=tuple(map(_FreeGpu.of, gpus))) for name, (gpus, _) in found.items()
+        )
+        return cls(schema=SCHEMA, machines=tuple(machines))
 
 
 @contextmanager

@@ -40,14 +40,14 @@ from gpumem_tui.workload.spec import WorkloadSpec
 # Of a model
 
 
-class _Accumulation(JsonObject, frozen=True):
+class _PlanAccumulation(JsonObject, frozen=True):
     steps: int
     global_batch_size: int
     target_batch: int | None
     global_batch_tokens: int | None
 
     @classmethod
-    def of(cls, now: Answer) -> _Accumulation:
+    def of(cls, now: Answer) -> _PlanAccumulation:
         """Return the passes of a step of a plan."""
         return cls(
             steps=now.accumulation.steps,
@@ -266,7 +266,7 @@ class PlanObject(PredictedObject, frozen=True):
     keeps_headroom: bool
     spare_bytes: int
     verdict_by: Literal["trace", "formula"]
-    accumulation: _Accumulation
+    accumulation: _PlanAccumulation
     speed: _Speed
     run: _Run
     notes: tuple[str, ...]
@@ -315,7 +315,7 @@ class PlanObject(PredictedObject, frozen=True):
             keeps_headroom=keeps_headroom,
             spare_bytes=spare_bytes,
             verdict_by="formula" if isinstance(by_trace, Unknown) else "trace",
-            accumulation=_Accumulation.of(now),
+            accumulation=_PlanAccumulation.of(now),
             speed=_Speed.of(plan),
             run=_Run.of(plan),
             notes=lacking(plan),

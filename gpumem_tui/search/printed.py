@@ -225,7 +225,7 @@ class _Passes(JsonObject, frozen=True):
     largest: Range
 
 
-class _Phase(JsonObject, frozen=True):
+class _PhasePeak(JsonObject, frozen=True):
     step: int
     phase: Phase
     peak_allocated_bytes: int
@@ -281,7 +281,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     convolutions: dict[str, _Passes] | UnsetType = UNSET
     momentary_peak_bytes: int | UnsetType | None = UNSET
     momentary_reserved_bytes: int | UnsetType | None = UNSET
-    phases: tuple[_Phase, ...] | UnsetType = UNSET
+    phases: tuple[_PhasePeak, ...] | UnsetType = UNSET
     frozen_saving_bytes: int | UnsetType = UNSET
     parts: tuple[_Part, ...] | UnsetType = UNSET
     composition: tuple[_Held, ...] | UnsetType = UNSET
@@ -345,7 +345,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             momentary_peak_bytes=momentary,
             momentary_reserved_bytes=momentary_reserved,
             phases=tuple(
-                _Phase(
+                _PhasePeak(
                     step=one.step,
                     phase=one.phase,
                     peak_allocated_bytes=one.peak_allocated_bytes,

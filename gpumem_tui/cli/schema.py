@@ -1,11 +1,15 @@
-"""JSON Schema of what `predict`, `plan` and `search` print with ``--json``, made of the types that are printed."""
+"""`schema`: the JSON Schema of what a command prints with ``--json``, made of the types that are printed."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
+import click
 import msgspec
 
+from gpumem_tui.cli.catalog import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
+from gpumem_tui.cli.free import FreeObject
 from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
 from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
@@ -14,8 +18,20 @@ PRINTED: dict[str, tuple[type[JsonObject], ...]] = {
     "predict": (PredictObject,),
     "plan": (PlanObject, CommandPlanObject, SolveObject),
     "search": (TrialLine, ResultLine),
+    "free": (FreeObject,),
+    "doctor": (ChecksObject, CalibrationsObject),
+    "models": (ModelsObject,),
+    "gpus": (GpusObject,),
 }
 """By command, what it prints with ``--json``: one of these a line."""
+
+
+@click.command()
+@click.argument("of", type=click.Choice(tuple(PRINTED)))
+def schema(of: str) -> int:
+    """Print the JSON Schema of what a command prints with --json."""
+    print(json.dumps(schema_of(of), indent=2))
+    return 0
 
 
 def schema_of(command: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.cli.schema import PRINTED, schema_of
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import traced_answer
@@ -16,7 +17,6 @@ from gpumem_tui.plan.command import CommandPlan
 from gpumem_tui.plan.goals import QUANTITIES, Goals
 from gpumem_tui.plan.limits import limit
 from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
-from gpumem_tui.plan.schema import PRINTED, schema_of
 from gpumem_tui.report.objects import JsonObject, encoded
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search.config import Device, SearchConfig
@@ -78,6 +78,8 @@ def test_the_schema_names_what_it_refers_to_and_allows_new_keys(command: str) ->
     text = json.dumps(schema_of(command))
     parts = schema_of(command)["$defs"]
     assert all(f'"{name}"' in text for name in parts)
+    _, private = msgspec.json.schema_components(PRINTED[command])
+    assert len(parts) == len(private), "no two have one name"
     wanted = {one.partition('"')[0] for one in text.split("#/$defs/")[1:]}
     assert wanted <= parts.keys()
     assert '"additionalProperties": false' not in text
