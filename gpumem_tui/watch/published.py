@@ -196,15 +196,6 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The spread of a figure over the ranks: the least, the most, and which has most."""
-
-    least_bytes: int
-    most_bytes: int
-    worst: Rank
-
-
-@dataclass(frozen=True)
 class Job:
     """The ranks of one job that publish here, by number. `world_size`: how many the whole job has."""
 
@@ -219,20 +210,17 @@ class Job:
     @property
     def worst(self) -> Rank | None:
         """The rank that is nearest to its end: the highest peak, or where there is no allocator the most bytes."""
-        found = self.spread(lambda sample: sample.peak_allocated_bytes) or self.spread(total_bytes)
-        return None if found is None else found.worst
+        found = self.sizes(lambda sample: sample.peak_allocated_bytes) or self.sizes(total_bytes)
+        return max(found, key=lambda pair: pair[0])[1] if found else None
 
-    def spread(self, figure: Callable[[ProbeSample], Value]) -> Spread | None:
-        """Return the spread of a figure over the ranks that have it; None if none has."""
+    def sizes(self, figure: Callable[[ProbeSample], Value]) -> list[tuple[int, Rank]]:
+        """Return a figure of the ranks that have it, in bytes, each with its rank."""
         sizes: list[tuple[int, Rank]] = []
         for rank in self.ranks:
             value = figure(rank.placed.sample) if rank.placed is not None else Unknown("no step has finished yet")
             if isinstance(value, int):
                 sizes.append((value, rank))
-        if not sizes:
-            return None
-        most_bytes, worst = max(sizes, key=lambda pair: pair[0])
-        return Spread(min(size for size, _ in sizes), most_bytes, worst)
+        return sizes
 
 
 def total_bytes(sample: ProbeSample) -> Value:

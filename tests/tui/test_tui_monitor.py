@@ -30,7 +30,7 @@ from gpumem_tui.monitor.notify import Notifier
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot
 from gpumem_tui.settings import Notify, Settings
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.kit.dialogs import DetailsScreen, Page, PagesScreen, QuestionScreen, Report
+from gpumem_tui.tui.kit.dialogs import DetailsScreen, PagesScreen, QuestionScreen, Report
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import KeyBar, MainScreen
@@ -164,7 +164,7 @@ async def test_brackets_in_names_are_no_markup() -> None:
         scene.screen_of(app).notify("pid 7 (train data=[/data/a]) asked to end")
         await until(pilot, lambda: "[/data/a]" in app.export_screenshot())
         title = "PID 7 (train data=[/data/a] [bold])"
-        await app.push_screen(PagesScreen(Report(title, (Page("", lambda width: [[("one", "")]]),))))
+        await app.push_screen(PagesScreen(Report(title, {"": lambda width: [[("one", "")]]})))
         await until(pilot, lambda: "[bold])" in app.export_screenshot())
 
 

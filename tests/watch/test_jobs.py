@@ -56,9 +56,8 @@ def test_the_worst_is_the_one_with_the_highest_peak() -> None:
     assert job.worst is not None
     assert job.worst.number == 5
     assert job.absent == 8
-    spread = job.spread(lambda sample: sample.peak_allocated_bytes)
-    assert spread is not None
-    assert spread.most_bytes - spread.least_bytes == 15 * GIB - 5 * 8 * 2**20 - (14 * GIB - 7 * 8 * 2**20)
+    sizes = [size_bytes for size_bytes, _ in job.sizes(lambda sample: sample.peak_allocated_bytes)]
+    assert max(sizes) - min(sizes) == 15 * GIB - 5 * 8 * 2**20 - (14 * GIB - 7 * 8 * 2**20)
 
 
 def test_without_an_allocator_it_is_the_one_with_the_most_bytes() -> None:
@@ -67,7 +66,7 @@ def test_without_an_allocator_it_is_the_one_with_the_most_bytes() -> None:
     assert job is not None
     assert job.worst is not None
     assert job.worst.number == 1
-    assert job.spread(lambda sample: sample.reserved_bytes) is None
+    assert job.sizes(lambda sample: sample.reserved_bytes) == []
 
 
 def test_a_rank_before_its_first_step() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -266,19 +266,16 @@ class DetailsScreen(TextScreen):
 
 
 @dataclass(frozen=True)
-class Page:
-    """A page of a report. `rows`: its lines at a width in cells."""
-
-    name: str
-    rows: Callable[[int], list[Row]]
-
-
-@dataclass(frozen=True)
 class Report:
-    """The content of a `PagesScreen`. `note`: a line above the pages; empty for none."""
+    """The content of a `PagesScreen`.
+
+    Attributes:
+        pages: by their names, the lines of each at a width in cells. A single page needs no name.
+        note: a line above the pages; empty for none.
+    """
 
     title: str
-    pages: tuple[Page, ...]
+    pages: Mapping[str, Callable[[int], list[Row]]]
     note: str = ""
 
 
@@ -311,8 +308,8 @@ class PagesScreen(ScrolledDialog[None]):
         """Turn to the page whose name was clicked."""
         if event.widget is not None and event.widget.id == "names":
             offset, start = event.get_content_offset(event.widget), 0
-            for index, page in enumerate(self._report.pages):
-                end = start + span_width([(page.name, "")])
+            for index, name in enumerate(self._report.pages):
+                end = start + span_width([(name, "")])
                 if offset is not None and start <= offset.x < end:
                     self._turn_to(index)
                 start = end + len(_PAGE_GAP)
@@ -342,10 +339,10 @@ class PagesScreen(ScrolledDialog[None]):
         box.border_subtitle = f"{'← → pages · ' if several else ''}↑ ↓ scroll · esc closes"
         names.display = several or bool(self._report.note)
         named: Row = []
-        for index, page in enumerate(pages if several else ()):
-            named += [(page.name, "bold reverse" if index == self._at else MUTED), (_PAGE_GAP, "")]
+        for index, name in enumerate(pages if several else ()):
+            named += [(name, "bold reverse" if index == self._at else MUTED), (_PAGE_GAP, "")]
         names.show_rows([[*named, (self._report.note, MUTED)]])
-        drawn = [page.rows(lines.size.width) for page in pages]
+        drawn = [rows(lines.size.width) for rows in pages.values()]
         lines.styles.height = max(1, *map(len, drawn))  # of the longest, so that the frame stays as it is
         lines.show_rows(drawn[self._at])
 

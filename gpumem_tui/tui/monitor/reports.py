@@ -13,7 +13,7 @@ from gpumem_tui.monitor.snapshot import Memory, ProcessKind, Snapshot
 from gpumem_tui.monitor.users import user_totals, users_lines
 from gpumem_tui.probe.files import WireError
 from gpumem_tui.probe.wire import LookAnswer
-from gpumem_tui.tui.kit.dialogs import Page, Report
+from gpumem_tui.tui.kit.dialogs import Report
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, age, compact_bytes, fit, seconds
 from gpumem_tui.tui.monitor.entries import Entry
 from gpumem_tui.tui.monitor.state import MonitorState, device_key
@@ -195,13 +195,13 @@ def _spread(columns: list[_Column], job: Job, *, share: bool) -> str:
     """Most less least of each figure, in bytes or as a share of the most."""
     cells = []
     for column in columns:
-        spread = job.spread(column.figure)
+        sizes = [size_bytes for size_bytes, _ in job.sizes(column.figure)]
         text = ABSENT
-        if spread is not None:
-            apart_bytes = spread.most_bytes - spread.least_bytes
+        if sizes:
+            most_bytes, apart_bytes = max(sizes), max(sizes) - min(sizes)
             text = compact_bytes(apart_bytes)
             if share:
-                text = f"{apart_bytes / spread.most_bytes:.1%}" if spread.most_bytes else ""
+                text = f"{apart_bytes / most_bytes:.1%}" if most_bytes else ""
         cells.append(f"{text:>{column.width}}")
     return "".join(cells)
 
@@ -218,9 +218,9 @@ def users_report(snapshots: Mapping[str, Snapshot]) -> Report | None:
     if not snapshots:
         return None
     heading, *lines = users_lines(user_totals(snapshots), several=len(snapshots) > 1)
-    return Report("By user", (Page("", lambda width: [
+    return Report("By user", {"": lambda width: [
         [(fit(heading, width), f"bold {MUTED}")], *([(fit(line, width), "")] for line in lines or ["no process at all"])
-    ]),))  # fmt: skip
+    ]})  # fmt: skip
 
 
 def end_report(watched: WatchedProcess, state: MonitorState) -> Report | None:
@@ -230,8 +230,8 @@ def end_report(watched: WatchedProcess, state: MonitorState) -> Report | None:
         return None
     now_s = state.snapshot.time_s
     if case is None:
-        return Report("Ended", (Page("", lambda width: ended_rows(watched, width, now_s)),))
-    return Report("Out of memory", (Page("", lambda width: post_mortem_rows(case, width, now_s)),))
+        return Report("Ended", {"": lambda width: ended_rows(watched, width, now_s)})
+    return Report("Out of memory", {"": lambda width: post_mortem_rows(case, width, now_s)})
 
 
 def ranks_report(state: MonitorState, key: tuple[int, int]) -> Report | None:
@@ -241,8 +241,11 @@ def ranks_report(state: MonitorState, key: tuple[int, int]) -> Report | None:
     if job is None:
         return None
     indices: dict[object, str] = {gpu.uuid: f"GPU {gpu.index}" for gpu in state.gpus}
-    rows = Page("", lambda width: ranks_rows(job, lambda at: indices.get(at.gpu_uuid, at.sample.device), width))
-    return Report(f"{len(job.ranks)} of {job.world_size} ranks", (rows,))
+
+    def rows(width: int) -> list[Row]:
+        return ranks_rows(job, lambda at: indices.get(at.gpu_uuid, at.sample.device), width)
+
+    return Report(f"{len(job.ranks)} of {job.world_size} ranks", {"": rows})
 
 
 def until_complete(process: ProbedProcess, look: LookAnswer) -> Callable[[], Report]:
@@ -264,10 +267,8 @@ def until_complete(process: ProbedProcess, look: LookAnswer) -> Callable[[], Rep
 
 def look_report(process: ProbedProcess, look: LookAnswer) -> Report:
     """Make a look's pages; only one, with the reasons, if nothing was recorded."""
-    pages = [Page("by bucket", lambda width: step_page(look, width))]
+    pages: dict[str, Callable[[int], list[Row]]] = {"by bucket": lambda width: step_page(look, width)}
     if look.devices:
-        pages += [
-            Page("by module", lambda width: place_page(look, "module", width)),
-            Page("by source line", lambda width: place_page(look, "source", width)),
-        ]
-    return Report(process.title, tuple(pages), look_title(look))
+        pages["by module"] = lambda width: place_page(look, "module", width)
+        pages["by source line"] = lambda width: place_page(look, "source", width)
+    return Report(process.title, pages, look_title(look))
