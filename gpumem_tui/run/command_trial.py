@@ -213,7 +213,7 @@ class _Simulated(_Trial):
         _follow_launchers(ranks, rank)
         self.follow(self.gpu, torch.cuda).start()
         self.conclude_when_asked()
-        self.gpu.mode.arriving = self.program.lengths.arriving
+        self.gpu.mode.transfers.arriving = self.program.lengths.arriving
         if ranks > gpus:
             self.program.note(f"rank {rank} of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())

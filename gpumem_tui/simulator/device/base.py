@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +26,26 @@ def library(namespace: str) -> torch.library.Library:
     """Return a library for kernels of a namespace's operators, kept, as it takes its kernels back when it goes."""
     _libraries.append(torch.library.Library(namespace, "IMPL"))
     return _libraries[-1]
+
+
+@dataclass(slots=True)
+class Call:
+    """An operator that is called on tensors without data.
+
+    Attributes:
+        func, types, args, kwargs: as `__torch_dispatch__` gets them.
+        caller: the Python frame that called the operator; None where C++ alone did.
+    """
+
+    func: Any
+    types: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    caller: FrameType | None = None
+
+
+Handler = Callable[[Call], Any]
+"""Runs calls of one operator, and returns what they give."""
 
 
 class DeviceParts(Protocol):

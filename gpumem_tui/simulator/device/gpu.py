@@ -332,7 +332,7 @@ def register() -> None:
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):  # torch up to 2.8
         unregistered.pass_on_higher_order(DeviceMode)
     autocast.register(DEVICE_TYPE)
-    kernels.register(lambda tensor: backend._gpu.mode.read(tensor))
+    kernels.register(lambda tensor: backend._gpu.mode.transfers.read(tensor))
     attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
     kernels.bodies.update(eight_bit.bodies(lambda: backend._gpu))

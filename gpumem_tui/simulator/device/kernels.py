@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -168,23 +169,20 @@ if hasattr(torch.ops.aten, "_grouped_mm"):  # since torch 2.8
     GIVEN[torch.ops.aten._grouped_mm.default] = _grouped_product
 
 
-_EFFICIENT: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
-_CUDNN: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-_DROPOUT: Any = torch.ops.aten.native_dropout.default
+MADE: Mapping[Any, Callable[[Sequence[Any], Any], Any]] = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: lambda _, result: result[:2],
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default: (
+        lambda args, result: (*result[6:8], *result[: 2 if args[4] else 1])
+    ),
+    torch.ops.aten.native_dropout.default: lambda _, result: result[::-1],
+    torch.ops.aten._pack_padded_sequence.default: lambda _, result: result[:1],
+}
+"""By operator what of its results CUDA allocates, in its order, where that is not all as they come.
 
-
-def made_on_device(func: Any, args: Sequence[Any], result: Any) -> Any:
-    """Return what of an operator's results CUDA allocates, in its order.
-
-    The efficient kernel leaves its random state on the host; cuDNN's has it first, and makes no logsumexp where no
-    gradient needs one (aten/src/ATen/native/transformers/cuda/attention.cu, cudnn/MHA.cpp). Dropout makes its mask
-    first (cuda/Dropout.cu, `dropout_cuda`).
-    """
-    if func is _EFFICIENT:
-        return result[:2]
-    if func is _CUDNN:
-        return (*result[6:8], *result[: 2 if args[4] else 1])
-    return result[::-1] if func is _DROPOUT else result
+The efficient kernel leaves its random state on the host; cuDNN's has it first, and makes no logsumexp where no gradient
+needs one (aten/src/ATen/native/transformers/cuda/attention.cu, cudnn/MHA.cpp). Dropout makes its mask first
+(cuda/Dropout.cu, `dropout_cuda`). How many sequences of a batch still run at a step stays on the host.
+"""
 
 
 _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
@@ -195,10 +193,14 @@ bodies: dict[str, Callable[..., Any]] = {}
 """What operators run on CUDA that a library does not tell torch, by name."""
 
 
+@lru_cache(None)
+def may_have_body(func: Any) -> bool:
+    """Return whether an operator may be a function of Python's: whether it is a library's or a program's own."""
+    return func.namespace not in _WITHOUT_BODIES
+
+
 def body_of(func: Any) -> Callable[..., Any] | None:
     """Return the function of Python that CUDA runs for an operator by `torch.library.custom_op`, or one of `bodies`."""
-    if func.namespace in _WITHOUT_BODIES:
-        return None
     name = f"{func.namespace}::{func._opname}"
     made = OPDEFS.get(name)
     return made._backend_fns.get("cuda") or made._backend_fns.get(None) if made else bodies.get(name)
@@ -242,7 +244,8 @@ _INTO_OWN_RESULT: Mapping[str, Mapping[Any, Any]] = {
 _STARTS_BACKWARD = frozenset((_engine_run_backward.__code__, MarkedEngine.run_backward.__code__))
 """The last Python code before the engine's own."""
 
-_IN_PLACE = frozenset((_ADD, *_INTO_ZEROS, *(func for table in _INTO_OWN_RESULT.values() for func in table)))
+IN_PLACE = frozenset((_ADD, *_INTO_ZEROS, *(func for table in _INTO_OWN_RESULT.values() for func in table)))
+"""Operators that a GPU may run in place in backward: see `in_place`."""
 
 
 def evaluation() -> Evaluation | None:
@@ -257,14 +260,14 @@ def evaluation() -> Evaluation | None:
 def in_place(
     func: Any, args: tuple[Any, ...], made_in: Callable[[torch.Tensor], Evaluation | None], caller: FrameType | None
 ) -> Any:
-    """Return the operator that a GPU would run instead of `func`: its in-place form, or `func` itself.
+    """Return the operator that a GPU would run instead of one of `IN_PLACE`: its in-place form, or itself.
 
     Args:
         func, args: the operator and its arguments.
         made_in: the formula that made a tensor's storage.
         caller: the Python frame that called the operator; none or the engine's where C++ of backward did.
     """
-    if func not in _IN_PLACE or torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         return func
     if caller is not None and caller.f_code not in _STARTS_BACKWARD:
         return func

@@ -18,11 +18,12 @@ from gpumem_tui.simulator.allocator.contexts import CUBLAS, LIBRARY_OF
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, HIPBLAS_WORKSPACE
 from gpumem_tui.simulator.allocator.rules import Buffer, Computed, GivenBack, Made, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
+from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 from gpumem_tui.simulator.device.convolution import passes
 from gpumem_tui.simulator.device.deferred import Deferred
-from gpumem_tui.simulator.device.kernels import Evaluation, evaluation
+from gpumem_tui.simulator.device.kernels import MADE, Evaluation, evaluation
 from gpumem_tui.simulator.device.kinds import fake_device_of
-from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
+from gpumem_tui.simulator.device.scratch import MAKING, MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.device.streams import SimulatedStream
 from gpumem_tui.simulator.device.values import Uniform, Unwritten
 from gpumem_tui.step.phases import in_backward
@@ -89,6 +90,15 @@ class DeviceMemory:
         """Return whether a storage lies on the device."""
         return storage._cdata in self.live
 
+    def record_made(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Allocate for what an operator gave, as its kernel does; those in `MAKING` do as their scratch is taken."""
+        name = func._opname
+        if name in CONVOLUTIONS:
+            self._record_convolution(func, args, result)
+        elif name not in MAKING:
+            made = MADE.get(func)
+            self.record(result if made is None else made(args, result))
+
     def record(self, result: Any) -> None:
         """Allocate for every storage of an operator's results that is new on the device."""
         if isinstance(result, torch.Tensor):
@@ -100,7 +110,7 @@ class DeviceMemory:
             for item in result:
                 self.record(item)
 
-    def record_convolution(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+    def _record_convolution(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Allocate for each result of a convolution, and after it take what cuDNN works it out with.
 
         Where its benchmark is on, it first tries what a thread has not met yet, after which torch empties the cache

@@ -75,7 +75,7 @@ _WITHOUT = MATRIX_PRODUCTS.union(
     (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS + _BITSANDBYTES).split(),
 )
 """Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise; of
-convolutions `DeviceMemory.record_convolution` takes what they do."""
+convolutions `DeviceMemory.record_made` takes what they do."""
 
 _WITHOUT_FAMILIES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")
 """Multi-tensor kernels: what they work on is passed by value (MultiTensorApply.cuh)."""

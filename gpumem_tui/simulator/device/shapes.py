@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,10 @@ from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, V
 
 _aten: Any = torch.ops.aten
 _EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
-_NONZERO, _BINCOUNT = _aten.nonzero.default, _aten.bincount.default
-_UNIQUE_CONSECUTIVE = _aten.unique_consecutive.default
+NONZERO, _BINCOUNT = _aten.nonzero.default, _aten.bincount.default
+_UNIQUE2, _UNIQUE_CONSECUTIVE = _aten._unique2.default, _aten.unique_consecutive.default
 INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
-_UNIQUE = (_aten._unique2.default, _UNIQUE_CONSECUTIVE)
+_UNIQUE = (_UNIQUE2, _UNIQUE_CONSECUTIVE)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
 TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
@@ -41,6 +41,17 @@ class Shapes:
 
     def __init__(self, values: Values) -> None:
         self._values = values
+        self._known: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
+            PACK: lambda args: PACK(_without_data(args[0]), *args[1:]),
+            **dict.fromkeys(_CTC, self._connectionist_loss),
+        }
+        self._unknown: dict[Any, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]] = {
+            _EQUAL: lambda args, _: args[0].shape == args[1].shape,  # as of zeros
+            _CLOSE: lambda _args, _: True,
+            _MASKED_SELECT: lambda args, _: self._selected(*args),
+            _BINCOUNT: _counted,
+        }
+        """By operator what it gives where its values are not known."""
 
     def of_result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result as tensors that have its shapes; `PACK`'s second one is the host's, with its values.
@@ -48,22 +59,14 @@ class Shapes:
         Raises:
             UnknownValue: the shapes depend on values that are not known.
         """
-        if func is PACK:
-            return func(_without_data(args[0]), *args[1:])
-        if func in _CTC:
-            return self._connectionist_loss(args)
+        if func in self._known:
+            return self._known[func](args)
         try:
             with self._values.worked_out():
                 return self._values.result_on_host(func, args, kwargs)
         except UnknownValue:
-            if func is _EQUAL or func is _CLOSE:  # as of zeros
-                return func is _CLOSE or args[0].shape == args[1].shape
-            if func is _MASKED_SELECT:
-                return self._selected(*args)
-            least = kwargs.get("minlength", args[2] if len(args) > 2 else 0) if func is _BINCOUNT else 0
-            if least:  # as many numbers as are asked for: none is above
-                weights = args[1] if len(args) > 1 else kwargs.get("weights")
-                return torch.empty(least, dtype=torch.int64 if weights is None else torch.float64, device="meta")
+            if func in self._unknown:
+                return self._unknown[func](args, kwargs)
             raise
 
     def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -95,6 +98,15 @@ class Shapes:
         if most is None:
             raise UnknownValue
         return [most] * lengths.numel()
+
+
+def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Return `bincount`'s result where it is asked for so many numbers: none is above."""
+    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+    if not least:
+        raise UnknownValue
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    return torch.empty(least, dtype=torch.int64 if weights is None else torch.float64, device="meta")
 
 
 @dataclass
@@ -143,33 +155,52 @@ def by_assumption(func: Any, args: tuple[Any, ...], share: float, where: str) ->
     Raises:
         UnknownValue: it keeps no share of anything.
     """
-    if func is _MASKED_SELECT:
-        return torch.empty(
-            _kept(torch.broadcast_shapes(args[0].shape, args[1].shape), share), dtype=args[0].dtype, device="cpu"
-        )
-    if gives_numbers(func):
-        return _spread(args[0].shape[:1], share)
-    if func is _NONZERO:
-        shape = args[0].shape
-        flat = _spread(shape, share)
-        kept = len(flat)
-        if where != "evenly":
-            flat = torch.arange(kept, device="cpu") + (math.prod(shape) - kept) * (where == "last")
-        if not shape:
-            return flat.new_empty((kept, 0))
-        return torch.stack(torch.unravel_index(flat, shape), dim=1)
-    if func in _UNIQUE:
-        inverse, counts = args[1:3] if func is _UNIQUE_CONSECUTIVE else (*args[2:4], False, False)[:2]
-        values = torch.empty(_kept(args[0].shape, share), dtype=args[0].dtype, device="cpu")
-        numbers = torch.empty_like(values, dtype=torch.int64)
-        none = numbers.new_empty(0)
-        return values, none.new_empty(args[0].shape) if inverse else none, numbers if counts else none
-    raise UnknownValue
+    kept = _numbers_kept if gives_numbers(func) else _KEPT.get(func)
+    if kept is None:
+        raise UnknownValue
+    return kept(args, share, where)
+
+
+def _selected_share(args: tuple[Any, ...], share: float, _where: str) -> torch.Tensor:
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return torch.empty(_kept(shape, share), dtype=args[0].dtype, device="cpu")
+
+
+def _numbers_kept(args: tuple[Any, ...], share: float, _where: str) -> torch.Tensor:
+    return _spread(args[0].shape[:1], share)
+
+
+def _places_kept(args: tuple[Any, ...], share: float, where: str) -> torch.Tensor:
+    shape = args[0].shape
+    flat = _spread(shape, share)
+    kept = len(flat)
+    if where != "evenly":
+        flat = torch.arange(kept, device="cpu") + (math.prod(shape) - kept) * (where == "last")
+    if not shape:
+        return flat.new_empty((kept, 0))
+    return torch.stack(torch.unravel_index(flat, shape), dim=1)
+
+
+def _differing(tensor: torch.Tensor, share: float, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
+    """Return the values that differ, and, where they are asked for, which one each element is and how many are."""
+    values = torch.empty(_kept(tensor.shape, share), dtype=tensor.dtype, device="cpu")
+    numbers = torch.empty_like(values, dtype=torch.int64)
+    none = numbers.new_empty(0)
+    return values, none.new_empty(tensor.shape) if inverse else none, numbers if counts else none
+
+
+_KEPT: dict[Any, Callable[[tuple[Any, ...], float, str], Any]] = {
+    _MASKED_SELECT: _selected_share,
+    NONZERO: _places_kept,
+    _UNIQUE2: lambda args, share, _: _differing(args[0], share, *(*args[2:4], False, False)[:2]),
+    _UNIQUE_CONSECUTIVE: lambda args, share, _: _differing(args[0], share, *(*args[1:3], False, False)[:2]),
+}
+"""By operator what it would give if it kept a share of what it looks at, evenly spread or at one end."""
 
 
 def can_be_assumed(func: Any) -> bool:
     """Return whether `by_assumption` knows what an operator keeps, or one that it is made of."""
-    return func in (_MASKED_SELECT, _NONZERO, *_UNIQUE, *INDEXED) or gives_numbers(func)
+    return func in _KEPT or func in INDEXED or gives_numbers(func)
 
 
 def gives_numbers(func: Any) -> bool:

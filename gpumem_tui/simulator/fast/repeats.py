@@ -499,7 +499,7 @@ class Repetition:
                 stays.update((number, self._memory.block_of(storage)) for number, storage in storages.items())
         self._cached += [self._live.pop(number) for number in self.pattern.cached if number in self._live]
         self._held.update((number, storages[number]) for number in self._released_in_backward & storages.keys())
-        return [self._mode.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
+        return [self._mode.results.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
 
     def _forward_at_once(
         self, effect: AtOnce, outputs: dict[int, CallOutput], storages: dict[int, torch.UntypedStorage]

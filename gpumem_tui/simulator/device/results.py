@@ -1,0 +1,261 @@
+"""What operators give on tensors without data: what they gave before, by values, as CUDA has it, or by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._mode_utils import no_dispatch
+
+from gpumem_tui.errors import in_one_line, named
+from gpumem_tui.simulator.allocator.profile import Profile
+from gpumem_tui.simulator.allocator.rules import Taken
+from gpumem_tui.simulator.device import kernels, recurrent
+from gpumem_tui.simulator.device.answers import MISS, Answers
+from gpumem_tui.simulator.device.asking import is_checked
+from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler
+from gpumem_tui.simulator.device.detectors import Detectors, Kept
+from gpumem_tui.simulator.device.memory import DeviceMemory
+from gpumem_tui.simulator.device.shapes import (
+    INDEXED,
+    INTO_WIDER,
+    NONZERO,
+    PACK,
+    TAKEN_FROM_VALUES,
+    WIDER_PRODUCTS,
+    AssumedRows,
+    NoExample,
+    Shapes,
+    Untraceable,
+    by_assumption,
+    can_be_assumed,
+    in_words,
+    is_unique,
+    result_by_example,
+)
+from gpumem_tui.simulator.device.values import Uniform, UnknownValue, Values
+from gpumem_tui.step.phases import in_backward
+
+_aten: Any = torch.ops.aten
+_WithoutDispatch: Any = torch._C._DisableTorchDispatch
+_FILLS = (
+    _aten.normal_.default, _aten.uniform_.default, _aten.zero_.default, _aten.fill_.Scalar,
+    _aten.exponential_.default, _aten.bernoulli_.float,
+)  # fmt: skip
+"""In-place initializers. They return their first argument; listed, as asking torch's own function imports a lot."""
+
+_SHAPES: Mapping[Any, Callable[[tuple[Any, ...], Profile], Any]] = {
+    **recurrent.SHAPES,
+    **kernels.GIVEN,
+    **WIDER_PRODUCTS,
+}
+
+_TRUE = torch.tensor(True, device="cpu")
+
+_fake_dispatch: Any = FakeTensorMode.__torch_dispatch__
+_fake_dispatch = getattr(_fake_dispatch, "__wrapped__", _fake_dispatch)
+"""Without the wrapper that keeps torch.compile out of it, which costs each operator more than remembered answers do."""
+
+
+class Results:
+    """Makes the results of operators on tensors without data; allocates nothing.
+
+    Attributes:
+        handlers: by operator how its result is worked out where torch does not, or does otherwise than CUDA.
+        depth: above 0 while operators are parts of one that is worked out, or nothing is to be recorded.
+        is_in_body: whether what runs is the body of an operator of the program's.
+        assumed: what the operator that was worked out last is assumed to give, where unknown values decide that.
+        index_bytes: sizes of the indices that it has made of masks.
+    """
+
+    def __init__(
+        self, mode: FakeTensorMode, gpu: DeviceParts, memory: DeviceMemory, values: Values, assumed_rows: AssumedRows
+    ) -> None:
+        self._mode, self._gpu, self._memory, self._values = mode, gpu, memory, values
+        self._assumed_rows = assumed_rows
+        self._answers = Answers(mode)
+        self._shapes = Shapes(values)
+        self._detectors = Detectors()
+        self._steers = False
+        """Whether the operator at work takes whole numbers or truth values by a mask."""
+
+        self.depth = 0
+        self.is_in_body = False
+        self.assumed: Any = None
+        self.index_bytes: list[Taken] = []
+        self.handlers: dict[Any, Handler] = {
+            **dict.fromkeys(_FILLS, lambda call: call.args[0]),
+            **dict.fromkeys(INTO_WIDER, lambda call: call.kwargs["out"]),
+            **{func: partial(self._as_cuda, shape) for func, shape in _SHAPES.items()},
+            **dict.fromkeys(INDEXED, self._by_mask),
+            **dict.fromkeys(TAKEN_FROM_VALUES, self.by_values),
+        }
+
+    def of(self, call: Call) -> Any:
+        """Return what an operator gives: what it gave before where that is the same, else `worked_out`."""
+        self.assumed, self.index_bytes = None, []
+        key = self._answers.key(call.func, call.args, call.kwargs)
+        if key is None:
+            return self.worked_out(call)
+        result = self._answers.recall(key, call.args)
+        if result is MISS:
+            result = self.worked_out(call)
+            self._answers.learn(key, call.func, call.args, result)
+        return result
+
+    def worked_out(self, call: Call) -> Any:
+        """Return what an operator gives, by its handler if it has one.
+
+        Raises:
+            Untraceable: it cannot be followed.
+        """
+        self.depth = 1
+        try:
+            return self.handlers.get(call.func, self._by_torch)(call)
+        except Exception as error:
+            raise self.failed(call, error) from error
+        finally:
+            self.depth = 0
+            # Left there, its weak references would keep `Module.half()` and the like from swapping parameters.
+            self._mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+    def as_torch_does(self, call: Call) -> Any:
+        """Return what torch's own shape function gives."""
+        return _fake_dispatch(self._mode, call.func, call.types, call.args, call.kwargs)
+
+    def by_values(self, call: Call) -> Any:
+        """Return a result whose shape depends on values, where these are known; index operators use masks so, too."""
+        func, args = call.func, call.args
+        try:
+            known = self._shapes.of_result(func, args, call.kwargs)
+        except UnknownValue:
+            kept = self._assumed_share(func, args)
+            if kept is None:
+                return self.as_torch_does(call)
+            with no_dispatch():
+                known = self.assumed = by_assumption(func, args, kept.share, kept.where)
+                if kept.library and func is NONZERO and args[0].dtype == torch.bool:
+                    mask = torch.zeros(args[0].shape, dtype=torch.bool, device="cpu")
+                    self._values.learn(args[0], mask.index_put_(known.unbind(1), _TRUE))
+        if func is NONZERO and self._memory.operator != "aten.nonzero":
+            self.index_bytes.append(known.nbytes)
+        return (self.shaped_as(known[0]), known[1]) if func is PACK else self.shaped_as(known)
+
+    def _by_torch(self, call: Call) -> Any:
+        """Return what torch's shape function gives; where it cannot, by an assumption or by an example."""
+        func, args, kwargs = call.func, call.args, call.kwargs
+        try:
+            return self.as_torch_does(call)
+        except DynamicOutputShapeException:
+            kept = self._assumed_share(func, args)
+            if kept is None:
+                raise
+            with no_dispatch():
+                self.assumed = by_assumption(func, args, kept.share, kept.where)
+                return self.shaped_as(self.assumed)
+        except (NotImplementedError, UnsupportedOperatorException):
+            if isinstance(kwargs.get("out"), torch.Tensor):  # of products in 8 bits torch knows the shape but there
+                return kwargs["out"]
+            with suppress(NoExample), no_dispatch():
+                return self.shaped_as(result_by_example(func, args, kwargs))
+            raise
+
+    def _by_mask(self, call: Call) -> Any:
+        """Return what an index operator gives, which takes by a mask as many elements as that keeps."""
+        self._steers = not (call.args[0].is_floating_point() or call.args[0].is_complex())
+        try:
+            return self._by_torch(call)
+        finally:
+            self._steers = False
+
+    def _as_cuda(self, shape: Callable[[tuple[Any, ...], Profile], Any], call: Call) -> Any:
+        with no_dispatch():
+            return self.shaped_as(shape(call.args, self._gpu.profile))
+
+    def _assumed_share(self, func: Any, args: tuple[Any, ...]) -> Kept | None:
+        """Return what an operator is assumed to keep at this line of the program; None where nothing tells.
+
+        A mask on whole numbers and truth values, as on the edges of a graph, keeps all of them: the most that a GPU
+        may. Where a function checks values, those are valid, and all the same one.
+        """
+        if not can_be_assumed(func):
+            return None
+        told = self._assumed_rows.at(self._gpu.sites.calling_line(), func)
+        if told is not None:
+            return Kept(told)
+        taken = self._values.taken_for(args[0]) if func is NONZERO else None
+        if func is NONZERO and (self._steers or (taken is not None and torch.is_inference_mode_enabled())):
+            return self._kept_by_mask(args[0], taken)
+        if is_unique(func) and not args[0].is_floating_point() and is_checked():
+            self.note_assumed("values that are checked are taken as valid, and as one")
+            return Kept(0.5 / max(1.0, float(args[0].numel())))  # one, as rows are rounded up
+        kept = self._detectors.kept(args[0].shape) if func is not NONZERO or not args[0].is_floating_point() else None
+        if kept is not None:
+            words = f"as many boxes and anchors are taken as {kept.library} can keep, which only its predictions tell"
+            self._assumed_rows.used[f"{words}; --assume-rows takes fewer"] = None
+        return kept
+
+    def _kept_by_mask(self, mask: torch.Tensor, taken: Uniform | None) -> Kept:
+        if taken is None or taken.high:
+            self.keep_all(mask.shape[0] if mask.dim() else 1)
+            return Kept(1.0)
+        self.note_assumed("no value of a network is taken for zero in inference mode")
+        return Kept(0.0)
+
+    def keep_all(self, rows: int) -> None:
+        """Note that all of so many rows are assumed to be kept at a line of the program."""
+        self._assumed_rows.keep_all(self._gpu.sites.calling_line(), rows)
+
+    def note_assumed(self, words: str) -> None:
+        """Say once of a line of the program what was assumed there."""
+        self._assumed_rows.used[f"{self._gpu.sites.calling_line()}: {words}"] = None
+
+    def failed(self, call: Call, error: Exception) -> Exception:
+        """Return the error to raise; in backward the program ends here, as it would not reach the program."""
+        sites = self._gpu.sites
+        line = sites.place()
+        if not line:
+            forward = sites.forward_line()
+            line = f"in the backward of {forward}" if forward else "at an unknown place"
+            if in_backward() and not forward:
+                line = "in backward"
+        failure = in_words(call.func, call.args, error, line)
+        if in_backward() and not self.is_in_body:
+            if failure is error and not sites.calling_line():
+                failure = Untraceable(f"{call.func} cannot be followed: {named(error)}: {in_one_line(error)} ({line})")
+            self._gpu.on_backward_error(failure)
+        return failure
+
+    # Tensors without data
+
+    def shaped_as(self, known: Any) -> Any:
+        """Make tensors without data of the shapes of `known`; parts of one storage if those are, without data."""
+        if isinstance(known, torch.Tensor) and not isinstance(known, FakeTensor):
+            elem = known
+            if not known.is_meta:
+                elem = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype, device="meta")
+            return self._answers.on_device(elem)
+        return type(known)(self.shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
+
+    def view_of(
+        self,
+        storage: torch.UntypedStorage,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+    ) -> torch.Tensor:
+        """Make a tensor on the device in a storage of it; stride and offset are in elements."""
+        with torch._C.DisableTorchFunction(), _WithoutDispatch():
+            elem = torch.empty(0, dtype=dtype, device="meta")
+            elem.set_(storage, offset, shape, stride)
+            return self._answers.on_device(elem)
