@@ -42,8 +42,8 @@ class Computed:
 
     def bytes_at(self, level: Level) -> int:
         """Return the bytes that the kernel asks for where they are not known, or taken for a moment only."""
-        rule = AT_LEVEL[level].get(self.rule) or RULES[self.rule]
-        return rule(*self.arguments)[self.position]
+        other = AT_LEVEL[level].get(self.rule)
+        return other(*self.arguments)[self.position] if other is not None else self.size_bytes
 
     @property
     def is_open(self) -> bool:
