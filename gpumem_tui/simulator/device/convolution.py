@@ -6,7 +6,7 @@ Which algorithm cuDNN picks was measured on Hopper (see `hopper`); elsewhere a r
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,9 @@ _FORWARD = ("convolution", "convolution_overrideable")
 _BACKWARD = ("convolution_backward", "convolution_backward_overrideable")
 NAMES = frozenset((*_FORWARD, *_BACKWARD))
 """The operators that are convolutions."""
+
+_TRANSPOSED: Mapping[Direction, Direction] = {"result": "input", "input": "result", "weight": "weight"}
+"""Forward of a transposed one is the gradient of the input of a convolution from its results."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ class _Convolution:
 
     def sizes(self, direction: Direction, profile: Profile) -> tuple[Computed, Computed]:
         """Return the workspace of a pass, and what a benchmark tries for it."""
-        if self.transposed:  # its forward is the gradient of the input of a convolution from its results
-            direction = {"result": "input", "input": "result", "weight": "weight"}[direction]  # type: ignore[assignment]
+        if self.transposed:
+            direction = _TRANSPOSED[direction]
         layer = self._layer()
         if hopper.is_measured(profile, self.images):
             known, workspace = layer.workspace(direction, profile)
