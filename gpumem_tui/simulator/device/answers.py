@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from gpumem_tui.simulator.device.base import DEVICE_TYPE
+from gpumem_tui.simulator.device.base import DEVICE_TYPE, StorageView
 from gpumem_tui.simulator.device.kinds import is_dense, is_plain
 
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
@@ -32,19 +31,9 @@ MISS: Any = object()
 """Stands where the answer of a call does not follow from its key, or is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor in a storage of its own, or in that of the argument at `position`; sizes are in elements."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    position: int = -1
-    offset: int = 0
-
-
-_Answer = int | _Made
-"""The position of an argument that is given back itself, as operators that work in place do, or what is made."""
+_Answer = int | tuple[int, StorageView]
+"""The position of an argument that is given back itself, as operators that work in place do; or how the result lies in
+the storage of the argument at a position, -1 for a storage of its own."""
 
 
 class Answers:
@@ -140,37 +129,35 @@ class Answers:
                 return position
         if type(result) is not FakeTensor or not self._is_plain(result) or result.requires_grad:
             return None
-        dtype, shape, stride = result.dtype, tuple(result.shape), result.stride()
-        storage = result.untyped_storage()
+        view, storage = StorageView.of(result), result.untyped_storage()
         for position, given in enumerate(args):
             if isinstance(given, torch.Tensor) and _is_in(given, storage):
-                return _Made(dtype, shape, stride, position, int(result.storage_offset()))
+                return position, view
             if isinstance(given, (list, tuple)) and any(
                 _is_in(one, storage) for one in given if isinstance(one, torch.Tensor)
             ):
                 return None
-        if func.is_view or func._schema.is_mutable or result.storage_offset():
+        if func.is_view or func._schema.is_mutable or view.offset:
             return None
-        made = _Made(dtype, shape, stride)
-        return made if _elem(made).untyped_storage().nbytes() == storage.nbytes() else None
+        return (-1, view) if _elem(view).untyped_storage().nbytes() == storage.nbytes() else None
 
     def _make(self, answer: _Answer, args: tuple[Any, ...]) -> torch.Tensor:
         if isinstance(answer, int):
             given: torch.Tensor = args[answer]
             return given
         with torch._C.DisableTorchFunction():
-            return self._made(answer, args)
+            return self._made(*answer, args)
 
-    def _made(self, answer: _Made, args: tuple[Any, ...]) -> torch.Tensor:
-        if answer.position < 0:
-            return self.on_device(_elem(answer))
-        base = args[answer.position]
+    def _made(self, position: int, view: StorageView, args: tuple[Any, ...]) -> torch.Tensor:
+        if position < 0:
+            return self.on_device(_elem(view))
+        base = args[position]
         # A view is an inference tensor if what it looks at is one, whatever mode it is made in.
         is_inference = base.is_inference()
         is_mode = is_inference is torch.is_inference_mode_enabled()
         with nullcontext() if is_mode else torch.inference_mode(is_inference):
-            elem = _elem(answer)
-            elem.set_(base.untyped_storage(), answer.offset, answer.shape, answer.stride)
+            elem = _elem(view)
+            elem.set_(base.untyped_storage(), view.offset, view.shape, view.stride)
             return self.on_device(elem)
 
     def on_device(self, elem: torch.Tensor) -> torch.Tensor:
@@ -191,5 +178,5 @@ def _is_in(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
     return bool(tensor.untyped_storage()._cdata == storage._cdata)
 
 
-def _elem(made: _Made) -> torch.Tensor:
-    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
+def _elem(view: StorageView) -> torch.Tensor:
+    return torch.empty_strided(view.shape, view.stride, dtype=view.dtype, device="meta")

@@ -28,6 +28,21 @@ def library(namespace: str) -> torch.library.Library:
     return _libraries[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class StorageView:
+    """The way in which a tensor lies in its storage; sizes are in elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> StorageView:
+        """Return how a tensor lies in its storage."""
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
 @dataclass(slots=True)
 class Call:
     """An operator that is called on tensors without data.

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from gpumem_tui.errors import in_one_line, named
 from gpumem_tui.simulator.device import attention, host, kernels
 from gpumem_tui.simulator.device.answers import MISS
-from gpumem_tui.simulator.device.base import DEVICE_TYPE, Call, DeviceParts, Handler
+from gpumem_tui.simulator.device.base import DEVICE_TYPE, Call, DeviceParts, Handler, StorageView
 from gpumem_tui.simulator.device.kinds import (
     MAKES_SPARSE,
     HostConverter,
@@ -236,9 +236,7 @@ class DeviceMode(FakeTensorMode):
         if not (attention.adds_in_place() or kernels.adds_bias(call.args, call.caller)):
             return self._follow_in_place(call)
         target = call.args[0]
-        result = self.results.view_of(
-            target.untyped_storage(), target.dtype, target.shape, target.stride(), target.storage_offset()
-        )
+        result = self.results.view_of(target.untyped_storage(), StorageView.of(target))
         self.values.follow(_ADD_IN_PLACE, call.args, call.kwargs, result)
         return result
 

@@ -22,7 +22,7 @@ from gpumem_tui.simulator.allocator.rules import Taken
 from gpumem_tui.simulator.device import kernels, recurrent
 from gpumem_tui.simulator.device.answers import MISS, Answers
 from gpumem_tui.simulator.device.asking import is_checked
-from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler
+from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler, StorageView
 from gpumem_tui.simulator.device.detectors import Detectors, Kept
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
@@ -246,16 +246,9 @@ class Results:
             return self._answers.on_device(elem)
         return type(known)(self.shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
-    def view_of(
-        self,
-        storage: torch.UntypedStorage,
-        dtype: torch.dtype,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-        offset: int,
-    ) -> torch.Tensor:
-        """Make a tensor on the device in a storage of it; stride and offset are in elements."""
+    def view_of(self, storage: torch.UntypedStorage, view: StorageView) -> torch.Tensor:
+        """Make a tensor on the device that lies so in a storage of it."""
         with torch._C.DisableTorchFunction(), _WithoutDispatch():
-            elem = torch.empty(0, dtype=dtype, device="meta")
-            elem.set_(storage, offset, shape, stride)
+            elem = torch.empty(0, dtype=view.dtype, device="meta")
+            elem.set_(storage, view.offset, view.shape, view.stride)
             return self._answers.on_device(elem)

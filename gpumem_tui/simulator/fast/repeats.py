@@ -24,6 +24,7 @@ from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.effects import AtOnce, do_again, is_at_once, observed
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.simulator.device import autocast
+from gpumem_tui.simulator.device.base import StorageView
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.torch_internals import Replacements
@@ -226,9 +227,8 @@ class Repeats:
         if number is None or not call.first < number <= call.last:
             return _UNSUITABLE
         return CallOutput(
-            number - call.first, leaf.untyped_storage().nbytes(), leaf.dtype, tuple(leaf.shape), leaf.stride(),
-            int(leaf.storage_offset()), leaf.requires_grad,
-        )  # fmt: skip
+            number - call.first, leaf.untyped_storage().nbytes(), StorageView.of(leaf), has_gradient=leaf.requires_grad
+        )
 
     def _on_gradient(self, call: _Call, position: int, graph: _Graph) -> Callable[[torch.Tensor], None]:
         def arrived(gradient: torch.Tensor, _held: _Graph = graph) -> None:
@@ -415,10 +415,7 @@ class CallOutput:
 
     number: int
     storage_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    view: StorageView
     has_gradient: bool
 
 
@@ -499,7 +496,7 @@ class Repetition:
                 stays.update((number, self._memory.block_of(storage)) for number, storage in storages.items())
         self._cached += [self._live.pop(number) for number in self.pattern.cached if number in self._live]
         self._held.update((number, storages[number]) for number in self._released_in_backward & storages.keys())
-        return [self._mode.results.view_of(storages[o.number], o.dtype, o.shape, o.stride, o.offset) for o in outputs]
+        return [self._mode.results.view_of(storages[one.number], one.view) for one in outputs]
 
     def _forward_at_once(
         self, effect: AtOnce, outputs: dict[int, CallOutput], storages: dict[int, torch.UntypedStorage]
