@@ -12,6 +12,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gpumem_tui.catalog.tables import made
 from gpumem_tui.formula.accumulation import Accumulation
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import Recipe
@@ -75,7 +76,7 @@ def workload_object(
         extras: of a plan, techniques that only the formula knows.
     """
     command, model, shape, recipe = workload.command, workload.hugging_face, workload.shape, workload.recipe
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if command is not None:
         values = {"command": command.words, "gpus": recipe.gpus}
         if not command.takes_batch:
@@ -90,7 +91,8 @@ def workload_object(
         values["shape"] = {name: value for name, value in asdict(shape).items() if value and name not in _NOT_PRINTED}
     if model is not None or shape is not None:
         values |= asdict(recipe)
-    return WorkloadObject(model=workload.name, extras=extras if extras is UNSET else tuple(extras), **values)
+    values |= {"model": workload.name, "extras": extras if extras is UNSET else tuple(extras)}
+    return made(WorkloadObject, values)
 
 
 class DeviceObject(JsonObject, frozen=True):
