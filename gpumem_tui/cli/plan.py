@@ -8,6 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpumem_tui.cli.parameters import (
     DEVICE_OPTIONS,
@@ -125,15 +126,35 @@ def plan(**values: Any) -> int:
     goals = _goals(values)
     if asked.as_json and asked.markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
-    if trained_command() and asked.no_trace:
-        raise click.UsageError("--no-trace: a command has no closed form, only a trace; leave it out")
+    if trained_command():
+        _refuse(_OF_A_CLOSED_FORM, "a command has no closed form, only a trace")
     if asked.solve == "gpus":
         values["gpus"] = max(values["gpus"], _fewest(values))
     options, config = configured(values, share=True)
-    if config.workload.shape is None and config.workload.command is not None:
-        _refuse_goals(goals)
-        return _plan_command(options, config, asked)
-    return _plan_model(config, asked, goals)
+    workload = config.workload
+    if workload.shape is None and workload.command is not None:
+        _refuse(_OF_A_CLOSED_FORM, f"{workload.name} has no closed form, only a trace")
+        return _plan_runs(options, config, asked)
+    _refuse(_OF_RUNS, "is about a command, which is written after `--`")
+    return _plan_formula(config, asked, goals)
+
+
+_OF_A_CLOSED_FORM = frozenset({"no_trace", "solve", "extras", "tokens", "price", "batch_multiple", "node_gpus"})
+"""Options that ask for what a closed form alone knows."""
+_OF_RUNS = frozenset({"what_ifs", "no_what_if"})
+"""Options about runs with a change made; a closed form judges every change at once."""
+
+
+def _refuse(others: frozenset[str], why: str) -> None:
+    """Refuse options that ask for what there is not.
+
+    Raises:
+        UsageError: one was typed.
+    """
+    context = click.get_current_context()
+    for option in plan.params:
+        if option.name in others and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]}: {why}; leave it out")
 
 
 def _goals(values: dict[str, Any]) -> Goals:
@@ -148,32 +169,17 @@ def _goals(values: dict[str, Any]) -> Goals:
     return Goals(**given, prices=tuple(load().prices.items()))
 
 
-def _refuse_goals(goals: Goals) -> None:
-    """Refuse goals of what only a trace knows: no speed is known of it, and no advice on the batch is given.
-
-    Raises:
-        UsageError: one was given.
-    """
-    from gpumem_tui.plan.goals import Goals
-
-    for field in fields(Goals):
-        if field.name != "prices" and getattr(goals, field.name) != field.default:
-            raise click.UsageError(f"--{field.name.replace('_', '-')}: is for models with a closed form; leave it out")
-
-
 plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
 
 
-# A model, which has a closed form
+# What has a closed form
 
 
-def _plan_model(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
-    for option, given in (("--what-if", asked.what_ifs), ("--no-what-if", asked.no_what_if)):
-        if given:
-            raise click.UsageError(f"{option}: is about a command (write one after `--`); a model has --compile, …")
+def _plan_formula(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     if config.workload.as_torch:
         raise click.UsageError("--torch-version: only `predict` and `search` trace a model as another torch")
-    wanted = _planned(_accumulated(config, asked), asked.batch_size or 1, frozenset(asked.extras), goals)
+    config = _accumulated(config, asked, asked.batch_size or 1)
+    wanted = _planned(config, asked.batch_size or 1, frozenset(asked.extras), goals)
     if asked.on_screen:
         from gpumem_tui.tui.start import open_plan
 
@@ -209,7 +215,7 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals
     return wanted
 
 
-def _accumulated(config: SearchConfig, asked: _Asked) -> SearchConfig:
+def _accumulated(config: SearchConfig, asked: _Asked, batch_size: int) -> SearchConfig:
     """Set the target batch that so many passes of a step make."""
     passes = asked.accumulation
     if passes is None:
@@ -220,7 +226,7 @@ def _accumulated(config: SearchConfig, asked: _Asked) -> SearchConfig:
         return config
     if config.target_batch is not None:
         raise click.UsageError("--accumulation and --target-batch: give only one of them")
-    return replace(config, target_batch=(asked.batch_size or 1) * config.workload.recipe.pass_micro_batches * passes)
+    return replace(config, target_batch=batch_size * config.workload.recipe.pass_micro_batches * passes)
 
 
 def _fewest(values: dict[str, Any]) -> int:
@@ -246,19 +252,11 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) 
         return too_long(limit_s)
 
 
-# A command, and a model that transformers builds: what only a trace knows
+# What only runs know: a command, and a model that transformers builds
 
 
-def _plan_command(options: WorkloadOptions, config: SearchConfig, asked: _Asked) -> int:
+def _plan_runs(options: WorkloadOptions, config: SearchConfig, asked: _Asked) -> int:
     workload, given = config.workload, asked.batch_size
-    if asked.no_trace:
-        raise click.UsageError(f"--no-trace: {workload.name} has no closed form, only a trace; leave it out")
-    if asked.solve or asked.accumulation:
-        option = "--solve" if asked.solve else "--accumulation"
-        raise click.UsageError(f"{option}: is for models with a closed form; `gpumem-tui search` finds the batch")
-    if asked.extras:
-        what = "a command" if workload.hugging_face is None else "what has no closed form"
-        raise click.UsageError(f"--extra {min(asked.extras)}: is for models of the catalog; of {what} see --what-if")
     if asked.what_ifs and asked.no_what_if:
         raise click.UsageError("--what-if and --no-what-if: give only one of them")
     if workload.hugging_face is not None:
@@ -268,6 +266,7 @@ def _plan_command(options: WorkloadOptions, config: SearchConfig, asked: _Asked)
         if not (asked.on_screen or asked.quiet):
             note(f"gpumem-tui: planning for batch {given}; --batch-size takes another")
     size = predicted_size(config, given)
+    config = _accumulated(config, asked, size)
     what_ifs = _CHANGES if _ALL in asked.what_ifs else asked.what_ifs
     if asked.on_screen:
         from gpumem_tui.tui.start import open_command_plan

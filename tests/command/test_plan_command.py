@@ -134,8 +134,14 @@ def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
     ("arguments", "said"),
     [
         (("--no-trace", "--", "python", "train.py"), "--no-trace: a command has no closed form"),
-        (("--extra", "chunked-loss", "--", "python", "train.py"), "--extra chunked-loss: is for models of the catalog"),
+        (
+            ("--extra", "chunked-loss", "--", "python", "train.py"),
+            "--extra: a command has no closed form, only a trace",
+        ),
+        (("--tokens", "2B", "--", "python", "train.py"), "--tokens: a command has no closed form, only a trace"),
+        (("--solve", "seq-len", "--", "python", "train.py"), "--solve: a command has no closed form, only a trace"),
         (("--what-if", "sgd"), "--what-if: is about a command"),
+        (("--no-what-if",), "--no-what-if: is about a command"),
         (("--what-if", "sgd", "--no-what-if", "--", "python", "train.py"), "give only one of them"),
         (("--batch-size", "8", "--", "python", "train.py"), "--batch-size: the command has no {batch} to put it in"),
         (("--", "python", "train.py"), "No such file or directory"),
