@@ -49,7 +49,7 @@ from gpumem_tui.tui.hosts.screen import HostsScreen
 from gpumem_tui.tui.kit.figures import said
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.monitor.screen import MonitorScreen
-from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
+from gpumem_tui.tui.plan.planned import of_command, of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import SearchState, Stage
@@ -169,7 +169,7 @@ async def _plan_picture(name: str, plan: Plan, *keys: str, row: str = "") -> Non
 
     Between keys until the cheapest combination, where it is shown, is one that a trace confirms.
     """
-    screen = PlanScreen(plan, clock=lambda: CLOCK)
+    screen = PlanScreen(of_model(plan), clock=lambda: CLOCK)
     app = GpuMemApp({"plan": lambda: screen}, "plan")
     async with app.run_test(size=SIZE) as pilot:
         for key in ("", *keys):
@@ -316,10 +316,10 @@ async def _snapshot_picture(name: str, config: SearchConfig, batch_size: int) ->
 
 async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int) -> None:
     """The plan of a command whose what-ifs have all been run."""
-    screen = CommandPlanScreen(CommandRuns(config, batch_size), run_all=True, clock=lambda: CLOCK)
+    screen = PlanScreen(of_command(CommandRuns(config, batch_size)), clock=lambda: CLOCK)
     app = GpuMemApp({"plan": lambda: screen}, "plan")
     async with app.run_test(size=SIZE) as pilot:
-        while screen.state.plan is None or screen.state.busy or not screen.settled:
+        while not screen.settled:
             await pilot.pause(0.1)
         await pilot.pause(0.5)
         _write(name, app.export_screenshot(title="gpumem-tui"))

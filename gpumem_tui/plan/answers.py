@@ -92,19 +92,19 @@ def answer(plan: Plan) -> Answer:
         ValueError: a number that no plan can have (a batch size, GPUs or target below 1, a headroom that is no share).
     """
     steps = accumulation(target_of(plan), plan.batch_size, plan.recipe.pass_micro_batches)
-    prediction, beside_bytes, total_bytes = predicted(plan), beside_allocator_bytes(plan.gpu), plan.gpu.total_bytes
-    usable = max(0, usable_bytes(total_bytes, plan.headroom) - beside_bytes)
-    recipe = as_run_on(plan.recipe, plan.gpu)
+    tokens, gpu, extras = tokens_per_global_batch(plan.shape, steps), plan.gpu, plan.extras
+    total_bytes, headroom = gpu.total_bytes, plan.headroom
+    beside_bytes, recipe = beside_allocator_bytes(gpu), as_run_on(plan.recipe, gpu)
+    prediction = predict(plan.shape, recipe, plan.batch_size, extras)
+    usable = max(0, usable_bytes(total_bytes, headroom) - beside_bytes)
     return Answer(
         plan=plan,
         prediction=prediction,
         usable_bytes=usable,
-        max_batch_size=max_batch_size(
-            plan.shape, recipe, total_bytes, plan.headroom, plan.extras, beside_bytes=beside_bytes
-        ),
-        obstacle=largest_obstacle(prediction, usable, f"of the {plan.gpu.title}'s usable"),
+        max_batch_size=max_batch_size(plan.shape, recipe, total_bytes, headroom, extras, beside_bytes=beside_bytes),
+        obstacle=largest_obstacle(prediction, usable, f"of the {gpu.title}'s usable"),
         accumulation=steps,
-        global_batch_tokens=tokens_per_global_batch(plan.shape, steps),
+        global_batch_tokens=tokens,
     )
 
 
@@ -428,21 +428,30 @@ class LargestOnGpu:
     """The largest batches on one GPU with the plan's headroom left free; 0 for none.
 
     Attributes:
+        formula: None for a command, which has no closed form.
         traced: None without a trace; or why it cannot tell.
-        same_architecture: of the GPU that the trace was made for.
+        same_architecture: of the GPU that the trace was made for; of a command, whether kernels run as there.
         lacks: what the plan asks for that this GPU has not, a sentence each.
+        answer: of a command there; None for a model's plan, of which more than the largest batch is not asked.
     """
 
     gpu: Gpu
-    formula: int
+    formula: int | None
     traced: int | Unknown | None
     same_architecture: bool
-    lacks: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    answer: TracedAnswer | None = None
+
+    @property
+    def by_formula(self) -> int:
+        """A model's, which has a closed form."""
+        assert self.formula is not None, "a command has no closed form"
+        return self.formula
 
     @property
     def largest(self) -> int:
         """By the trace where it tells, else by formula."""
-        return self.traced if isinstance(self.traced, int) else self.formula
+        return self.traced if isinstance(self.traced, int) else self.formula or 0
 
 
 TraceOf = Callable[[Plan], "Traced | Unknown | None"]

@@ -26,7 +26,7 @@ from gpumem_tui.formula.techniques import (
     sharded,
 )
 from gpumem_tui.memory import Bucket, Unknown, format_bytes
-from gpumem_tui.plan.answers import Place, TracedAnswer
+from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer
 from gpumem_tui.plan.combination import Combination, Effect, Techniques
 from gpumem_tui.plan.dialects import sharded_line, spoken, typed_changes, typed_command, with_lines
 from gpumem_tui.run.children import ChildDied
@@ -423,24 +423,12 @@ def on_every_gpu(plan: CommandPlan) -> list[tuple[CommandPlan, TracedAnswer]]:
     return found
 
 
-@dataclass(frozen=True)
-class CommandFigures:
-    """The figures of a plan for a command on one GPU, worked out."""
-
-    plan: CommandPlan
-    answer: TracedAnswer
-    batches: tuple[TracedAnswer, ...]
-    places: tuple[Place, ...]
-    techniques: Techniques
-
-    @classmethod
-    def of(cls, plan: CommandPlan) -> CommandFigures:
-        """Work out every figure of the plan for its GPU; this takes a moment."""
-        answer = plan.answer()
-        batches = tuple(answer.batches())
-        for one in (answer, *batches):
-            one.worked_out()
-        return cls(plan, answer, batches, tuple(answer.places()), techniques_of_command(plan, answer))
+def largest_of_command(plan: CommandPlan) -> tuple[LargestOnGpu, ...]:
+    """Return every GPU of the catalog as lists show it, the smallest first."""
+    return tuple(
+        LargestOnGpu(there.gpu, None, found.full_batch_size, there.is_exact, answer=found)
+        for there, found in on_every_gpu(plan)
+    )
 
 
 # In words

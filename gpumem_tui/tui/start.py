@@ -286,18 +286,20 @@ def _default_search() -> MainScreen:
 
 def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
     from gpumem_tui.plan.tracing import BackgroundTracer, TraceOptions
+    from gpumem_tui.tui.plan.planned import of_model
     from gpumem_tui.tui.plan.screen import PlanScreen
 
-    return PlanScreen(plan, tracer=lambda on_change: BackgroundTracer(on_change, TraceOptions.of(config)))
+    return PlanScreen(of_model(plan, lambda on_change: BackgroundTracer(on_change, TraceOptions.of(config))))
 
 
 def _command_plan_screen(
     config: SearchConfig, batch_size: int, wanted: tuple[str, ...], *, run_all: bool
 ) -> MainScreen:
     from gpumem_tui.plan.command import CommandRuns
-    from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
+    from gpumem_tui.tui.plan.planned import of_command
+    from gpumem_tui.tui.plan.screen import PlanScreen
 
-    return CommandPlanScreen(CommandRuns(config, batch_size, wanted), run_all=run_all)
+    return PlanScreen(of_command(CommandRuns(config, batch_size, wanted), run_all=run_all))
 
 
 def _plan_beside(config: SearchConfig) -> MainScreen:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.command import CommandPlan, Runs, Watch
+from gpumem_tui.plan.command_state import CommandPlanState
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import Failed, Output, Sample
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, TraceProgress
 from gpumem_tui.tui.app import GpuMemApp
-from gpumem_tui.tui.plan.command_screen import CommandPlanScreen
+from gpumem_tui.tui.plan.planned import CommandPlanned, of_command
+from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.plan.commands import REFUSED, base_predicted, base_trace, change, changed, command_config
 from tests.scenes.search import noon
 
@@ -63,12 +64,22 @@ class ScriptedRuns:
 
 def command_app(runs: Runs, *, run_all: bool = True) -> GpuMemApp:
     """The program on the Plan screen of a command."""
-    make: Callable[[], CommandPlanScreen] = lambda: CommandPlanScreen(runs, run_all=run_all, clock=noon)  # noqa: E731
-    return GpuMemApp({"plan": make}, "plan")
+
+    def screen() -> PlanScreen:
+        return PlanScreen(of_command(runs, run_all=run_all), clock=noon)
+
+    return GpuMemApp({"plan": screen}, "plan")
 
 
-def plan_screen(app: GpuMemApp) -> CommandPlanScreen:
+def plan_screen(app: GpuMemApp) -> PlanScreen:
     """Its screen."""
     screen = app.main_screen("plan")
-    assert isinstance(screen, CommandPlanScreen)
+    assert isinstance(screen, PlanScreen)
     return screen
+
+
+def state_of(app: GpuMemApp) -> CommandPlanState:
+    """How far its runs have come."""
+    planned = plan_screen(app).planned
+    assert isinstance(planned, CommandPlanned)
+    return planned.state

@@ -15,6 +15,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.controls import PlanControls
+from gpumem_tui.tui.plan.planned import ModelPlanned, of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.plan.plans import FITS, GPT2_FOR_64, LLAMA, RESNET, traced_of
 from tests.scenes.pictures import until
@@ -94,7 +95,7 @@ def app(plan: Plan, *, holds: bool = False, ascii_only: bool = False) -> GpuMemA
     """The program on its Plan screen, with a tracer by hand and a clock that stands still."""
 
     def plan_screen() -> PlanScreen:
-        return PlanScreen(plan, tracer=lambda on_change: HandTracer(on_change, holds=holds), clock=noon)
+        return PlanScreen(of_model(plan, lambda on_change: HandTracer(on_change, holds=holds)), clock=noon)
 
     return GpuMemApp({"plan": plan_screen}, "plan", ascii_only=ascii_only)
 
@@ -107,9 +108,16 @@ def plan_screen(program: App[int]) -> PlanScreen:
     return screen
 
 
+def model(program: App[int]) -> ModelPlanned:
+    """What it plans."""
+    found = plan_screen(program).planned
+    assert isinstance(found, ModelPlanned)
+    return found
+
+
 def tracer(program: App[int]) -> HandTracer:
     """The tracer behind it."""
-    found = plan_screen(program).tracer
+    found = model(program).tracer
     assert isinstance(found, HandTracer)
     return found
 
@@ -144,4 +152,4 @@ async def choose(pilot: Pilot[int], key: str) -> None:
 
 def plan_now(pilot: Pilot[int]) -> Plan:
     """The plan whose numbers are shown."""
-    return plan_screen(pilot.app).state.plan
+    return model(pilot.app).plan

@@ -17,23 +17,22 @@ from textual.widgets import Static
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.main_screen import MainScreen
+from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from tests.scenes import plan as plan_scene
 from tests.scenes import search as scene
 from tests.scenes.pictures import until
+from tests.scenes.plan import plan_now
 
 
 def _program() -> tuple[GpuMemApp, SearchScreen]:
     """On the Plan screen, with a Search screen that has another model and never ends a search by itself."""
     config = scene.config()
     search = scene.search_screen(scene.app(config, scene.scripted(scene.running(config)), autostart=False))
-    plan: MainScreen = PlanScreen(
-        replace(plan_scene.GPT2, recipe=Recipe("amp-bf16")),
-        tracer=plan_scene.HandTracer,
-        clock=scene.noon,
-    )
+    wanted = replace(plan_scene.GPT2, recipe=Recipe("amp-bf16"))
+    plan: MainScreen = PlanScreen(of_model(wanted, plan_scene.HandTracer), clock=scene.noon)
     return GpuMemApp({"search": lambda: search, "plan": lambda: plan}, "plan"), search
 
 
@@ -71,9 +70,9 @@ async def test_another_plan_is_taken_up_and_undo_leads_back() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await plan_scene.settled(pilot)
         screen.take_over(plan_scene.FITS)
-        assert screen.state.plan == plan_scene.FITS
+        assert plan_now(pilot) == plan_scene.FITS
         await pilot.press("u")
-        assert screen.state.plan == plan_scene.GPT2
+        assert plan_now(pilot) == plan_scene.GPT2
 
 
 # Typed ahead: the key that leaves comes before what an earlier one opened is there

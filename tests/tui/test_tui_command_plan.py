@@ -15,7 +15,7 @@ from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
 from gpumem_tui.tui.kit.row_list import RowList
-from tests.scenes.command_plan import ScriptedRuns, command_app, command_config, plan_screen
+from tests.scenes.command_plan import ScriptedRuns, command_app, command_config, plan_screen, state_of
 from tests.scenes.pictures import until
 
 SIZES = [(80, 24), (120, 40)]
@@ -26,12 +26,12 @@ def _text(app: GpuMemApp) -> str:
     return "\n".join("".join(part.text for part in strip) for strip in app.screen._compositor.render_strips())
 
 
-def _rows(app: GpuMemApp, name: str) -> str:
-    return "\n".join(row.text for row in plan_screen(app).query_one(f"#{name}", RowList).rows)
+def _rows(app: GpuMemApp) -> str:
+    return "\n".join(row.text for row in plan_screen(app).query_one("#pane", RowList).rows)
 
 
 async def _finished(pilot: Pilot[int], app: GpuMemApp) -> None:
-    await until(pilot, lambda: plan_screen(app).state.plan is not None and plan_screen(app).settled)
+    await until(pilot, lambda: state_of(app).plan is not None and plan_screen(app).settled)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -42,9 +42,13 @@ async def test_ledger_verdict_and_what_ifs_at_once(size: tuple[int, int]) -> Non
         await _finished(pilot, app)
         shown = _text(app)
     assert runs.made == ["as it is", "checkpointing", "sgd", "fused"]
-    assert "batch 8 fits, 62.30 GiB of 79.15 GiB left; the largest that fits is 40" in shown
-    assert "parameters" in shown
-    assert "14.29" in shown
+    assert "✓ fits · 62.30 GiB left" in shown
+    assert "batch 8" in shown
+    assert "It fits as it is, traced" in shown
+    if size == (120, 40):
+        assert "largest batch 40 traced" in " ".join(shown.split())
+        assert "parameters" in shown
+        assert "14.29" in shown
     assert shown.index("checkpointed blocks") < shown.index("SGD")
     assert "fused optimizer step: its run failed" in shown
 
@@ -54,16 +58,16 @@ async def test_what_runs_is_said_and_can_be_stopped_and_gone_on_with() -> None:
     app = command_app(runs)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = plan_screen(app)
-        await until(pilot, lambda: "SGD: its run is under way" in _rows(app, "what-ifs"))
-        await until(pilot, lambda: "checkpointed blocks   " in _rows(app, "what-ifs"))
+        await until(pilot, lambda: "SGD: its run is under way" in _rows(app))
+        await until(pilot, lambda: "checkpointed blocks   " in _rows(app))
         assert "what-if: SGD, 1 to go" in _text(app)
         await until(pilot, lambda: "step 1 forward │ step 0: loss 0.000" in _text(app))
-        await pilot.press("c")
-        await until(pilot, lambda: not screen.state.busy)
+        await pilot.press("escape")
+        await until(pilot, lambda: not state_of(app).busy)
         assert "2 what-ifs not run: r runs them" in _text(app)
         runs.held = ()
         await pilot.press("r")
-        await until(pilot, lambda: not screen.state.waiting and screen.settled)
+        await until(pilot, lambda: not state_of(app).waiting and screen.settled)
     assert runs.made == ["as it is", "checkpointing", "sgd", "sgd", "fused"]
 
 
@@ -75,24 +79,24 @@ async def test_what_was_not_needed_is_run_when_asked_for(size: tuple[int, int]) 
     async with app.run_test(size=size) as pilot:
         screen = plan_screen(app)
         await until(pilot, lambda: "what-if: checkpointed blocks, 3 to go" in _text(app))
-        await pilot.press("c")
-        await until(pilot, lambda: not screen.state.busy)
+        await pilot.press("escape")
+        await until(pilot, lambda: not state_of(app).busy)
         runs.held = ("no-foreach",)
         await pilot.press("r")
-        await until(pilot, lambda: not screen.state.busy and screen.settled)
+        await until(pilot, lambda: not state_of(app).busy and screen.settled)
         assert runs.made[2:] == ["checkpointing", "autocast", "sgd", "chunked-loss"]
         assert "2 what-ifs not run, as it fits without: r runs them" in _text(app)
         for _ in range(2):  # stopped and gone on with, they are not left out again
             await pilot.press("r")
             await until(pilot, lambda: "no-foreach" in runs.made)
-            assert "optimizer step by parameter: its run is under way" in _rows(app, "what-ifs")
+            await until(pilot, lambda: "optimizer step by parameter: its run is under way" in _rows(app))
             await pilot.press("escape")
-            await until(pilot, lambda: not screen.state.busy)
+            await until(pilot, lambda: not state_of(app).busy)
             runs.made.remove("no-foreach")
             assert "1 what-if not run: r runs it" in _text(app)
         runs.held = ()
         await pilot.press("r")
-        await until(pilot, lambda: not screen.state.busy and screen.settled)
+        await until(pilot, lambda: not state_of(app).busy and screen.settled)
         assert "every what-if has been run" in _text(app)
     assert runs.made.count("adafactor") == 1
 
@@ -106,10 +110,10 @@ async def test_another_gpu_is_answered_without_running_again() -> None:
         await pilot.press("g")
         await until(pilot, lambda: isinstance(app.screen, PickScreen))
         await pilot.press(*"rtx-4070-12gb", "enter")
-        await until(pilot, lambda: plan_screen(app).settled and plan_screen(app).state.gpu.name == "rtx-4070-12gb")
-        await until(pilot, lambda: "does not fit" in _text(app))
-        assert "✓ checkpointed blocks" in _rows(app, "what-ifs")
-        assert "✗ SGD" in _rows(app, "what-ifs")
+        await until(pilot, lambda: plan_screen(app).settled and state_of(app).gpu.name == "rtx-4070-12gb")
+        await until(pilot, lambda: "✗ too large by" in _text(app) and plan_screen(app).settled)
+        assert "✓ checkpointed blocks" in _rows(app)
+        assert "✗ SGD" in _rows(app)
     assert runs.made == made
 
 
@@ -117,10 +121,10 @@ async def test_enter_plans_for_the_gpu_under_the_cursor() -> None:
     app = command_app(ScriptedRuns(command_config()))
     async with app.run_test(size=(80, 24)) as pilot:
         await _finished(pilot, app)
-        await pilot.press("u")
-        await until(pilot, lambda: plan_screen(app).query_one("#GPUs", RowList).has_focus)
+        await pilot.press("p")
+        await until(pilot, lambda: "GeForce RTX 2060" in _text(app) and plan_screen(app).settled)
         await pilot.press("end", "enter")
-        await until(pilot, lambda: plan_screen(app).state.gpu.name == "mi325x-256gb" and plan_screen(app).settled)
+        await until(pilot, lambda: state_of(app).gpu.name == "mi325x-256gb" and plan_screen(app).settled)
 
 
 async def test_enter_on_a_what_if_says_all_of_it() -> None:
@@ -135,7 +139,9 @@ async def test_enter_on_a_what_if_says_all_of_it() -> None:
     assert "traced: a run of the command with the change made to it" in shown
 
 
-@pytest.mark.parametrize(("key", "said"), [("b", "✗ 41"), ("u", "GeForce RTX 2060"), ("p", "optimizer state")])
+@pytest.mark.parametrize(
+    ("key", "said"), [("b", "✗ 41"), ("p", "GeForce RTX 2060"), ("a", "optimizer state"), ("n", "CUDA context")]
+)
 async def test_every_list_is_a_key_away(key: str, said: str) -> None:
     app = command_app(ScriptedRuns(command_config()))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -158,7 +164,7 @@ async def test_a_trace_that_is_ended_is_not_said_to_go_on() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "tracing the command as it is" in _text(app))
         await pilot.press("escape")
-        await until(pilot, lambda: not plan_screen(app).state.busy)
+        await until(pilot, lambda: not state_of(app).busy)
         assert "the command as it is has not been traced" in _text(app)
         assert "r traces it" in _text(app)
 
@@ -177,7 +183,7 @@ async def test_a_command_that_fails_says_why_and_can_be_run_again() -> None:
     app = command_app(runs)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "NameError: name 'modle' is not defined" in _text(app))
-        assert plan_screen(app).state.leaving_code == EXIT_BAD_INPUT
+        assert state_of(app).leaving_code == EXIT_BAD_INPUT
         runs.fails = ""
         await pilot.press("r")
         await _finished(pilot, app)
@@ -191,8 +197,7 @@ async def test_what_does_not_fit_has_the_cheapest_that_does_with_the_command_to_
     async with app.run_test(size=size) as pilot:
         await _finished(pilot, app)
         assert runs.made[:2] == ["as it is", "2 passes of 32"]
-        rows = _rows(app, "what-ifs").splitlines()
-        assert rows[1].startswith("✓ 2 passes of 32")
+        assert _rows(app).splitlines()[:2] == ["Cheapest combination that fits", "✓ 2 passes of 32"]
         await pilot.press("home", "enter")
         await until(pilot, lambda: isinstance(app.screen, TextScreen))
         shown = _text(app)
@@ -205,7 +210,7 @@ async def test_what_does_not_fit_has_the_cheapest_that_does_with_the_command_to_
 async def test_escape_ends_the_runs_and_the_time_left_is_said() -> None:
     app = command_app(ScriptedRuns(command_config(), held=("sgd",)))
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: "SGD: its run is under way" in _rows(app, "what-ifs"))
+        await until(pilot, lambda: "SGD: its run is under way" in _rows(app))
         await pilot.press("escape")
-        await until(pilot, lambda: not plan_screen(app).state.busy)
+        await until(pilot, lambda: not state_of(app).busy)
         assert "r runs them" in _text(app)

@@ -18,6 +18,7 @@ from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan import panes as plan_panes
+from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.scenes import plan as plan_scene
 from tests.scenes.pictures import SIZES, until
@@ -221,7 +222,7 @@ async def test_the_search_gets_the_same_settings() -> None:
             message.prevent_default()  # there is no Search screen here
 
     def screen() -> PlanScreen:
-        return PlanScreen(GPT2, tracer=plan_scene.HandTracer)
+        return PlanScreen(of_model(GPT2, plan_scene.HandTracer))
 
     async with Listening({"plan": screen}, "plan").run_test(size=MEDIUM, notifications=True) as pilot:
         await plan_scene.settled(pilot)

@@ -27,6 +27,7 @@ from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.controls import PlanControls
+from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from gpumem_tui.tui.start import open_plan
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -186,10 +187,10 @@ async def test_the_mouse_chooses_changes_and_turns() -> None:
 
 async def test_digits_are_the_programs_outside_the_controls() -> None:
     def search() -> PlanScreen:
-        return PlanScreen(FITS, tracer=plan_scene.HandTracer)
+        return PlanScreen(of_model(FITS, plan_scene.HandTracer))
 
     def plan() -> PlanScreen:
-        return PlanScreen(GPT2, tracer=plan_scene.HandTracer)
+        return PlanScreen(of_model(GPT2, plan_scene.HandTracer))
 
     app = GpuMemApp({"search": search, "plan": plan}, "plan")
     async with app.run_test(size=MEDIUM) as pilot:
@@ -215,17 +216,17 @@ async def test_the_traced_column_is_visibly_pending_and_then_there() -> None:
         await pilot.press("right")
         tracer.release(GPT2)  # overtaken: the plan is another by now
         await pilot.pause()
-        assert isinstance(plan_scene.plan_screen(pilot.app).traced, Pending)
+        assert isinstance(plan_scene.model(pilot.app).trace, Pending)
         tracer.release(plan_now(pilot))
         await until(pilot, lambda: "…" not in text_of(pilot, "#ledger"))
-        assert isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady)
+        assert isinstance(plan_scene.model(pilot.app).trace, TraceReady)
         assert "left" in text_of(pilot, "#verdict")
 
 
 async def test_why_there_is_no_trace_stands_where_it_would_be() -> None:
     async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         plan_scene.tracer(pilot.app).fail(GPT2, "no torch in this Python: give --python")
-        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceFailed))
+        await until(pilot, lambda: isinstance(plan_scene.model(pilot.app).trace, TraceFailed))
         assert "– no torch in this Python: give --python" in text_of(pilot, "#verdict")
 
 
@@ -237,13 +238,13 @@ async def test_a_trace_that_failed_is_tried_again() -> None:
         await pilot.press("r")
         assert "tracing one step" in text_of(pilot, "#verdict")
         tracer.release(GPT2)
-        await until(pilot, lambda: isinstance(plan_scene.plan_screen(pilot.app).traced, TraceReady))
+        await until(pilot, lambda: isinstance(plan_scene.model(pilot.app).trace, TraceReady))
 
 
 async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it() -> None:
     async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         await pilot.press("t", "escape")
-        assert isinstance(plan_scene.plan_screen(pilot.app).traced, Pending), "back to the controls first"
+        assert isinstance(plan_scene.model(pilot.app).trace, Pending), "back to the controls first"
         await pilot.press("escape")
         assert "– the trace was ended; r traces again" in text_of(pilot, "#verdict")
         await pilot.press("r")
@@ -261,8 +262,10 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace() -> None:
 
     def screen() -> PlanScreen:
         return PlanScreen(
-            replace(GPT2, target_batch=None),
-            tracer=lambda on_change: BackgroundTracer(on_change, predict=predict, settle_s=0.0),
+            of_model(
+                replace(GPT2, target_batch=None),
+                lambda on_change: BackgroundTracer(on_change, predict=predict, settle_s=0.0),
+            )
         )
 
     async with GpuMemApp({"plan": screen}, "plan").run_test(size=MEDIUM) as pilot:
@@ -274,9 +277,10 @@ async def test_a_sweep_of_the_batch_needs_no_second_trace() -> None:
         assert plan_now(pilot).batch_size == 28
         await choose(pilot, "headroom")
         await pilot.press("right", "right")
-        shown = await plan_scene.settled(pilot)
-        assert isinstance(shown.traced, TraceReady)
-        assert shown.traced.answer.plan == plan_now(pilot)
+        await plan_scene.settled(pilot)
+        shown = plan_scene.model(pilot.app).trace
+        assert isinstance(shown, TraceReady)
+        assert shown.answer.plan == plan_now(pilot)
         assert traced.count(traced[0]) == 1, "the plan; what would change it has traces of its own"
 
 

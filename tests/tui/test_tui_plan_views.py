@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
-from gpumem_tui.plan.answers import answer, largest_by_gpu, traced_answer
+from gpumem_tui.plan.answers import Answer, answer, largest_by_gpu, traced_answer
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves, memory_over_step
 from gpumem_tui.plan.goals import QUANTITIES
 from gpumem_tui.plan.judgement import judgements
@@ -29,8 +31,17 @@ from gpumem_tui.tui.plan.controls import control_rows
 from gpumem_tui.tui.plan.curves import chart_rows, open_curve, value_rows
 from gpumem_tui.tui.plan.explain import control_help, explanation
 from gpumem_tui.tui.plan.lists import Compared, compare_rows, gpu_rows, limit_rows
-from gpumem_tui.tui.plan.numbers import PANES, fact_rows, header_row, ledger_rows, pane_places, pane_row, verdict_rows
-from gpumem_tui.tui.plan.panes import PaneRequest, judgement_rows, pane_content
+from gpumem_tui.tui.plan.numbers import (
+    PANES,
+    fact_rows,
+    header_row,
+    ledger_rows,
+    pane_places,
+    pane_row,
+    shown_model,
+    verdict_rows,
+)
+from gpumem_tui.tui.plan.panes import PaneRequest, judgement_rows, model_content
 from tests.plan.plans import with_figures
 from tests.scenes.plan import FITS, GPT2, LLAMA, RESNET, HandTracer, traced_of
 
@@ -42,7 +53,15 @@ def traced(plan: Plan) -> TraceState:
 
 
 def requested(pane: str, plan: Plan) -> PaneRequest:
-    return PaneRequest.of(pane, plan, ("other", FITS), Pending(plan), with_step=False)
+    return PaneRequest(pane, plan, ("other", FITS))
+
+
+Drawn = TypeVar("Drawn")
+
+
+def drawn(rows: Callable[..., Drawn], now: Answer, trace: TraceState, *rest: int | str) -> Drawn:
+    """What the numbers of a plan and its trace are drawn as."""
+    return rows(shown_model(now, trace), *rest)
 
 
 # Numbers
@@ -54,7 +73,7 @@ def test_each_column_sums_to_the_gpus_memory(plan: Plan) -> None:
     assert isinstance(known, TraceReady)
     total = plan.gpu.total_bytes / GIB
     sums = [0.0, 0.0]
-    for line in said(ledger_rows(answer(plan), known, NARROW))[1:]:
+    for line in said(drawn(ledger_rows, answer(plan), known, NARROW))[1:]:
         if not line.strip().startswith("="):
             figures = re.findall(r"(−?[\d.]+)( [MK]iB| B)?", line.split("%")[-1])[:2]
             columns = [0, 1] if "–" not in line else ([0] if line.strip().startswith("headroom") else [1])
@@ -67,22 +86,23 @@ def test_each_column_sums_to_the_gpus_memory(plan: Plan) -> None:
 
 def test_the_verdict_says_by_how_much() -> None:
     now = answer(LLAMA)
-    lines = said(verdict_rows(now, Pending(LLAMA), ROOMY))
+    lines = said(drawn(verdict_rows, now, Pending(LLAMA), ROOMY))
     assert (
         lines[0]
         == f"formula  ✗ too large by {-now.spare_bytes / GIB:.2f} GiB of {now.usable_bytes / GIB:.2f} GiB usable"
     )
     assert "tracing one step" in lines[2]
     assert (
-        "tracing one step without a GPU, 4 s; esc ends it" in said(verdict_rows(now, Pending(LLAMA), ROOMY, "4 s"))[2]
+        "tracing one step without a GPU, 4 s; esc ends it"
+        in said(drawn(verdict_rows, now, Pending(LLAMA), ROOMY, "4 s"))[2]
     )
-    assert "– no torch" in said(verdict_rows(now, TraceFailed(LLAMA, "no torch"), ROOMY))[2]
-    assert "✓ fits" in said(verdict_rows(answer(GPT2), traced(GPT2), NARROW))[2]
+    assert "– no torch" in said(drawn(verdict_rows, now, TraceFailed(LLAMA, "no torch"), ROOMY))[2]
+    assert "✓ fits" in said(drawn(verdict_rows, answer(GPT2), traced(GPT2), NARROW))[2]
 
 
 def test_the_formula_has_no_verdict_beside_a_trace() -> None:
     for plan in (GPT2, LLAMA):
-        formula = said(verdict_rows(answer(plan), traced(plan), ROOMY))[0]
+        formula = said(drawn(verdict_rows, answer(plan), traced(plan), ROOMY))[0]
         assert formula.startswith(f"formula  ≈ {answer(plan).prediction.needed_bytes / GIB:.2f} GiB needed of ")
         assert not re.search("[✓✗]|fits|too large", formula)
 
@@ -92,18 +112,20 @@ def test_what_may_fit_is_neither_green_nor_red() -> None:
     unsure = replace(exact, ready=replace(exact.ready, context_range=Range(GIB // 4, 70 * GIB)))
     known = TraceReady(GPT2, traced_answer(GPT2, unsure), unsure)
     assert re.fullmatch(
-        r"traced   \? may fit · -[\d.]+ GiB to [\d.]+ GiB left", said(verdict_rows(answer(GPT2), known, 80))[2]
+        r"traced   \? may fit · -[\d.]+ GiB to [\d.]+ GiB left", said(drawn(verdict_rows, answer(GPT2), known, 80))[2]
     )
-    shown = header_row(answer(GPT2), known, "12:00", 80)
+    shown = drawn(header_row, answer(GPT2), known, "12:00", 80)
     assert "? may fit  12:00" in shown.text
-    largest = next(line for line in said(fact_rows(answer(GPT2), known, ROOMY)) if line.startswith("largest batch"))
+    largest = next(
+        line for line in said(drawn(fact_rows, answer(GPT2), known, ROOMY)) if line.startswith("largest batch")
+    )
     assert re.search(r"\d traced, formula ≈\d+, 10 % free$", largest)
 
 
 @pytest.mark.parametrize("width", [1, 7, NARROW, ROOMY])
 @pytest.mark.parametrize("plan", [GPT2, LLAMA], ids=["fits", "too large"])
 def test_both_bars_fill_the_width_and_show_what_may_be_used(plan: Plan, width: int) -> None:
-    _, formula, _, by_trace = verdict_rows(answer(plan), traced(plan), width)
+    _, formula, _, by_trace = drawn(verdict_rows, answer(plan), traced(plan), width)
     assert len(formula.text) == len(by_trace.text) == width
     assert "│" in formula.text
     assert ("│" in by_trace.text) == (plan is LLAMA)
@@ -111,7 +133,7 @@ def test_both_bars_fill_the_width_and_show_what_may_be_used(plan: Plan, width: i
 
 def test_a_missing_trace_is_a_dash_and_one_on_its_way_an_ellipsis() -> None:
     now = answer(GPT2)
-    waiting, missing = (said(ledger_rows(now, s, ROOMY)) for s in (Pending(GPT2), TraceFailed(GPT2, "why")))
+    waiting, missing = (said(drawn(ledger_rows, now, s, ROOMY)) for s in (Pending(GPT2), TraceFailed(GPT2, "why")))
     assert sum("…" in line for line in waiting) == 12
     assert not any("…" in line for line in missing)
     assert sum("–" in line for line in missing) == 13
@@ -119,10 +141,10 @@ def test_a_missing_trace_is_a_dash_and_one_on_its_way_an_ellipsis() -> None:
 
 def test_the_facts_say_how_a_step_is_made_up() -> None:
     plan = replace(GPT2, batch_size=4, recipe=Recipe(gpus=8), target_batch=256)  # the documents' own example
-    lines = said(fact_rows(answer(plan), Pending(plan), ROOMY))
+    lines = said(drawn(fact_rows, answer(plan), Pending(plan), ROOMY))
     assert lines[1].split(maxsplit=2)[2] == "8 passes × 4 × 8 GPUs"
     assert lines[2].endswith("256 samples, 262 k tokens")
-    odd = said(fact_rows(answer(replace(plan, target_batch=250)), Pending(plan), ROOMY))
+    odd = said(drawn(fact_rows, answer(replace(plan, target_batch=250)), Pending(plan), ROOMY))
     assert "256 samples for 250" in odd[2]
 
 
@@ -133,7 +155,7 @@ def test_a_trace_of_one_batch_size_alone_says_so_and_why() -> None:
         ready, answer=with_figures(ready.answer, max_batch_size=Unknown("the step at batch size 5 is another"))
     )
     for width in (NARROW, ROOMY):
-        text = " ".join(" ".join(said(fact_rows(answer(GPT2), alone, width))).split())
+        text = " ".join(" ".join(said(drawn(fact_rows, answer(GPT2), alone, width))).split())
         assert f"≈{answer(GPT2).max_batch_size} by formula" in text
         assert "traced at batch 8 alone: the step at batch size 5 is another" in text
 
@@ -146,12 +168,12 @@ def test_what_is_in_the_way_by_formula_is_not_where_the_trace_fits() -> None:
     small = traced(GPT2)
     assert isinstance(small, TraceReady)
     assert small.answer.fits
-    assert now.obstacle not in " ".join(said(fact_rows(now, replace(small, plan=close), 200)))
-    assert now.obstacle in " ".join(said(fact_rows(now, Pending(close), 200)))
+    assert now.obstacle not in " ".join(said(drawn(fact_rows, now, replace(small, plan=close), 200)))
+    assert now.obstacle in " ".join(said(drawn(fact_rows, now, Pending(close), 200)))
 
 
 def test_what_is_in_the_way_is_named() -> None:
-    text = " ".join(said(fact_rows(answer(LLAMA), Pending(LLAMA), ROOMY)))
+    text = " ".join(said(drawn(fact_rows, answer(LLAMA), Pending(LLAMA), ROOMY)))
     assert "activations alone needs 30.05 GiB" in text
 
 
@@ -163,18 +185,18 @@ def test_a_traced_peak_of_another_phase_than_the_formula_s_is_said_beside_the_nu
     found_here = traced_answer(whole, first_step)
     assert "two moments" not in plan_markdown(whole, first_step)
     elsewhere = with_figures(found_here, peak_phase=Phase.BACKWARD)
-    rows = fact_rows(answer(whole), TraceReady(whole, elsewhere, first_step), width)
+    rows = drawn(fact_rows, answer(whole), TraceReady(whole, elsewhere, first_step), width)
     assert f"differ traced peak {PHASE_WORDS[Phase.BACKWARD]}" in " ".join(" ".join(said(rows)).split())
     assert "moment" in [row.key for row in rows]
     found = explanation(whole, "moment")
     assert found is not None
     assert "two moments" in found[1][0][0][0]
-    assert "moment" not in [row.key for row in fact_rows(answer(GPT2), traced(GPT2), width)]
+    assert "moment" not in [row.key for row in drawn(fact_rows, answer(GPT2), traced(GPT2), width)]
 
 
 def test_one_sample_is_one() -> None:
     one = Plan(find_model("gpt2-xl"), Recipe(), find_gpu("rtx-4090-24gb"))
-    text = " ".join(said(pane_content(requested("techniques", one), HandTracer(print)).view(ROOMY, "")))
+    text = " ".join(said(model_content(requested("techniques", one), HandTracer(print)).view(ROOMY, "")))
     assert "1 pass × 1 = 1 sample a step" in text
 
 
@@ -220,7 +242,7 @@ _ONE_OF_EACH_FAMILY = {shape.family: name for name, shape in models().items()}.v
 @pytest.mark.parametrize("pane", [pane for pane in PANES if pane != "numbers"])
 def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> None:
     plan = Plan(find_model(model), Recipe("amp-bf16"), find_gpu("t4-16gb"), batch_size=2)
-    content = pane_content(requested(pane, plan), HandTracer(print))
+    content = model_content(requested(pane, plan), HandTracer(print))
     for width in (NARROW, ROOMY):
         keys = [row.key for row in content.view(width, "") if row.key]
         for selected in keys or [""]:
@@ -230,17 +252,16 @@ def test_every_pane_of_every_model_keeps_to_its_width(model: str, pane: str) -> 
 
 
 def test_the_cheapest_combination_says_what_it_comes_to() -> None:
-    content = pane_content(requested("techniques", LLAMA), HandTracer(print))
+    content = model_content(requested("techniques", LLAMA), HandTracer(print))
     lines = said(content.view(ROOMY, ""))
     assert lines[0] == "Cheapest combination that fits"
     assert lines[2].strip().startswith("16 passes × 1 × 4 GPUs = 64 samples a step; peak")
-    assert content.help is not None
-    assert content.help.plan_of("combination") is not None
-    assert content.help.plan_of("no such") is None
+    assert content.choice("combination") is not None
+    assert content.choice("no such") is None
 
 
 def test_the_cost_of_the_chosen_technique_shows_at_80_columns() -> None:
-    content = pane_content(requested("techniques", GPT2), HandTracer(print))
+    content = model_content(requested("techniques", GPT2), HandTracer(print))
     assert not any("costs:" in line for line in said(content.view(NARROW, "")))
     chosen = said(content.view(NARROW, "full-recompute"))
     assert any("30 to 40 % more time" in line for line in chosen)
@@ -381,7 +402,7 @@ def test_axes_end_at_round_numbers(value: float, ceiling: float) -> None:
 
 @pytest.mark.parametrize("width", [20, 47, 60, 100, 200])
 def test_the_header_keeps_the_verdict_whatever_the_width(width: int) -> None:
-    line = header_row(answer(LLAMA), traced(LLAMA), "12:00", width)
+    line = drawn(header_row, answer(LLAMA), traced(LLAMA), "12:00", width)
     assert "✗ too large" in line.text
     if width >= 60:
         assert span_width(list(line.spans)) == width
@@ -391,7 +412,7 @@ def test_the_header_keeps_the_verdict_whatever_the_width(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_header_says_that_a_trace_is_on_its_way(width: int) -> None:
     waiting, formula = (
-        header_row(answer(LLAMA), state, "12:00", width).text
+        drawn(header_row, answer(LLAMA), state, "12:00", width).text
         for state in (Pending(LLAMA), TraceFailed(LLAMA, "formula only"))
     )
     assert "✗ too large, tracing …" in waiting
@@ -414,7 +435,7 @@ def test_every_row_of_the_formula_is_explained_on_the_screen(model: str, recompu
     recipe = Recipe("amp-fp16", recompute=recompute, attention="math", sharding="zero3", gpus=4)  # type: ignore[arg-type]
     plan = Plan(find_model(model), recipe, find_gpu("v100-16gb"), batch_size=4)
     rows = answer(plan).prediction.rows
-    shown = {row.key for row in ledger_rows(answer(plan), traced(GPT2), NARROW)}
+    shown = {row.key for row in drawn(ledger_rows, answer(plan), traced(GPT2), NARROW)}
     for row in rows:
         assert row.bucket.value in shown
         found = explanation(plan, row.bucket.value)

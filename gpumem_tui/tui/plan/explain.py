@@ -41,10 +41,15 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 """What else belongs to a row or a control."""
 
 
-def explanation(plan: Plan, key: str) -> Text | None:
-    """Return all there is to say about a row of the ledger, a fact or a technique; None for nothing."""
-    known = explanations(plan)
-    names = [row.name for row in answer(plan).prediction.rows if row.bucket.value == key]
+def explanation(plan: Plan | None, key: str) -> Text | None:
+    """Return all there is to say about a row of the ledger, a fact or a technique; None for nothing.
+
+    Args:
+        plan: None for a command, of which no formula is known.
+    """
+    known = {} if plan is None else explanations(plan)
+    rows = () if plan is None else answer(plan).prediction.rows
+    names = [row.name for row in rows if row.bucket.value == key]
     texts = [known[name] for name in (*names, key, *_ALSO.get(key, ())) if name in known]
     lines = [line for text in texts for line in _explained(text, headed=len(texts) > 1)]
     if key in _BESIDE_FORMULA:

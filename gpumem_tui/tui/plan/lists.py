@@ -1,21 +1,19 @@
-"""What the panes list: every GPU, how far each number goes, two plans side by side, and what would help."""
+"""What the panes list: every GPU, batch sizes, places, how far each number goes, and two plans side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_bytes, format_count
-from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer
-from gpumem_tui.plan.combination import Combination, Effect, Techniques
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_count
+from gpumem_tui.plan.answers import Answer, LargestOnGpu, Place, TracedAnswer
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.limits import Limit
-from gpumem_tui.plan.plan import Plan, draft_of
+from gpumem_tui.plan.plan import Plan, Subject, draft_of
 from gpumem_tui.plan.report import NAMES, capitalized, lift_words
 from gpumem_tui.plan.speed import Cost, cost_of
-from gpumem_tui.plan.tracing import BackgroundTracer
-from gpumem_tui.report.tables import counted
+from gpumem_tui.search.prediction import Fit
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
     MUTED,
@@ -34,6 +32,14 @@ from gpumem_tui.tui.plan.numbers import PENDING
 
 _FIGURE_WIDTH = 12
 _FITS = "$text-success"
+_MAY: Span = ("? ", "$text-warning")
+MARKS: Mapping[Fit, Span] = {
+    "fits": ("✓ ", _FITS),
+    "may fit": _MAY,
+    "may not fit": _MAY,
+    "does not fit": ("✗ ", "$text-error"),
+}
+"""What stands before a row that fits, or does not."""
 
 # Every GPU
 
@@ -44,55 +50,122 @@ _PRICED_GPUS = 64
 """Cells from which the cost has one."""
 
 
-def gpu_rows(found: Sequence[LargestOnGpu], plan: Plan, width: int, selected: str) -> list[ListRow]:
-    """Return a line a GPU; the one under the cursor also says what it lacks. The plan's own is marked."""
-    heads = ("GiB", "traced", "formula")[0 if width >= _ROOMY_GPUS else 1 :]
-    heads += ("cost of 1M",) if width >= _PRICED_GPUS else ()
-    name_width = max(8, min(_GPU_NAME_WIDTH, width - 2 - len(heads) * _FIGURE_WIDTH))
-    head = f"  {fit('largest batch of one GPU', name_width)}" + "".join(f"{one:>{_FIGURE_WIDTH}}" for one in heads)
-    lines = [heading(f"Every GPU, {100 * plan.headroom:g} % left free"), row((head, f"bold {MUTED}"))]
+def gpu_rows(found: Sequence[LargestOnGpu], plan: Subject, width: int, selected: str) -> list[ListRow]:
+    """Return a line a GPU; the one under the cursor also says what it lacks. The plan's own is marked.
+
+    Of a model the largest batch by trace, by formula, and what it costs; of a command, whose batch may be its own, what
+    is left of the GPU and the largest batch, with a tilde where kernels may differ.
+    """
+    columns = _gpu_columns(plan, width)
+    name_width = max(8, min(_GPU_NAME_WIDTH, width - 2 - len(columns) * _FIGURE_WIDTH))
+    what = "largest batch of one GPU" if isinstance(plan, Plan) else ""
+    head = f"  {fit(what, name_width)}" + "".join(f"{one:>{_FIGURE_WIDTH}}" for one in columns)
+    kept = f", {100 * plan.headroom:g} % left free" if plan.headroom else ""
+    lines = [heading(f"Every GPU{kept}"), row((head, f"bold {MUTED}"))]
     for one in found:
-        lines.append(_gpu(one, plan, width, name_width))
+        lines.append(_gpu(one, plan, columns, name_width))
         if one.gpu.name == selected:
             lines += _indented(_gpu_notes(one, plan), width)
     return lines
 
 
-def _gpu(one: LargestOnGpu, plan: Plan, width: int, name_width: int) -> ListRow:
-    fits = plan.batch_size <= one.largest
-    traced = f"{one.traced:,}" if isinstance(one.traced, int) else ABSENT
-    return row(
-        ("✓ " if fits else "! " if one.lacks else "  ", _FITS if fits else MUTED),
-        (fit(one.gpu.title, name_width), "bold" if one.gpu == plan.gpu else ""),
-        (f"{compact_bytes(one.gpu.total_bytes):>{_FIGURE_WIDTH}}" if width >= _ROOMY_GPUS else "", MUTED),
-        (f"{traced:>{_FIGURE_WIDTH}}", "bold" if fits else ""),
-        (f"{'≈' + format(one.formula, ','):>{_FIGURE_WIDTH}}", MUTED),
-        (_cost(one, plan) if width >= _PRICED_GPUS else "", ""),
-        key=one.gpu.name,
-    )
+def _gpu_columns(plan: Subject, width: int) -> tuple[str, ...]:
+    if not isinstance(plan, Plan):
+        return ("GiB", "free GiB", "largest")[0 if width >= _ROOMY_GPUS else 1 :]
+    heads = ("GiB", "traced", "formula")[0 if width >= _ROOMY_GPUS else 1 :]
+    return (*heads, "cost of 1M") if width >= _PRICED_GPUS else heads
+
+
+def _gpu(one: LargestOnGpu, plan: Subject, columns: Sequence[str], name_width: int) -> ListRow:
+    fits = plan.batch_size <= one.largest if one.answer is None else one.answer.fit == "fits"
+    mark = ("✓ " if fits else "! " if one.lacks else "  ", _FITS if fits else MUTED)
+    about = "~" if one.answer is not None and not one.same_architecture else ""
+    largest = f"{about}{one.traced:,}" if isinstance(one.traced, int) else ABSENT
+    cells: dict[str, Span] = {
+        "GiB": (compact_bytes(one.gpu.total_bytes), MUTED),
+        "traced": (largest, "bold" if fits else ""),
+        "largest": (largest, "bold" if fits else ""),
+        "formula": (ABSENT if one.formula is None else f"≈{one.formula:,}", MUTED),
+    }
+    if one.answer is not None:
+        mark, spare_bytes = MARKS[one.answer.fit], one.answer.spare_bytes
+        cells["free GiB"] = (about + compact_bytes(spare_bytes), "" if fits else "$text-error")
+    if isinstance(plan, Plan):
+        cells["cost of 1M"] = (_cost(one, plan), "")
+    name = (fit(one.gpu.title, name_width), "bold" if one.gpu == plan.gpu else "")
+    figures = [(f"{text:>{_FIGURE_WIDTH}}", style) for text, style in (cells[column] for column in columns)]
+    return row(mark, name, *figures, key=one.gpu.name)
 
 
 def _cost(one: LargestOnGpu, plan: Plan) -> str:
     cost = cost_of(plan, one.gpu)
     if plan.batch_size > one.largest or isinstance(cost, Unknown):
-        return f"{ABSENT:>{_FIGURE_WIDTH}}"
-    return f"{f'≈{sum(cost.per_million) / 2:.2g}':>{_FIGURE_WIDTH}}"
+        return ABSENT
+    return f"≈{sum(cost.per_million) / 2:.2g}"
 
 
-def _gpu_notes(one: LargestOnGpu, plan: Plan) -> Iterator[str]:
-    if isinstance(cost := cost_of(plan, one.gpu), Cost):
+def _gpu_notes(one: LargestOnGpu, plan: Subject) -> Iterator[str]:
+    if isinstance(plan, Plan) and isinstance(cost := cost_of(plan, one.gpu), Cost):
         of = "tokens" if plan.shape.seq_len else "samples"
         by = f"at {cost.price.words} an hour, {cost.price.source}"
         yield f"a million {of} cost {span(*cost.per_million)} by the roofline, {by}"
     yield from one.lacks
     if isinstance(one.traced, Unknown):
         yield one.traced.reason
+    elif one.answer is not None and not one.same_architecture:
+        yield "from the trace of another kind of GPU: kernels here may take more or less scratch memory"
     elif one.traced is not None and not one.same_architecture:
         yield "from the trace of another architecture, with this one's context"
 
 
 def _indented(texts: Iterator[str], width: int) -> list[ListRow]:
     return [line for text in texts for line in paragraph(text, width, indent=2)]
+
+
+# Other batch sizes, and what holds the peak
+
+_NUMBER = 10
+
+
+def batch_rows(found: Sequence[TracedAnswer], size: str, note: str, width: int) -> list[ListRow]:
+    """Return batch sizes by trace; the planned one is marked.
+
+    Args:
+        size: the batch in the place of its number, where the subject does not say it. `note`: why there is one only.
+    """
+    head = f"  {'batch':<{_NUMBER}}" + "".join(f"{one:>{_NUMBER}}" for one in ("peak", "reserved", "device"))
+    lines = [heading("Batch sizes, traced, in GiB"), row((head, f"bold {MUTED}"))]
+    for one in found:
+        here = one.plan.batch_size
+        sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_used_bytes)
+        lines.append(
+            row(
+                MARKS[one.fit],
+                (f"{size or format(here, ','):<{_NUMBER}}", ""),
+                *((f"{compact_bytes(size_bytes):>{_NUMBER}}", "") for size_bytes in sizes),
+            )
+        )
+    return [*lines, *(paragraph(note, width) if note else [])]
+
+
+_BUCKET_WIDTH = 17
+
+
+def place_rows(found: Sequence[Place], width: int) -> list[ListRow]:
+    """Return what holds the peak, the largest first."""
+    where = max(10, (width - _NUMBER - _BUCKET_WIDTH) // 2)
+    head = f"{fit('bucket', _BUCKET_WIDTH)}{fit('module', where)}{fit('source', where)}{'GiB':>{_NUMBER}}"
+    lines = [heading("What holds the peak"), row((head, f"bold {MUTED}"))]
+    for one in found:
+        lines.append(
+            row(
+                (fit(one.bucket.title, _BUCKET_WIDTH), MUTED),
+                (fit(one.module or ABSENT, where), ""),
+                (fit(one.source or ABSENT, where), ""),
+                (f"{compact_bytes(one.size_bytes):>{_NUMBER}}", ""),
+            )
+        )
+    return lines
 
 
 # How far each number goes
@@ -261,209 +334,3 @@ def _count(value: Value) -> str:
 
 def _alarm(value: Value) -> str:
     return "$text-error" if isinstance(value, int) and value < 0 else ""
-
-
-# What would help
-
-COMBINATION, TRACEABLE = "combination", "traceable"
-"""The keys of the combinations' rows; a technique's row has the technique's key."""
-
-_ROOMY = 76
-_NAME_WIDTH = 22
-_ROOMY_NAME_WIDTH = 32
-_SAVES_WIDTH = 9
-_LARGEST_WIDTH = 12
-
-
-@dataclass(frozen=True)
-class Help:
-    """The help that was worked out for one plan.
-
-    Attributes:
-        traceable: the cheapest combination that a trace can confirm; the same one where that is the cheapest. With
-            traces, the cheapest that was traced to fit.
-        likely: what else may be the cheapest once it is traced, the cheapest first.
-        now: what the trace says of the plan as it is; None where there is none.
-        traced: what traces say with a technique or combination, by the key of its row.
-        waiting: keys of those whose trace is to come.
-    """
-
-    plan: Plan
-    techniques: Techniques
-    combination: Combination | Unknown
-    traceable: Combination | Unknown
-    likely: tuple[Combination, ...] = ()
-    now: TracedAnswer | None = None
-    traced: Mapping[str, TracedAnswer] = field(default_factory=dict)
-    waiting: frozenset[str] = frozenset()
-
-    def with_traces(self, tracer: BackgroundTracer) -> Help:
-        """Return the same with what traces say by now, and sorted by that."""
-        traced = {key: found for key, plan in self._plans.items() if (found := tracer.known(plan)) is not None}
-        waiting = {key for key, plan in self._plans.items() if key not in traced and not tracer.failed(plan)}
-
-        def order(one: Effect) -> tuple[bool, int, int]:
-            found = traced.get(one.change.key)
-            largest = found.known_batch_size if found is not None else None
-            fits = found.fits if found is not None else one.fits
-            return not fits, -((one.known_largest or 0) if largest is None else largest), -one.saved_bytes
-
-        judged = replace(self.techniques, helping=tuple(sorted(self.techniques.helping, key=order)))
-        now = tracer.known(self.plan)
-        known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
-        fitting = {key for key, found in traced.items() if found.fits}
-        best = next((index for index in range(len(self.likely)) if _likely(index) in fitting), None)
-        return known if best is None else known.taking(best)
-
-    def taking(self, index: int) -> Help:
-        """Return the same with the combination that a trace has confirmed in the place of the formula's."""
-        best, key = self.likely[index], _likely(index)
-        only = isinstance(self.combination, Combination) and self.combination.formula_only
-        traced = {**self.traced, TRACEABLE: self.traced[key], **({} if only else {COMBINATION: self.traced[key]})}
-        waiting = self.waiting - {TRACEABLE, *(() if only else (COMBINATION,))}
-        combination = self.combination if only else best
-        return replace(self, combination=combination, traceable=best, traced=traced, waiting=waiting)
-
-    @property
-    def seeks_cheaper(self) -> bool:
-        """Return whether a cheaper combination than the one that is shown is being traced."""
-        return any(
-            _likely(index) in self.waiting
-            and isinstance(self.traceable, Combination)
-            and one.price < self.traceable.price
-            for index, one in enumerate(self.likely)
-        )
-
-    @property
-    def candidates(self) -> list[Plan]:
-        """The plans that are yet to be traced, the best first; last what is compiled for it, which takes long."""
-        plans = [plan for key, plan in self._plans.items() if key in self.waiting]
-        return sorted(plans, key=lambda one: one.recipe.compile and not self.plan.recipe.compile)
-
-    @property
-    def _plans(self) -> dict[str, Plan]:
-        """The plans that a trace can answer, by key: the combinations first."""
-        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}
-        found = {key: one.plan for key, one in best.items() if isinstance(one, Combination) and not one.formula_only}
-        found |= {_likely(index): one.plan for index, one in enumerate(self.likely)}
-        alone = {one.change.key: one.plan for one in self.techniques.helping if not one.formula_only}
-        return found | alone
-
-    def plan_of(self, key: str) -> Plan | None:
-        """Return the plan that a row's key stands for; None for a technique that means nothing here."""
-        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}.get(key)
-        if best is not None:
-            return best.plan if isinstance(best, Combination) else None
-        return next((one.plan for one in self.techniques.helping if one.change.key == key), None)
-
-
-def _likely(index: int) -> str:
-    return f"{COMBINATION} {index}"
-
-
-def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
-    """Return the whole list; the row under the cursor also says what it costs where there is no column for that."""
-    lines = _combination_rows(found, width)
-    largest = "largest" if found.plan.recipe.gpus == 1 else "largest/GPU"
-    head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{largest:>{_LARGEST_WIDTH}}"
-    lines += [row(), row((head + ("  cost" if width >= _ROOMY else ""), f"bold {MUTED}"))]
-    for technique in found.techniques.helping:
-        lines += _technique_rows(technique, found, width, here=technique.change.key == selected)
-    useless = found.techniques.not_applicable
-    if useless:
-        lines += [row(), row(("  no help here", f"bold {MUTED}"))]
-        lines += [row((fit(f"  {none.name}: {none.reason}", width), MUTED), key=none.key) for none in useless]
-    return lines
-
-
-def _name_width(width: int) -> int:
-    return _ROOMY_NAME_WIDTH if width >= _ROOMY else max(_NAME_WIDTH, width - 2 - _SAVES_WIDTH - _LARGEST_WIDTH)
-
-
-def _combination_rows(found: Help, width: int) -> list[ListRow]:
-    """Return the cheapest set that fits and, where only the formula knows that, the cheapest that can be traced."""
-    best, traceable = found.combination, found.traceable
-    if found.now is not None and found.now.fits:
-        return [heading("It fits as it is, traced"), *paragraph(_LARGER, width)]
-    if isinstance(best, Unknown):
-        return [heading("Cheapest combination that fits"), *paragraph(best.reason, width, "")]
-    if best.plan == found.plan and found.now is None:
-        return [heading("It fits as it is, by formula"), *paragraph(_LARGER, width)]
-    if best.plan == found.plan:
-        said = "by formula it fits as it is, traced it does not"
-        said += f"; {PENDING} tracing what may" if found.waiting else ": take one that is traced to fit (✓ without ≈)"
-        return [heading("It does not fit as it is"), *paragraph(said, width)]
-    lines = [heading("Cheapest combination that fits"), *_choice_rows(best, COMBINATION, found, width)]
-    if best.formula_only and isinstance(traceable, Combination):
-        lines += [heading("Cheapest that can be traced"), *_choice_rows(traceable, TRACEABLE, found, width)]
-    return lines
-
-
-_LARGER = "each technique below makes a larger batch fit"
-
-
-def _traced_words(found: Help, key: str) -> str:
-    """Return what the trace says of a combination."""
-    if key in found.waiting:
-        return f"; {PENDING} tracing"
-    if key not in found.traced:
-        return "; by formula"
-    answer = found.traced[key]
-    cheaper = f"{PENDING} tracing cheaper ones; " if found.seeks_cheaper else ""
-    fits = "fits" if answer.fits else "does not fit"
-    plan = found.plan_of(key)
-    of_one = " a GPU" if plan is not None and plan.recipe.gpus > 1 else ""
-    return f"; {cheaper}traced: {fits}, largest{of_one} {_largest_count(answer.max_batch_size)}"
-
-
-def _largest_count(largest: int | Unknown) -> str:
-    return ABSENT if isinstance(largest, Unknown) else f"{largest:,}" if largest else "none"
-
-
-def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[ListRow]:
-    """Return one selectable line, and what it comes to."""
-    steps = best.by_formula.accumulation
-    what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
-    gpus = f" × {best.plan.recipe.gpus} GPUs" if best.plan.recipe.gpus > 1 else ""
-    passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
-    answer = found.traced.get(key)
-    peak = (
-        f"≈{format_bytes(best.by_formula.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
-    )
-    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}"
-    comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
-    first, *others = paragraph(what, width - 2, "bold")
-    return [
-        row(("✓ " if key not in found.traced or found.traced[key].fits else "✗ ", ""), *first.spans, key=key),
-        *(row(("  ", ""), *line.spans) for line in others),
-        *paragraph(comes_to, width, indent=2),
-    ]
-
-
-def _technique_rows(technique: Effect, found: Help, width: int, *, here: bool) -> list[ListRow]:
-    """Return traced figures where there are any; ≈ is the formula's estimate, … one whose trace is to come."""
-    change, most = technique.change, technique.known_largest
-    traced = found.traced.get(change.key)
-    fits, saved_bytes = technique.fits, technique.saved_bytes
-    largest = f"≈{most:,}" if most else "≈none"
-    if change.key in found.waiting:
-        largest = f"{PENDING} {largest}"
-    if traced is not None:
-        fits, largest = traced.fits, _largest_count(traced.max_batch_size)
-        if found.now is not None:
-            saved_bytes = found.now.peak_allocated_bytes - traced.peak_allocated_bytes
-    mark = ("✓ ", "$text-success") if fits else ("  ", "")
-    saves = f"{'' if traced is not None and found.now is not None else '≈'}{compact_bytes(saved_bytes)}"
-    spans = [
-        mark,
-        (fit(change.name, _name_width(width)), ""),
-        (f"{saves:>{_SAVES_WIDTH}}", "" if saved_bytes > 0 else MUTED),
-        (f"{largest:>{_LARGEST_WIDTH}}", "bold" if fits else MUTED),
-    ]
-    cost = change.cost + ("; formula only" if technique.formula_only else "")
-    if width >= _ROOMY:
-        room = width - 2 - _ROOMY_NAME_WIDTH - _SAVES_WIDTH - _LARGEST_WIDTH - 2
-        lines = [row(*spans, ("  " + fit(cost, room), MUTED), key=change.key)]
-        return lines + (paragraph(cost, width, indent=2) if here and len(cost) > room else [])
-    lines = [row(*spans, key=change.key)]
-    return lines + (paragraph(f"costs: {cost}", width, indent=2) if here else [])

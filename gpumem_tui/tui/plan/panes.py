@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,13 +11,15 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
+from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer, answer, kernel_plans, largest_by_gpu
 from gpumem_tui.plan.combination import Combination
+from gpumem_tui.plan.command import CommandPlan, batch_note, largest_of_command
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.judgement import Judgement, Table, judgements
-from gpumem_tui.plan.limits import Limit, limit
+from gpumem_tui.plan.limits import limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import all_techniques
 from gpumem_tui.plan.speed import throughput
@@ -27,13 +29,14 @@ from gpumem_tui.plan.techniques import (
     likely_combinations,
     room_as_traced,
 )
-from gpumem_tui.plan.tracing import BackgroundTracer, TraceReady, TraceState
+from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
-from gpumem_tui.tui.kit.figures import MUTED, ListRow, Rows, heading, no_rows, paragraph, row
+from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Rows, heading, no_rows, paragraph, row
 from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
-from gpumem_tui.tui.plan.lists import Compared, Help, compare_rows, gpu_rows, limit_rows, technique_rows
+from gpumem_tui.tui.plan.help import CommandHelp, Help, technique_rows
+from gpumem_tui.tui.plan.lists import Compared, batch_rows, compare_rows, gpu_rows, limit_rows, place_rows
 from gpumem_tui.tui.plan.numbers import PENDING, PaneNames
 
 _READABLE = 96
@@ -73,33 +76,28 @@ class PaneRequest:
     """A request to show something of a plan in a pane.
 
     Attributes:
-        other: the plan to compare with, and what it is called.
+        plan: a model's plan; of a command the plan so far, None before it has been traced.
+        other: a model's plan to compare with, and what it is called.
         with_step: memory over a step is wanted too.
-        traced: the trace that answers `plan`, where there is one and something of it is shown.
+        traced: the trace that answers a model's plan, where there is one and something of it is shown.
+        answer: what the trace says, where that is shown.
+        running, waiting: of a command, what is being run, and the changes that are not yet.
         traces: how many further ones had arrived: with another the pane is worked out anew.
     """
 
     pane: str
-    plan: Plan
-    other: tuple[str, Plan]
-    with_step: bool
+    plan: Plan | CommandPlan | None
+    other: tuple[str, Plan] | None = None
+    with_step: bool = False
     traced: Traced | None = None
+    answer: TracedAnswer | None = None
+    running: Combination | None = None
+    waiting: tuple[Combination, ...] = ()
     traces: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        pane: str,
-        plan: Plan,
-        other: tuple[str, Plan],
-        trace: TraceState,
-        *,
-        with_step: bool,
-    ) -> PaneRequest:
-        """Return what `pane` needs of all that; nothing is worked out anew for what it does not show."""
-        needs = with_step or pane in ("curves", "compare", "gpus", "limits")
-        traced = trace.traced if needs and isinstance(trace, TraceReady) else None
-        return cls(pane, plan, other, with_step, traced)
+
+Choice = Plan | Gpu | tuple[str, list[Row], str]
+"""What a row of a pane stands for: a plan, a GPU to plan for, or a title, all there is to say and what to copy."""
 
 
 @dataclass(frozen=True)
@@ -107,41 +105,44 @@ class PaneContent:
     """The content of a pane, and memory over a step if that was wanted.
 
     Attributes:
-        help: the techniques behind the pane, if it is about them.
-        gpus: those that the pane lists, if it does.
-        limits: of the plan's numbers, if the pane lists them.
+        choice: what the row of a key stands for; None for nothing.
+        candidates: plans whose traces would tell more; `one_size`: at their batch sizes alone.
     """
 
     view: Rows
+    choice: Callable[[str], Choice | None] = lambda _: None
     step: Rows = no_rows
-    help: Help | None = None
-    gpus: tuple[LargestOnGpu, ...] = ()
-    limits: tuple[Limit, ...] = ()
-
-    def plan_of(self, key: str, plan: Plan) -> Plan | None:
-        """Return the plan that a row of the pane stands for; None where it stands for none."""
-        if self.help is not None:
-            return self.help.plan_of(key)
-        if self.limits:
-            return next((one.plan for one in self.limits if one.quantity == key), None)
-        return next((replace(plan, gpu=row.gpu) for row in self.gpus if row.gpu.name == key), None)
+    candidates: tuple[Plan, ...] = ()
+    one_size: bool = False
 
 
-def pane_content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
+def command_content(request: PaneRequest) -> PaneContent:
+    """Work out what a pane shows of a command, which its trace and the runs with changes say."""
+    plan, answer = request.plan, request.answer
+    if not isinstance(plan, CommandPlan) or answer is None:
+        return PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
+    match request.pane:
+        case "techniques":
+            found = CommandHelp.of(plan, answer, request.running, request.waiting)
+            return PaneContent(found.rows, found.details)
+        case "gpus":
+            return _gpus_content(largest_of_command(plan), plan)
+        case "batches":
+            return _batches_content(answer, "" if plan.says_batch else "its own", batch_note(plan))
+        case "places":
+            return _places_content(answer)
+        case _:
+            return PaneContent(no_rows)
+
+
+def model_content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
     """Work out what a pane shows: in milliseconds, but for the cheapest combination and replays, which take seconds.
 
     Args:
         tracer: says what traces know of a plan, and is given the techniques' plans to trace.
     """
     content = _content(request, tracer)
-    if content.limits:
-        tracer.also(
-            [plan for one in content.limits if one.quantity in AT_ONE_SIZE for plan in one.wanted], one_size=True
-        )
-    elif content.gpus and request.traced is not None:
-        tracer.also([one for one in kernel_plans(request.plan) if tracer.trace_of(one) is None])
-    else:
-        tracer.also([] if content.help is None else content.help.candidates)
+    tracer.also(content.candidates, one_size=content.one_size)
     if not request.with_step:
         return content
     curve = _step(request)
@@ -149,30 +150,43 @@ def pane_content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
 
 
 def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
-    plan = request.plan
+    plan = _model(request)
     match request.pane:
         case "techniques":
             found = _help(plan, tracer)
-            return PaneContent(lambda width, selected: technique_rows(found, width, selected), help=found)
+            return PaneContent(partial(technique_rows, found), found.plan_of, candidates=tuple(found.candidates))
         case "curves":
             on_gpus = () if request.traced is None else largest_by_gpu(plan, request.traced)
             drawn = (*curves(plan, on_gpus), _step(request))
-            return PaneContent(lambda width, selected: curve_rows(drawn, width, selected))
+            return PaneContent(partial(curve_rows, drawn))
         case "gpus":
-            table = largest_by_gpu(plan, request.traced, tracer.trace_of)
-            return PaneContent(lambda width, selected: gpu_rows(table, plan, width, selected), gpus=table)
+            shown = _gpus_content(largest_by_gpu(plan, request.traced, tracer.trace_of), plan)
+            unknown = tuple(one for one in kernel_plans(plan) if tracer.trace_of(one) is None)
+            return shown if request.traced is None else replace(shown, candidates=unknown)
+        case "batches" | "places" if request.answer is None:
+            return PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
+        case "batches":
+            assert request.answer is not None, "the case before"
+            largest = request.answer.max_batch_size
+            return _batches_content(request.answer, "", largest.reason if isinstance(largest, Unknown) else "")
+        case "places":
+            assert request.answer is not None, "the case before"
+            return _places_content(request.answer)
         case "limits":
             solved = tuple(
                 limit(quantity, plan, partial(tracer.trace_of, one_size=quantity in AT_ONE_SIZE))
                 for quantity in QUANTITIES
             )
-            return PaneContent(lambda width, selected: limit_rows(solved, plan, width, selected), limits=solved)
+            plans: dict[str, Plan | None] = {one.quantity: one.plan for one in solved}
+            wanted = tuple(one for found in solved if found.quantity in AT_ONE_SIZE for one in found.wanted)
+            return PaneContent(partial(limit_rows, solved, plan), plans.get, candidates=wanted, one_size=True)
         case "judgement":
             known = tracer.known(plan)
-            largest = None if known is None else known.known_batch_size
-            advice, rate = judgements(plan, largest), throughput(plan)
+            most = None if known is None else known.known_batch_size
+            advice, rate = judgements(plan, most), throughput(plan)
             return PaneContent(lambda width, _: judgement_rows(advice, rate, width))
         case "compare":
+            assert request.other is not None, "a model's plan is compared with the one that was opened"
             name, other = request.other
             mine, theirs = (Compared(answer(one), tracer.known(one)) for one in (plan, other))
             return PaneContent(lambda width, _: compare_rows(mine, theirs, name, width))
@@ -180,8 +194,30 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
             return PaneContent(no_rows)
 
 
+def _gpus_content(found: Sequence[LargestOnGpu], plan: Plan | CommandPlan) -> PaneContent:
+    by_name = {one.gpu.name: one.gpu for one in found}
+    return PaneContent(partial(gpu_rows, found, plan), by_name.get)
+
+
+def _batches_content(found: TracedAnswer, size: str, note: str) -> PaneContent:
+    batches = found.batches()
+    for one in batches:
+        _ = one.fit, one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_used_bytes
+    return PaneContent(lambda width, _: batch_rows(batches, size, note, width))
+
+
+def _places_content(found: TracedAnswer) -> PaneContent:
+    places = found.places()
+    return PaneContent(lambda width, _: place_rows(places, width))
+
+
+def _model(request: PaneRequest) -> Plan:
+    assert isinstance(request.plan, Plan), "a command's panes are its own"
+    return request.plan
+
+
 def _step(request: PaneRequest) -> Curve:
-    return memory_over_step(request.plan, request.traced)
+    return memory_over_step(_model(request), request.traced)
 
 
 def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
@@ -214,7 +250,7 @@ class PlanPane(Vertical):
     """Shows what is asked for when it is there; until then what was there before.
 
     Args:
-        tracer: of the plan and of what would help; asked from another thread.
+        content: works out what a pane shows; called from another thread.
     """
 
     @dataclass
@@ -223,9 +259,9 @@ class PlanPane(Vertical):
 
         step: Rows
 
-    def __init__(self, tracer: BackgroundTracer) -> None:
+    def __init__(self, content: Callable[[PaneRequest], PaneContent]) -> None:
         super().__init__(id="pane-box")
-        self._tracer = tracer
+        self._work_out = content
         self._content = PaneContent(no_rows)
         self._wanted: PaneRequest | None = None
         self._shown: PaneRequest | None = None
@@ -255,9 +291,9 @@ class PlanPane(Vertical):
             self._traces += 1
             self.want(self._wanted)
 
-    def plan_of(self, key: str) -> Plan | None:
-        """Return the plan that a row of the pane stands for; None where it stands for none."""
-        return None if self._shown is None else self._content.plan_of(key, self._shown.plan)
+    def choice(self, key: str) -> Choice | None:
+        """Return what a row of the pane stands for; None where it stands for nothing."""
+        return self._content.choice(key)
 
     async def _work(self) -> None:
         try:
@@ -265,7 +301,7 @@ class PlanPane(Vertical):
                 await asyncio.sleep(_SETTLE_S)
                 if wanted != self._wanted:
                     continue
-                content = await in_daemon_thread(partial(pane_content, wanted, self._tracer))
+                content = await in_daemon_thread(partial(self._work_out, wanted))
                 if not self.is_attached:
                     return  # the program ends
                 if wanted.pane == self._wanted.pane:

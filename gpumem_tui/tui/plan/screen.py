@@ -1,11 +1,11 @@
-"""The Plan screen: what-if. Every control changes every number at once."""
+"""The Plan screen: what-if, for a model, whose controls change every number at once, and for a command."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -20,15 +20,13 @@ from textual.message import Message
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.checks import why_formula_only
-from gpumem_tui.memory import Unknown
+from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan import state as states
-from gpumem_tui.plan.answers import answer
-from gpumem_tui.plan.control import Choice
+from gpumem_tui.plan.control import Choice, Option
 from gpumem_tui.plan.controls import control_of
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceState
 from gpumem_tui.report.output import so_far
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen, copy_to_clipboard
@@ -48,7 +46,8 @@ from gpumem_tui.tui.plan.numbers import (
     ledger_rows,
     verdict_rows,
 )
-from gpumem_tui.tui.plan.panes import PaneRequest, PlanPane
+from gpumem_tui.tui.plan.panes import PlanPane
+from gpumem_tui.tui.plan.planned import MakePlanned, ModelPlanned, News, Planned
 
 _SWITCH_S = 0.0005
 """Traces and panes are worked out in threads of this process: while the screen is there, it has its turn this soon and
@@ -56,13 +55,12 @@ not after 5 ms."""
 _TURNS: list[float] = []
 """The turns that threads had before each Plan screen that is there; the first is given back when the last one goes."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
-_PANES = "Numbers, techniques, curves, every GPU, limits, judgement, compare"
-AS_OPENED, AS_MARKED = "as opened", "as marked"
-"""What the plan that the screen began with, and one that enter marked in the pane compare, are called."""
+_PANES = "Numbers, techniques, curves, every GPU, batch sizes, places, limits, judgement, compare"
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
-MakeTracer = Callable[[Callable[[TraceState], None]], BackgroundTracer]
+_OF_MODELS = frozenset({"undo", "redo", "copy", "search"})
+"""What a plan without controls and a closed form cannot do."""
 
 
 def why_no_search(plan: Plan) -> str:
@@ -80,15 +78,14 @@ class PlanScreen(MainScreen):
     """The screen of one plan.
 
     Args:
-        plan: to begin with.
-        tracer: makes what traces plans, given where its news go.
+        make: makes what is planned, given where its news go.
         clock: the time of day.
     """
 
     CSS_PATH = "screen.tcss"
     SMALLEST = (72, 18)
     TOPIC = "plan"
-    TABLES = ("number",)
+    TABLES = ("number", "column")
     MORE_KEYS = (
         ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
         ("tab", "controls, ledger, pane"),
@@ -96,10 +93,11 @@ class PlanScreen(MainScreen):
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"pane('{pane}')", pane, show=False, tooltip=_PANES) for pane, key in PANES.items()),
-        Binding("escape", "controls", "controls", show=False, tooltip="Back to the controls; there, end the trace"),
+        Binding("escape", "controls", "controls", show=False, tooltip="Back to the controls; there, end what runs"),
         Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
-        Binding("r", "trace", "trace again", show=False, tooltip="Trace again, where a trace failed"),
+        Binding("r", "trace", "run", tooltip="Trace again, where that failed; run the what-ifs not run so far"),
+        Binding("g", "gpu", "GPU", tooltip="Plan for another GPU: answered without running again"),
         Binding("y", "copy", "copy", tooltip="Copy the command line that opens this plan again"),
         Binding("h", "explain", "explain", tooltip="Explain the control or row: formula, numbers, source, limits"),
         Binding("s", "search", "search", tooltip="Search the largest batch with these settings"),
@@ -111,47 +109,33 @@ class PlanScreen(MainScreen):
     ]
 
     @dataclass
-    class TraceArrived(Message):
-        """The tracer knows more."""
+    class Told(Message):
+        """What runs behind the screen has news."""
 
-        traced: TraceState
+        news: News
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        tracer: MakeTracer = BackgroundTracer,
-        clock: Clock = datetime.now,
-    ) -> None:
+    def __init__(self, make: MakePlanned, *, clock: Clock = datetime.now) -> None:
         super().__init__()
-        self._state = states.opened(plan)
-        self._answer = answer(plan)
-        self._tracer = tracer(self._on_trace)
-        self._traced: TraceState = Pending(plan)
-        self._other = (AS_OPENED, plan)
+        self._planned = make(self._tell)
         self._clock = clock
         self._waits_since_s = self._took_s = 0.0
-        self._pane = "numbers"
+        self._could_run = False
+        self._pane = "numbers" if self._model is not None else "techniques"
 
     @property
-    def state(self) -> PlanState:
-        """The values of the controls, and the plan that they describe."""
-        return self._state
+    def planned(self) -> Planned:
+        """What is planned."""
+        return self._planned
 
     @property
-    def traced(self) -> TraceState:
-        """The trace of the plan; None before it has come."""
-        return self._traced
-
-    @property
-    def tracer(self) -> BackgroundTracer:
-        """The object that traces the plan."""
-        return self._tracer
+    def _model(self) -> ModelPlanned | None:
+        """A model's plan, which has controls and a closed form; None for a command."""
+        return self._planned if isinstance(self._planned, ModelPlanned) else None
 
     @property
     def settled(self) -> bool:
         """Nothing is being worked out any more."""
-        return not isinstance(self._traced, Pending) and self.query_one(PlanPane).settled
+        return not self._planned.busy and self.query_one(PlanPane).settled
 
     # What is on it
 
@@ -159,7 +143,8 @@ class PlanScreen(MainScreen):
         """Yield header, controls, numbers, pane."""
         yield FixedRows(id="plan-header")
         with Horizontal(id="body"):
-            yield PlanControls()
+            if self._model is not None:
+                yield PlanControls()
             with Container(id="right"):
                 yield PaneNames(classes="top")
                 with Vertical(id="numbers") as numbers:
@@ -169,14 +154,15 @@ class PlanScreen(MainScreen):
                         yield RowList(id="ledger")
                         yield RowList(id="facts")
                         yield FixedRows(id="step")
-                yield PlanPane(self._tracer)
+                yield PlanPane(self._planned.content)
 
     def on_mount(self) -> None:
         """Show the numbers at once; the trace and the pane follow."""
         _TURNS.append(sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
-        self.query_one(PlanControls).focus()
-        self._traced = self._tracer.want(self._state.plan)
+        self.set_class(self._model is None, "-bare")
+        self.query_one("#controls" if self._model is not None else "#pane").focus()
+        self._planned.begin()
         self.set_interval(_CLOCK_S, self._tick)
         self._draw()
 
@@ -193,39 +179,68 @@ class PlanScreen(MainScreen):
             self.set_class(there, name)
         self.call_after_refresh(self._draw)
 
-    # The controls
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer only what does something for what is planned."""
+        match action:
+            case "pane":
+                return parameters[0] in self._planned.panes
+            case "trace":
+                return self._planned.can_run()
+            case _:
+                return self.has_key(action)
+
+    def has_key(self, action: str) -> bool:
+        """Return whether an action can ever be done for what is planned; a model's GPU is a control."""
+        return action != "gpu" if self._model is not None else action not in _OF_MODELS
+
+    def action_gpu(self) -> None:
+        """Pick a GPU to plan for."""
+        here = self._planned.shown.gpu
+        by_name = {gpu.name: gpu for gpu in gpus().values()}
+        options = [Option(name, f"{gpu.title}, {format_bytes(gpu.total_bytes)}") for name, gpu in by_name.items()]
+
+        def picked(name: str | None) -> None:
+            if name is not None:
+                self._plan_for(by_name[name])
+
+        self.app.push_screen(PickScreen("GPU", options, here.name), picked)
+
+    # The controls, of a model
 
     def on_plan_controls_stepped(self, message: PlanControls.Stepped) -> None:
         """Take the step to the next state."""
-        self._enter(message.step(self._state))
+        self._step(message.step)
 
     def on_plan_controls_picking(self, message: PlanControls.Picking) -> None:
         """Open the list of a choice."""
-        key = message.key
-        control = control_of(self._state.draft, key)
+        assert self._model is not None, "controls are of a model"
+        key, draft = message.key, self._model.state.draft
+        control = control_of(draft, key)
         assert isinstance(control, Choice), "numbers are typed"
 
         def picked(value: str | None) -> None:
             if value is not None:
-                self._enter(states.chosen(states.paused(self._state), key, value))
+                self._step(lambda state: states.chosen(states.paused(state), key, value))
 
-        options, current = control.options(self._state.draft), control.get(self._state.draft)
-        self.app.push_screen(PickScreen(control.label[:1].upper() + control.label[1:], options, current), picked)
+        title = control.label[:1].upper() + control.label[1:]
+        self.app.push_screen(PickScreen(title, control.options(draft), control.get(draft)), picked)
 
     def on_row_list_moved(self, message: RowList.Moved) -> None:
         """Note another control: the next change is a step of its own."""
         if isinstance(message.rows, PlanControls):
-            self._enter(states.paused(self._state))
+            self._step(states.paused)
 
     def action_undo(self) -> None:
         """Take the last change back, and what is being typed."""
         self.query_one(PlanControls).end_typing()
-        self._enter(states.undone(self._state))
+        self._step(states.undone)
 
     def action_redo(self) -> None:
         """Make a change again that was taken back."""
         self.query_one(PlanControls).end_typing()
-        self._enter(states.redone(self._state))
+        self._step(states.redone)
 
     # The panes
 
@@ -242,12 +257,13 @@ class PlanScreen(MainScreen):
         self.action_pane(panes[(panes.index(self._visible_pane()) + way) % len(panes)])
 
     def action_controls(self) -> None:
-        """Give the keys back to the controls; where they have them, end the trace."""
-        controls = self.query_one(PlanControls)
-        if controls.has_focus and isinstance(self._traced, Pending):
-            self._traced = self._tracer.stop(self._state.plan)
+        """Give the keys back to the controls; where they have them, or there are none, end what runs."""
+        controls = next(iter(self.query(PlanControls)), None)
+        if self._planned.busy and (controls is None or controls.has_focus):
+            self._planned.stop()
             self._draw_numbers()
-        controls.focus()
+        if controls is not None:
+            controls.focus()
 
     def on_pane_names_wanted(self, message: PaneNames.Wanted) -> None:
         """Show the pane whose name was clicked."""
@@ -255,28 +271,32 @@ class PlanScreen(MainScreen):
 
     @on(RowList.Chosen, "#pane")
     def _act_on_pane(self, message: RowList.Chosen) -> None:
-        """Apply a technique; mark this plan to compare others with it; explain anything else."""
-        pane = self.query_one(PlanPane)
-        plan = pane.plan_of(message.key)
-        if plan is not None and not pane.settled:
-            self.notify("this list is of the plan before: one moment")
-        elif plan is not None:
-            self._enter(states.replaced(self._state, plan))
-        elif self._visible_pane() == "compare":
-            self._other = (AS_MARKED, self._state.plan)
-            self._draw_panes()
-        else:
-            self.action_explain()
+        """Apply a technique; plan for a GPU; mark this plan to compare others with it; explain anything else."""
+        pane, model = self.query_one(PlanPane), self._model
+        match pane.choice(message.key):
+            case Plan() | Gpu() if not pane.settled:
+                self.notify("this list is of the plan before: one moment")
+            case Plan() as plan:
+                self._step(lambda state: states.replaced(state, plan))
+            case Gpu() as gpu:
+                self._plan_for(gpu)
+            case (title, lines, command):
+                self.app.push_screen(TextScreen(title, lines, plain=command))
+            case _ if model is not None and self._visible_pane() == "compare":
+                model.mark()
+                self._draw_panes()
+            case _:
+                self.action_explain()
 
     @on(RowList.Chosen, "#ledger,#facts")
     def action_explain(self) -> None:
         """Explain the row under the cursor; show the keys where a row says all there is to say."""
-        rows = self.focused
+        rows, model = self.focused, self._model
         found = None
-        if isinstance(rows, PlanControls):
-            found = control_help(self._state, rows.key) if rows.key else None
+        if model is not None and isinstance(rows, PlanControls):
+            found = control_help(model.state, rows.key) if rows.key else None
         elif isinstance(rows, RowList):
-            found = explanation(self._state.plan, rows.key)
+            found = explanation(None if model is None else model.plan, rows.key)
         self.app.push_screen(HelpScreen.of(self) if found is None else TextScreen(*found))
 
     def help_lines(self) -> Iterable[Row]:
@@ -287,7 +307,8 @@ class PlanScreen(MainScreen):
 
     def action_copy(self) -> None:
         """Copy the command line that opens this plan again, or say why there is none."""
-        line = command_line(self._state.plan)
+        assert self._model is not None, "the key is offered for a model"
+        line = command_line(self._model.plan)
         if isinstance(line, Unknown):
             self.notify(line.reason, severity="warning")
         else:
@@ -296,112 +317,119 @@ class PlanScreen(MainScreen):
     def take_over(self, what: object) -> str:
         """Go on from another plan or another GPU; undo leads back."""
         match what:
-            case Plan():
-                self._enter(states.replaced(self._state, what))
+            case Plan() if self._model is not None:
+                self._step(lambda state: states.replaced(state, what))
             case Gpu():
-                self._enter(states.replaced(self._state, replace(self._state.plan, gpu=what)))
+                self._plan_for(what)
         return ""
 
     def action_search(self) -> None:
         """Search with these settings, if a search can have them."""
-        if why_not := why_no_search(self._state.plan):
+        assert self._model is not None, "the key is offered for a model"
+        if why_not := why_no_search(self._model.plan):
             self.notify(why_not, severity="warning")
         else:
-            self.post_message(self.Wanted("search", self._state.plan))
+            self.post_message(self.Wanted("search", self._model.plan))
 
-    # The trace
+    # What runs behind the screen
 
     def action_trace(self) -> None:
-        """Trace once more where it failed: a process may have been killed, or torch installed meanwhile."""
-        if isinstance(self._traced, TraceFailed):
-            self._traced = self._tracer.again(self._state.plan)
+        """Trace once more where it failed; run what has not been run."""
+        if self._planned.can_run():
+            self._planned.again()
             self._draw_numbers()
 
-    def _on_trace(self, traced: TraceState) -> None:
-        """Pass news on from the tracer's thread."""
-        self.post_message(self.TraceArrived(traced))
+    def _tell(self, news: News) -> None:
+        """Pass news on from the thread that has them."""
+        self.post_message(self.Told(news))
 
-    def on_plan_screen_trace_arrived(self, message: TraceArrived) -> None:
-        """Show news of the plan, if it is still on the screen."""
-        if message.traced.plan == self._state.plan:
-            self._traced = message.traced
+    def on_plan_screen_told(self, message: Told) -> None:
+        """Show news, if they are of what is on the screen."""
+        if message.news():
             self._draw_numbers()
             self._draw_panes()
         else:
             self.query_one(PlanPane).trace_arrived()
 
     def cancel(self) -> None:
-        """End the trace; safe to call from any thread."""
-        self._tracer.close(0.0)
+        """End what runs; safe to call from any thread."""
+        self._planned.close(0.0)
 
     async def end(self) -> int:
-        """End the trace, and wait until its process is gone."""
-        code = await super().end()
-        await in_daemon_thread(partial(self._tracer.close, _ENDS_WITHIN_S))
+        """End what runs, and wait until its processes are gone; return the exit code for leaving now."""
+        code = self._planned.leaving_code
+        code = await super().end() or code
+        await in_daemon_thread(partial(self._planned.close, _ENDS_WITHIN_S))
         return code
 
     # Drawing
 
-    def _enter(self, state: PlanState) -> None:
-        """Show another state: controls and numbers now, the trace and the pane when they are there."""
-        before, self._state = self._state, state
+    def _step(self, step: Callable[[PlanState], PlanState]) -> None:
+        """Show another state of a model: controls and numbers now, the trace and the pane when they are there."""
+        assert self._model is not None, "controls are of a model"
+        before = self._model.state
+        self._model.enter(step(before))
+        state = self._model.state
         self.query_one(PlanControls).show_state(state)
         if state.plan != before.plan:
-            self._answer = answer(state.plan)
-            self._traced = self._tracer.want(state.plan)
             self._draw_numbers()
             self._draw_panes()
         elif state.now.problem != before.now.problem:
             self._draw_header()
 
+    def _plan_for(self, gpu: Gpu) -> None:
+        self._planned.plan_for(gpu)
+        self._draw()
+
     def _draw(self) -> None:
-        self.query_one(PlanControls).show_state(self._state)
+        if self._model is not None:
+            self.query_one(PlanControls).show_state(self._model.state)
         self._draw_numbers()
         self._draw_panes()
 
     def _draw_header(self) -> None:
-        time = f"{self._clock():%H:%M}"
-        found, traced, stale = self._answer, self._traced, self._state.now.problem is not None
-        self.query_one("#plan-header", RowList).show(
-            lambda width, _: [header_row(found, traced, time, width, stale=stale)]
-        )
+        shown, now = self._planned.shown, f"{self._clock():%H:%M}"
+        self.query_one("#plan-header", RowList).show(lambda width, _: [header_row(shown, now, width)])
 
     def _tick(self) -> None:
         self._draw_header()
-        if isinstance(self._traced, Pending):
+        if self._planned.busy:
             self._draw_verdict()
 
     def _draw_verdict(self) -> None:
         """Show whether it fits; while a trace is under way, for how long, and about how long yet by the last one."""
-        found, traced, now_s = self._answer, self._traced, time.monotonic()
-        if isinstance(traced, Pending):
+        shown, now_s = self._planned.shown, time.monotonic()
+        if shown.traced is None:
             self._waits_since_s = self._waits_since_s or now_s
         elif self._waits_since_s:
             self._took_s, self._waits_since_s = now_s - self._waits_since_s, 0.0
         waits_s = now_s - self._waits_since_s if self._waits_since_s else 0.0
         waited = so_far(waits_s, self._took_s) if waits_s >= 1 else ""
-        self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(found, traced, width, waited))
+        self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(shown, width, waited))
 
     def _draw_numbers(self) -> None:
+        if self._could_run is not (can_run := self._planned.can_run()):
+            self._could_run = can_run
+            self.refresh_bindings()
         self._draw_header()
         self._draw_verdict()
-        found, traced = self._answer, self._traced
-        self.query_one("#ledger", RowList).show(lambda width, _: ledger_rows(found, traced, width))
-        self.query_one("#facts", RowList).show(lambda width, _: fact_rows(found, traced, width))
+        shown = self._planned.shown
+        self.query_one("#ledger", RowList).show(lambda width, _: ledger_rows(shown, width))
+        self.query_one("#facts", RowList).show(lambda width, _: fact_rows(shown, width))
 
     def _draw_panes(self) -> None:
-        self.set_class(self._visible_pane() == "numbers", "-on-numbers")
+        pane = self._visible_pane()
+        self.set_class(pane == "numbers", "-on-numbers")
         for names in self.query(PaneNames):
-            names.show_panes(self._panes(), self._visible_pane())
-        pane, plan, step = self._visible_pane(), self._state.plan, self.has_class("-step")
-        self.query_one(PlanPane).want(PaneRequest.of(pane, plan, self._other, self._traced, with_step=step))
+            names.show_panes(self._panes(), pane)
+        self.query_one(PlanPane).want(self._planned.request(pane, with_step=self.has_class("-step")))
 
     def on_plan_pane_drawn(self, message: PlanPane.Drawn) -> None:
         """Show memory over a step, which came with the pane."""
         self.query_one("#step", RowList).show(message.step)
 
     def _panes(self) -> list[str]:
-        return [pane for pane in PANES if pane != "numbers" or self.has_class("-single")]
+        return [pane for pane in self._planned.panes if pane != "numbers" or self.has_class("-single")]
 
     def _visible_pane(self) -> str:
         return self._pane if self._pane in self._panes() else "techniques"

@@ -1,0 +1,369 @@
+"""What would help, as a pane lists it: the cheapest that fits, then each technique alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.answers import TracedAnswer
+from gpumem_tui.plan.combination import Combination, Effect, Techniques
+from gpumem_tui.plan.combining import command_of
+from gpumem_tui.plan.command import CommandPlan, techniques_of_command
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import change_words
+from gpumem_tui.plan.tracing import BackgroundTracer
+from gpumem_tui.report.tables import counted
+from gpumem_tui.search.words import FIT_ANSWERS
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, compact_bytes, fit, heading, paragraph, row
+from gpumem_tui.tui.plan.lists import MARKS
+from gpumem_tui.tui.plan.numbers import PENDING
+
+COMBINATION, TRACEABLE = "combination", "traceable"
+"""The keys of the combinations' rows; a technique's row has the technique's key."""
+
+_ROOMY = 76
+_NAME_WIDTH = 22
+_ROOMY_NAME_WIDTH = 32
+_SAVES_WIDTH = 9
+_LARGEST_WIDTH = 12
+
+
+@dataclass(frozen=True)
+class Help:
+    """The help that was worked out for one plan.
+
+    Attributes:
+        traceable: the cheapest combination that a trace can confirm; the same one where that is the cheapest. With
+            traces, the cheapest that was traced to fit.
+        likely: what else may be the cheapest once it is traced, the cheapest first.
+        now: what the trace says of the plan as it is; None where there is none.
+        traced: what traces say with a technique or combination, by the key of its row.
+        waiting: keys of those whose trace is to come.
+    """
+
+    plan: Plan
+    techniques: Techniques
+    combination: Combination | Unknown
+    traceable: Combination | Unknown
+    likely: tuple[Combination, ...] = ()
+    now: TracedAnswer | None = None
+    traced: Mapping[str, TracedAnswer] = field(default_factory=dict)
+    waiting: frozenset[str] = frozenset()
+
+    def with_traces(self, tracer: BackgroundTracer) -> Help:
+        """Return the same with what traces say by now, and sorted by that."""
+        traced = {key: found for key, plan in self._plans.items() if (found := tracer.known(plan)) is not None}
+        waiting = {key for key, plan in self._plans.items() if key not in traced and not tracer.failed(plan)}
+
+        def order(one: Effect) -> tuple[bool, int, int]:
+            found = traced.get(one.change.key)
+            largest = found.known_batch_size if found is not None else None
+            fits = found.fits if found is not None else one.fits
+            return not fits, -((one.known_largest or 0) if largest is None else largest), -one.saved_bytes
+
+        now = tracer.known(self.plan)
+        helping = sorted(self.techniques.helping, key=order)
+        judged = replace(self.techniques, helping=tuple(_traced_effect(one, traced, now) for one in helping))
+        known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
+        fitting = {key for key, found in traced.items() if found.fits}
+        best = next((index for index in range(len(self.likely)) if _likely(index) in fitting), None)
+        return known if best is None else known.taking(best)
+
+    def taking(self, index: int) -> Help:
+        """Return the same with the combination that a trace has confirmed in the place of the formula's."""
+        best, key = self.likely[index], _likely(index)
+        only = isinstance(self.combination, Combination) and self.combination.formula_only
+        traced = {**self.traced, TRACEABLE: self.traced[key], **({} if only else {COMBINATION: self.traced[key]})}
+        waiting = self.waiting - {TRACEABLE, *(() if only else (COMBINATION,))}
+        combination = self.combination if only else best
+        return replace(self, combination=combination, traceable=best, traced=traced, waiting=waiting)
+
+    @property
+    def seeks_cheaper(self) -> bool:
+        """Return whether a cheaper combination than the one that is shown is being traced."""
+        return any(
+            _likely(index) in self.waiting
+            and isinstance(self.traceable, Combination)
+            and one.price < self.traceable.price
+            for index, one in enumerate(self.likely)
+        )
+
+    @property
+    def candidates(self) -> list[Plan]:
+        """The plans that are yet to be traced, the best first; last what is compiled for it, which takes long."""
+        plans = [plan for key, plan in self._plans.items() if key in self.waiting]
+        return sorted(plans, key=lambda one: one.recipe.compile and not self.plan.recipe.compile)
+
+    @property
+    def _plans(self) -> dict[str, Plan]:
+        """The plans that a trace can answer, by key: the combinations first."""
+        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}
+        found = {key: one.plan for key, one in best.items() if isinstance(one, Combination) and not one.formula_only}
+        found |= {_likely(index): one.plan for index, one in enumerate(self.likely)}
+        alone = {one.change.key: one.plan for one in self.techniques.helping if not one.formula_only}
+        return found | alone
+
+    def plan_of(self, key: str) -> Plan | None:
+        """Return the plan that a row's key stands for; None for a technique that means nothing here."""
+        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}.get(key)
+        if best is not None:
+            return best.plan if isinstance(best, Combination) else None
+        return next((one.plan for one in self.techniques.helping if one.change.key == key), None)
+
+
+def _traced_effect(effect: Effect, traced: Mapping[str, TracedAnswer], now: TracedAnswer | None) -> Effect:
+    """Return an effect by its trace, where it has one; what it saves is by formula where the plan has none."""
+    if (found := traced.get(effect.change.key)) is None:
+        return effect
+    saved_bytes = effect.saved_bytes if now is None else now.peak_allocated_bytes - found.peak_allocated_bytes
+    kept = replace(effect, peak_bytes=found.peak_allocated_bytes, saved_bytes=saved_bytes, largest=found.max_batch_size)
+    return replace(kept, by="traced", fit="fits" if found.fits else "does not fit")
+
+
+def _likely(index: int) -> str:
+    return f"{COMBINATION} {index}"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Each technique alone, as a list has it.
+
+    Attributes:
+        waiting: keys of those whose trace is to come; `running`: what is being run, in words; `left`: what is not yet.
+        saves_known: what is saved is known by trace where the technique was traced.
+        of_gpus: the largest batch is of one of several GPUs.
+    """
+
+    techniques: Techniques
+    waiting: frozenset[str] = frozenset()
+    running: str = ""
+    left: tuple[tuple[str, str], ...] = ()
+    saves_known: bool = True
+    of_gpus: bool = False
+
+
+def technique_rows(found: Help, width: int, selected: str) -> list[ListRow]:
+    """Return what would help a model's plan; the row under the cursor also says what it costs where no column does."""
+    alone = Alone(
+        found.techniques, found.waiting, saves_known=found.now is not None, of_gpus=found.plan.recipe.gpus > 1
+    )
+    return [*_combination_rows(found, width), *alone_rows(alone, width, selected)]
+
+
+def alone_rows(found: Alone, width: int, selected: str) -> list[ListRow]:
+    """Return a line a technique, and those that do not help with the reason."""
+    largest = "largest/GPU" if found.of_gpus else "largest"
+    head = f"  {'alone':<{_name_width(width)}}{'saves GiB':>{_SAVES_WIDTH}}{largest:>{_LARGEST_WIDTH}}"
+    lines = [row(), row((head + ("  cost" if width >= _ROOMY else ""), f"bold {MUTED}"))]
+    for effect in found.techniques.helping:
+        lines += _technique_rows(effect, found, width, here=effect.change.key == selected)
+    if found.running:
+        lines.append(row((f"{PENDING} ", "$primary"), (f"{found.running}: its run is under way", "$primary")))
+    lines += [row((fit(f"· {name}: not run yet", width), MUTED), key=key) for key, name in found.left]
+    useless = found.techniques.not_applicable
+    if useless:
+        lines += [row(), row(("  no help here", f"bold {MUTED}"))]
+        lines += [row((fit(f"  {none.name}: {none.reason}", width), MUTED), key=none.key) for none in useless]
+    return lines
+
+
+def _technique_rows(effect: Effect, found: Alone, width: int, *, here: bool) -> list[ListRow]:
+    """Return traced figures where there are any; ≈ is an estimate, … one whose trace is to come."""
+    change, most, is_traced = effect.change, effect.known_largest, effect.by == "traced"
+    if is_traced:
+        largest = ABSENT if most is None else f"{most:,}" if most else "none"
+    else:
+        largest = f"≈{most:,}" if most else f"≈{ABSENT if most is None else 'none'}"
+    if change.key in found.waiting:
+        largest = f"{PENDING} {largest}"
+    saves = f"{'' if is_traced and found.saves_known else '≈'}{compact_bytes(effect.saved_bytes)}"
+    spans = [
+        MARKS["fits"] if effect.fits else ("  ", "") if effect.of_model else MARKS[effect.fit],
+        (fit(change.name, _name_width(width)), ""),
+        (f"{saves:>{_SAVES_WIDTH}}", "" if effect.saved_bytes > 0 else MUTED),
+        (f"{largest:>{_LARGEST_WIDTH}}", "bold" if effect.fits else MUTED),
+    ]
+    cost = change.cost + ("; formula only" if effect.formula_only else "")
+    if width >= _ROOMY:
+        room = width - 2 - _ROOMY_NAME_WIDTH - _SAVES_WIDTH - _LARGEST_WIDTH - 2
+        lines = [row(*spans, ("  " + fit(cost, room), MUTED), key=change.key)]
+        return lines + (paragraph(cost, width, indent=2) if here and len(cost) > room else [])
+    lines = [row(*spans, key=change.key)]
+    return lines + (paragraph(f"costs: {cost}", width, indent=2) if here else [])
+
+
+def _name_width(width: int) -> int:
+    return _ROOMY_NAME_WIDTH if width >= _ROOMY else max(_NAME_WIDTH, width - 2 - _SAVES_WIDTH - _LARGEST_WIDTH)
+
+
+# Of a model's plan
+
+
+def _combination_rows(found: Help, width: int) -> list[ListRow]:
+    """Return the cheapest set that fits and, where only the formula knows that, the cheapest that can be traced."""
+    best, traceable = found.combination, found.traceable
+    if found.now is not None and found.now.fits:
+        return [heading("It fits as it is, traced"), *paragraph(_LARGER, width)]
+    if isinstance(best, Unknown):
+        return [heading("Cheapest combination that fits"), *paragraph(best.reason, width, "")]
+    if best.plan == found.plan and found.now is None:
+        return [heading("It fits as it is, by formula"), *paragraph(_LARGER, width)]
+    if best.plan == found.plan:
+        said = "by formula it fits as it is, traced it does not"
+        said += f"; {PENDING} tracing what may" if found.waiting else ": take one that is traced to fit (✓ without ≈)"
+        return [heading("It does not fit as it is"), *paragraph(said, width)]
+    lines = [heading("Cheapest combination that fits"), *_choice_rows(best, COMBINATION, found, width)]
+    if best.formula_only and isinstance(traceable, Combination):
+        lines += [heading("Cheapest that can be traced"), *_choice_rows(traceable, TRACEABLE, found, width)]
+    return lines
+
+
+_LARGER = "each technique below makes a larger batch fit"
+
+
+def _traced_words(found: Help, key: str) -> str:
+    """Return what the trace says of a combination."""
+    if key in found.waiting:
+        return f"; {PENDING} tracing"
+    if key not in found.traced:
+        return "; by formula"
+    answer = found.traced[key]
+    cheaper = f"{PENDING} tracing cheaper ones; " if found.seeks_cheaper else ""
+    fits = "fits" if answer.fits else "does not fit"
+    plan = found.plan_of(key)
+    of_one = " a GPU" if plan is not None and plan.recipe.gpus > 1 else ""
+    return f"; {cheaper}traced: {fits}, largest{of_one} {_largest_count(answer.max_batch_size)}"
+
+
+def _largest_count(largest: int | Unknown) -> str:
+    return ABSENT if isinstance(largest, Unknown) else f"{largest:,}" if largest else "none"
+
+
+def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[ListRow]:
+    """Return one selectable line, and what it comes to."""
+    steps = best.by_formula.accumulation
+    what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
+    gpus = f" × {best.plan.recipe.gpus} GPUs" if best.plan.recipe.gpus > 1 else ""
+    passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
+    answer = found.traced.get(key)
+    peak = (
+        f"≈{format_bytes(best.by_formula.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
+    )
+    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}"
+    comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
+    first, *others = paragraph(what, width - 2, "bold")
+    return [
+        row(("✓ " if key not in found.traced or found.traced[key].fits else "✗ ", ""), *first.spans, key=key),
+        *(row(("  ", ""), *line.spans) for line in others),
+        *paragraph(comes_to, width, indent=2),
+    ]
+
+
+# Of a command
+
+_SET = "set-"
+"""Before the place of what was run together in the plan: the key of its row."""
+
+
+@dataclass(frozen=True)
+class CommandHelp:
+    """What would help a command, as far as it was run.
+
+    Attributes:
+        answer: of the command as it is. `running`: what is being run; `waiting`: changes whose runs have not begun.
+    """
+
+    plan: CommandPlan
+    answer: TracedAnswer
+    techniques: Techniques
+    running: Combination | None
+    waiting: tuple[Combination, ...]
+
+    @classmethod
+    def of(
+        cls,
+        plan: CommandPlan,
+        answer: TracedAnswer,
+        running: Combination | None,
+        waiting: tuple[Combination, ...],
+    ) -> CommandHelp:
+        """Judge what was run for the planned GPU; this takes a moment."""
+        return cls(plan, answer, techniques_of_command(plan, answer), running, waiting)
+
+    def rows(self, width: int, selected: str) -> list[ListRow]:
+        """Return the cheapest that fits, what else was run together, and each technique alone."""
+        left = tuple((one.changes[0].key, one.words) for one in self.waiting)
+        running = "" if self.running is None else self.running.words
+        alone = Alone(self.techniques, running=running, left=left, of_gpus=self.plan.ranks > 1)
+        return [*self._combinations(width), *alone_rows(alone, width, selected)]
+
+    def _combinations(self, width: int) -> list[ListRow]:
+        plan, best = self.plan, self.plan.fitting
+        if self.answer.traced.fits_leaving(plan.batch_size, 0):
+            lines, best = [heading(f"It {self.answer.fit} as it is, traced"), *paragraph(_LARGER, width)], None
+        elif best is None:
+            lines = [heading("Cheapest combination that fits"), *paragraph(change_words(plan, self.answer), width, "")]
+        else:
+            lines = [heading("Cheapest combination that fits"), *_set_rows(plan, best, _key_of(plan, best), width)]
+        others = [(number, one) for number, one in enumerate(plan.together) if one is not best]
+        if others:
+            lines += [row(), row(("  run together", f"bold {MUTED}"))]
+        for number, one in others:
+            lines += _set_rows(plan, one, f"{_SET}{number}", width)
+        return lines
+
+    def details(self, key: str) -> tuple[str, list[Row], str] | None:
+        """Return title, lines and what to copy of all there is to say of a row; None for one that is not there."""
+        if key.startswith(_SET):
+            return _set_details(self.plan, self.plan.together[int(key.removeprefix(_SET))])
+        for none in self.techniques.not_applicable:
+            if none.key == key:
+                return none.name, [[(f"Not tried: {none.reason}.", "")]], ""
+        found = next((one for one in self.techniques.helping if one.change.key == key), None)
+        return None if found is None else self._technique_details(found)
+
+    def _technique_details(self, found: Effect) -> tuple[str, list[Row], str]:
+        largest = f"{found.largest:,}" if isinstance(found.largest, int) else found.largest.reason
+        noun, peak_bytes = self.plan.config.workload.noun, self.answer.peak_allocated_bytes
+        ran, own = f"a run of {noun} with the change made to it", f"the trace of {noun} as it is"
+        pairs = [
+            ("to have it", found.change.how),
+            ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(peak_bytes)}"),
+            ("saves", format_bytes(found.saved_bytes)),
+            ("reserved", format_bytes(found.reserved_bytes)),
+            ("fits", f"{FIT_ANSWERS[found.fit]}, {self.plan.size} on {self.plan.gpu.title}"),
+            ("largest", largest),
+            ("costs", f"{found.change.cost} ({found.change.source})"),
+            ("known by", f"{found.by}: {ran if found.by == 'traced' else own}"),
+        ]
+        return found.change.name, _paired(pairs), ""
+
+
+def _key_of(plan: CommandPlan, one: Combination) -> str:
+    return one.changes[0].key if plan.is_alone(one) else f"{_SET}{plan.together.index(one)}"
+
+
+def _set_rows(plan: CommandPlan, one: Combination, key: str, width: int) -> list[ListRow]:
+    """Return what was run together, and what it came to; enter says how to have it."""
+    first, *others = paragraph(one.words, width - 2, "bold")
+    mark = ("– ", MUTED) if isinstance(one.traced, Unknown) else MARKS[plan.fit_with(one)]
+    lines = [row(mark, *first.spans, key=key), *(row(("  ", ""), *line.spans) for line in others)]
+    if isinstance(one.traced, Unknown):
+        return [*lines, *paragraph(one.traced.reason, width, indent=2)]
+    peak_bytes = plan.there(one.traced).at(one.batch_size).peak_allocated_bytes + one.beside_bytes
+    return [*lines, *paragraph(f"peak {format_bytes(peak_bytes)}; traced: {plan.fit_with(one)}", width, indent=2)]
+
+
+def _set_details(plan: CommandPlan, one: Combination) -> tuple[str, list[Row], str]:
+    line, written = command_of(plan, one)
+    if isinstance(one.traced, Unknown):
+        return one.words, [[(f"Not tried: {one.traced.reason}.", "")]], line
+    pairs = [("to type", line), *(("to write", how) for how in written)]
+    pairs.append(("by trace", f"{plan.fit_with(one)} {plan.gpu.title}"))
+    pairs += [("costs", f"{change.name}: {change.cost} ({change.source})") for change in one.changes]
+    return one.words, _paired(pairs), line
+
+
+def _paired(pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    return [[(f"{title:<12}", MUTED), (text, "")] for title, text in pairs]
