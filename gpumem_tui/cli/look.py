@@ -48,7 +48,8 @@ def look(target: str, by: By, timeout_s: float, as_json: bool, plain: bool) -> i
 
 
 def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
-    from gpumem_tui.snapshots.report import snapshot_json, snapshot_lines
+    from gpumem_tui.snapshots.printed import SnapshotObject
+    from gpumem_tui.snapshots.report import snapshot_lines
 
     snapshot, analyses = _open(path)
     if on_screen:
@@ -56,7 +57,7 @@ def _look_at_file(path: Path, *, as_json: bool, on_screen: bool) -> int:
 
         return open_snapshot(snapshot, analyses)
     Printer(as_json=as_json).show(
-        body=lambda: snapshot_json(snapshot, analyses), lines=lambda: snapshot_lines(snapshot, analyses)
+        body=lambda: SnapshotObject.of(snapshot, analyses), lines=lambda: snapshot_lines(snapshot, analyses)
     )
     return 0
 

@@ -1,12 +1,10 @@
-"""A snapshot's analysis as JSON (schema 1, keys are a public contract) and as plain lines."""
+"""A snapshot's analysis as plain lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import isfinite
 
 from gpumem_tui.memory import format_bytes, format_count
-from gpumem_tui.report.objects import SCHEMA, picked
 from gpumem_tui.report.tables import largest_first
 from gpumem_tui.snapshots.analysis import Analysis, Part
 from gpumem_tui.snapshots.fragmentation import FailedRequest
@@ -19,91 +17,6 @@ _MOST_SEGMENTS = 16
 _MAP_CELLS = 40
 _PLOT_WIDTH, _PLOT_HEIGHT = 72, 8
 _SIZE_WIDTH = 11
-_MOST_JSON_PARTS = 200
-
-
-# JSON
-
-
-def snapshot_json(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> dict[str, object]:
-    """Return everything about a file."""
-    return {
-        "schema": SCHEMA,
-        "event": "snapshot",
-        "file": snapshot.name,
-        "kind": snapshot.kind,
-        "file_bytes": snapshot.size_bytes,
-        "allocator_settings": {
-            key: value
-            for key, value in snapshot.settings.items()
-            if isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
-        },
-        "devices": [_device_json(analysis) for analysis in analyses],
-    }
-
-
-def _device_json(analysis: Analysis) -> dict[str, object]:
-    return {
-        **picked(analysis, "device", "events", "allocations", "duration_s"),
-        "peak": {
-            "event": analysis.peak_event,
-            "allocated_bytes": analysis.peak_allocated_bytes,
-            "reserved_bytes": analysis.peak_reserved_bytes,
-            "by_category": [_part_json(part) for part in analysis.by_category],
-            "by_source": [_part_json(part) for part in analysis.by_line[:_MOST_JSON_PARTS]],
-            "by_stack": [_part_json(part) for part in analysis.by_stack[:_MOST_JSON_PARTS]],
-        },
-        "end": {"allocated_bytes": analysis.end_allocated_bytes, "reserved_bytes": analysis.end_reserved_bytes},
-        **picked(analysis, "difference_bytes", "categories", "categories_from"),
-        "timeline": [
-            (point.event, point.allocated_bytes, point.reserved_bytes, point.by_category) for point in analysis.timeline
-        ],
-        "marks": [{"event": event, "name": name} for event, name in analysis.marks],
-        "segments": {
-            **picked(analysis, "stranded_bytes", "returnable_bytes", "largest_free_bytes"),
-            "list": [_segment_json(segment) for segment in analysis.segments],
-        },
-        "out_of_memory": [_oom_json(oom) for oom in analysis.ooms],
-    }
-
-
-def _part_json(part: Part) -> dict[str, object]:
-    body: dict[str, object] = {"name": part.name, "bytes": part.size_bytes, "blocks": part.blocks}
-    if len(part.categories) != 1 or part.categories[0][0] != part.name:
-        body["by_category"] = dict(part.categories)
-    if part.frames:
-        body["frames"] = list(part.frames)
-    return body
-
-
-def _segment_json(segment: Segment) -> dict[str, object]:
-    return {
-        "address": segment.address,
-        "bytes": segment.size_bytes,
-        "used_bytes": segment.size_bytes - segment.free_bytes,
-        "largest_free_bytes": segment.largest_free_bytes,
-        "free_pieces": len(segment.free_sizes),
-        "stream": segment.stream,
-        "pool": "small" if segment.is_small else "large",
-        "expandable": segment.is_expandable,
-        "used": segment.taken,
-    }
-
-
-def _oom_json(oom: FailedRequest) -> dict[str, object]:
-    sizes = ("allocated_bytes", "reserved_bytes", "cached_bytes", "usable_bytes", "largest_free_bytes")
-    return {
-        **picked(oom, "event", "wanted_bytes", "segment_bytes", "device_free_bytes", *sizes, "pieces", "reason"),
-        "source": oom.line,
-        "explanation": oom.explanation(),
-        "pinned": [
-            {"address": pin.address, "bytes": pin.size_bytes, **picked(pin, "free_bytes", "blocks"), "by": pin.lines}
-            for pin in oom.pins
-        ],
-    }
-
-
-# Lines
 
 
 def snapshot_lines(snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> Iterator[str]:

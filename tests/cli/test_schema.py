@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -24,8 +26,11 @@ from gpumem_tui.search.prediction import Formula, Prediction
 from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
 from gpumem_tui.search.verdict import Verdict
 from gpumem_tui.workload.spec import WorkloadSpec
+from tests.cli.conftest import Program
 from tests.plan.commands import base_predicted, base_trace, change, changed, command_config, ran
 from tests.plan.plans import GPT2, LLAMA, TRACED
+from tests.snapshots import files
+from tests.snapshots.files import written
 
 NONE = Unknown("no torch")
 
@@ -83,3 +88,15 @@ def test_the_schema_names_what_it_refers_to_and_allows_new_keys(command: str) ->
     wanted = {one.partition('"')[0] for one in text.split("#/$defs/")[1:]}
     assert wanted <= parts.keys()
     assert '"additionalProperties": false' not in text
+
+
+@pytest.mark.parametrize("words", [("models",), ("gpus",), ("doctor",), ("plan", "--no-trace", "--target-batch", "64")])
+def test_what_a_command_prints_is_valid_by_its_schema(words: tuple[str, ...], program: Program) -> None:
+    found = json.loads(program(*words, "--json").out)
+    jsonschema.validate(found, schema_of(words[0]))
+
+
+def test_what_look_prints_of_a_file_is_valid_by_its_schema(program: Program, tmp_path: Path) -> None:
+    for body in (files.training(), files.fragmented()):
+        path = written(tmp_path, body)
+        jsonschema.validate(json.loads(program("look", str(path), "--json").out), schema_of("look"))

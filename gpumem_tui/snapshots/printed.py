@@ -1,0 +1,222 @@
+"""What `look FILE` prints with ``--json``: a snapshot's analysis, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from gpumem_tui.report.objects import SCHEMA, JsonObject
+from gpumem_tui.snapshots.analysis import Analysis, Part
+from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, Reason
+from gpumem_tui.snapshots.model import MemorySnapshot, Segment
+
+_MOST_PARTS = 200
+
+
+class _Part(JsonObject, frozen=True):
+    name: str
+    bytes: int
+    blocks: int
+    by_category: dict[str, int] | UnsetType = UNSET
+    frames: tuple[str, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, part: Part) -> _Part:
+        """Return what a place, a category or a stack holds; its categories where they say more than its name."""
+        is_category = len(part.categories) == 1 and part.categories[0][0] == part.name
+        return cls(
+            name=part.name,
+            bytes=part.size_bytes,
+            blocks=part.blocks,
+            by_category=UNSET if is_category else dict(part.categories),
+            frames=part.frames or UNSET,
+        )
+
+
+class _Peak(JsonObject, frozen=True):
+    event: int
+    allocated_bytes: int
+    reserved_bytes: int
+    by_category: tuple[_Part, ...]
+    by_source: tuple[_Part, ...]
+    by_stack: tuple[_Part, ...]
+
+
+class _End(JsonObject, frozen=True):
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+class _Mark(JsonObject, frozen=True):
+    event: int
+    name: str
+
+
+class _Segment(JsonObject, frozen=True):
+    address: int
+    bytes: int
+    used_bytes: int
+    largest_free_bytes: int
+    free_pieces: int
+    stream: int
+    pool: Literal["small", "large"]
+    expandable: bool
+    used: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, segment: Segment) -> _Segment:
+        """Return a segment as the snapshot was taken; `used` has the offset and the bytes of what is taken."""
+        return cls(
+            address=segment.address,
+            bytes=segment.size_bytes,
+            used_bytes=segment.size_bytes - segment.free_bytes,
+            largest_free_bytes=segment.largest_free_bytes,
+            free_pieces=len(segment.free_sizes),
+            stream=segment.stream,
+            pool="small" if segment.is_small else "large",
+            expandable=segment.is_expandable,
+            used=segment.taken,
+        )
+
+
+class _Segments(JsonObject, frozen=True):
+    stranded_bytes: int
+    returnable_bytes: int
+    largest_free_bytes: int
+    list: tuple[_Segment, ...]
+
+
+class _Pin(JsonObject, frozen=True):
+    address: int
+    bytes: int
+    free_bytes: int
+    blocks: int
+    by: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pin: Pin) -> _Pin:
+        """Return what keeps a segment from being given back."""
+        return cls(
+            address=pin.address, bytes=pin.size_bytes, free_bytes=pin.free_bytes, blocks=pin.blocks, by=pin.lines
+        )
+
+
+class _FailedRequest(JsonObject, frozen=True):
+    event: int
+    wanted_bytes: int
+    segment_bytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    cached_bytes: int
+    usable_bytes: int
+    largest_free_bytes: int
+    pieces: int
+    reason: Reason
+    source: str
+    explanation: tuple[str, ...]
+    pinned: tuple[_Pin, ...]
+
+    @classmethod
+    def of(cls, oom: FailedRequest) -> _FailedRequest:
+        """Return a request that found no room, and why."""
+        return cls(
+            event=oom.event,
+            wanted_bytes=oom.wanted_bytes,
+            segment_bytes=oom.segment_bytes,
+            device_free_bytes=oom.device_free_bytes,
+            allocated_bytes=oom.allocated_bytes,
+            reserved_bytes=oom.reserved_bytes,
+            cached_bytes=oom.cached_bytes,
+            usable_bytes=oom.usable_bytes,
+            largest_free_bytes=oom.largest_free_bytes,
+            pieces=oom.pieces,
+            reason=oom.reason,
+            source=oom.line,
+            explanation=tuple(oom.explanation()),
+            pinned=tuple(map(_Pin.of, oom.pins)),
+        )
+
+
+class _Device(JsonObject, frozen=True):
+    """One device of a snapshot. `timeline`: event, allocated and reserved bytes, and these by `categories`."""
+
+    device: int
+    events: int
+    allocations: int
+    duration_s: float | None
+    peak: _Peak
+    end: _End
+    difference_bytes: int
+    categories: tuple[str, ...]
+    categories_from: str
+    timeline: tuple[tuple[int, int, int, tuple[int, ...]], ...]
+    marks: tuple[_Mark, ...]
+    segments: _Segments
+    out_of_memory: tuple[_FailedRequest, ...]
+
+    @classmethod
+    def of(cls, found: Analysis) -> _Device:
+        """Return the analysis of a device."""
+        return cls(
+            device=found.device,
+            events=found.events,
+            allocations=found.allocations,
+            duration_s=found.duration_s,
+            peak=_Peak(
+                event=found.peak_event,
+                allocated_bytes=found.peak_allocated_bytes,
+                reserved_bytes=found.peak_reserved_bytes,
+                by_category=tuple(map(_Part.of, found.by_category)),
+                by_source=tuple(map(_Part.of, found.by_line[:_MOST_PARTS])),
+                by_stack=tuple(map(_Part.of, found.by_stack[:_MOST_PARTS])),
+            ),
+            end=_End(allocated_bytes=found.end_allocated_bytes, reserved_bytes=found.end_reserved_bytes),
+            difference_bytes=found.difference_bytes,
+            categories=found.categories,
+            categories_from=found.categories_from,
+            timeline=tuple(
+                (point.event, point.allocated_bytes, point.reserved_bytes, point.by_category)
+                for point in found.timeline
+            ),
+            marks=tuple(_Mark(event=event, name=name) for event, name in found.marks),
+            segments=_Segments(
+                stranded_bytes=found.stranded_bytes,
+                returnable_bytes=found.returnable_bytes,
+                largest_free_bytes=found.largest_free_bytes,
+                list=tuple(map(_Segment.of, found.segments)),
+            ),
+            out_of_memory=tuple(map(_FailedRequest.of, found.ooms)),
+        )
+
+
+class SnapshotObject(JsonObject, frozen=True):
+    """The object that `look FILE --json` prints."""
+
+    schema: Literal[1]
+    event: Literal["snapshot"]
+    file: str
+    kind: str
+    file_bytes: int
+    allocator_settings: dict[str, str | bool | int | float]
+    devices: tuple[_Device, ...]
+
+    @classmethod
+    def of(cls, snapshot: MemorySnapshot, analyses: Sequence[Analysis]) -> SnapshotObject:
+        """Return everything about a file."""
+        return cls(
+            schema=SCHEMA,
+            event="snapshot",
+            file=snapshot.name,
+            kind=snapshot.kind,
+            file_bytes=snapshot.size_bytes,
+            allocator_settings={
+                key: value
+                for key, value in snapshot.settings.items()
+                if isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+            },
+            devices=tuple(map(_Device.of, analyses)),
+        )
