@@ -14,11 +14,11 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, AlertMark, Severity
 from gpumem_tui.monitor.devices import is_free
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
-from gpumem_tui.monitor.stops import RankState, StoppedAt, stop_of
 from gpumem_tui.monitor.users import viewer
 from gpumem_tui.monitor.vendors import vendor
 from gpumem_tui.remote.decode import GpuLine, HostReport, ProcessLine, gpu_of, process_of
 from gpumem_tui.remote.hosts import RemoteHost
+from gpumem_tui.watch.ranks import RankState, StoppedAt, stop_of
 
 _PEAK = "peak_allocated_bytes"
 _LARGEST = 2**63

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.stops import StoppedAt
 from gpumem_tui.probe.files import Files, Folder, WireError, default_directory
 from gpumem_tui.probe.wire import (
     HEADER_BYTES,
@@ -35,6 +34,7 @@ from gpumem_tui.watch import hosts
 from gpumem_tui.watch.documents import Header, decode_header, decode_record, read_document
 from gpumem_tui.watch.ends import Evidence, Witness, end_of, unseen
 from gpumem_tui.watch.folders import full_reason
+from gpumem_tui.watch.ranks import StoppedAt
 from gpumem_tui.watch.records import End, ProbedProcess, ProbeSample, ProcessState, RefusedFile, last_first
 
 _TMP = Path("/tmp")  # noqa: S108 - each folder in it is checked by `Folder`

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumem_tui.memory import Unknown
-from gpumem_tui.monitor.stops import RankState, Stop, StoppedAt, stop_of
 from gpumem_tui.report.objects import SCHEMA
+from gpumem_tui.watch.ranks import RankState, Stop, StoppedAt, stop_of
 from gpumem_tui.watch.records import ProbedProcess
 
 

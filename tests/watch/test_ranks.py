@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumem_tui.monitor.stops import RankState, StoppedAt, stop_of
+from gpumem_tui.watch.ranks import RankState, StoppedAt, stop_of
 
 IN_FORWARD = StoppedAt("forward", "", "model.py:10", "forward")
 IN_REDUCE = StoppedAt("", "all_reduce", "train.py:30", "<module>")
