@@ -244,8 +244,9 @@ def _machines(fleet: Fleet) -> Iterator[Machine]:
         if report is None:
             yield Machine(status.host.name, None)
         else:
-            probes = ProbeReport(said={place: dict(said) for place, said in report.probes.items()})
-            yield Machine(status.host.name, report.snapshot, probes, is_up=not status.problem)
+            yield Machine(
+                status.host.name, report.with_ledgers, ProbeReport(said=report.said), is_up=not status.problem
+            )
 
 
 def _record_hosts(fleet: Fleet, path: Path, settings: Settings, *, allow_signals: bool) -> int:

@@ -39,7 +39,7 @@ _FILE = click.Path(path_type=Path)
 @click.command(short_help="Every GPU's memory as one ledger, live.")
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
-@click.option("--changes", is_flag=True, help="With --json: after the first object what has changed since the last.")
+@click.option("--wire", is_flag=True, help="For a viewer elsewhere: JSON lines of a whole snapshot, then of changes.")
 @click.option("--csv", "as_csv", is_flag=True, help="Of hosts: a line a GPU and reading.")
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between readings.")
 @click.option("--record", type=_FILE, metavar="FILE", help="Also keep every reading in a new file.")
@@ -60,8 +60,8 @@ def monitor(**values: object) -> int:
     typed = {f"--{name.removesuffix('_s').removeprefix('as_')}": value for name, value in values.items()}
     typed["--metrics"] = values["address"]
     asked = _Asked.of(values)
-    if asked.changes and (asked.are_named or not asked.as_json or asked.once or asked.replay):
-        raise click.UsageError("--changes: goes with --json, of this machine as it is now, not with --once")
+    if asked.wire and (asked.are_named or asked.as_json or asked.once or asked.replay):
+        raise click.UsageError("--wire: is of this machine as it is now, without --json and --once")
     if asked.are_named:
         for option in ("--replay", "--speed"):
             if typed[option]:
@@ -93,14 +93,14 @@ class _Asked(AskedHosts):
     once: bool = False
     as_json: bool = False
     as_csv: bool = False
-    changes: bool = False
+    wire: bool = False
     replay: Path | None = None
     speed: float | None = None
 
 
 def _monitor_here(asked: _Asked) -> int:
     settings = settings_of(asked)
-    on_screen = not asked.once and not asked.as_json and is_terminal()
+    on_screen = not (asked.once or asked.as_json or asked.wire) and is_terminal()
     if asked.replay is not None:
         return _replayed(asked.replay, asked, settings, on_screen=on_screen)
     from gpumem_tui.monitor.sampler import Sampler
@@ -208,15 +208,16 @@ def _print_once(source: Source, settings: Settings, *, as_json: bool) -> int:
 def _stream(source: Source, settings: Settings, recorder: GpuRecorder | None, asked: _Asked) -> int:
     from gpumem_tui.monitor.notify import Notifier
     from gpumem_tui.monitor.report import NoDriverAnswer, live, stream
+    from gpumem_tui.monitor.wire import ReportWriter
     from gpumem_tui.recording.file import RecordingError
 
-    snapshots = live(source, settings.interval_s, held_stdin() if asked.changes else ())
-    notifier = None if asked.as_json else Notifier(settings.notify)  # who reads the JSON has its alerts
+    snapshots = live(source, settings.interval_s, held_stdin() if asked.wire else ())
+    notifier = None if asked.as_json or asked.wire else Notifier(settings.notify)  # who reads the JSON has its alerts
     try:
         with nullcontext() if recorder is None else closing(recorder):
             return written(
                 lambda: stream(
-                    snapshots, _alerts(settings), as_json=asked.as_json, changes_only=asked.changes,
+                    snapshots, _alerts(settings), as_json=asked.as_json, wire=ReportWriter() if asked.wire else None,
                     only=_only(settings), recorder=recorder, ask=_probes(), notifier=notifier,
                 )
             )  # fmt: skip

@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import combinations
 
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Stopped
+from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Said, Stopped
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.monitor.vendors import of_brand
@@ -493,26 +493,26 @@ class NewAlerts:
         self,
         time_s: float,
         alerts: Sequence[Alert],
-        probes: Mapping[tuple[str, int], Mapping[str, object]],
+        said: Said,
         host: str = "",
     ) -> list[AlertMark]:
         """Return the alerts of this moment that were not there in the one before.
 
         Args:
-            probes: what probes say, by GPU or MIG instance and pid.
+            said: by the probes of the processes.
         """
         known = self._known.get(host, set())
         self._known[host] = {alert.key for alert in alerts}
         return [
-            AlertMark(time_s, alert.severity, alert.message, host, ranks_on(alert.instance or alert.gpu_uuid, probes))
+            AlertMark(time_s, alert.severity, alert.message, host, ranks_on(alert.instance or alert.gpu_uuid, said))
             for alert in alerts
             if alert.key not in known
         ]
 
 
-def ranks_on(uuid: str, probes: Mapping[tuple[str, int], Mapping[str, object]]) -> tuple[int, ...]:
+def ranks_on(uuid: str, said: Said) -> tuple[int, ...]:
     """Return the ranks of the processes on a GPU that are one of several."""
-    found = {body.get("rank") for (place, _), body in probes.items() if place == uuid and _is_one_of_several(body)}
+    found = {body.get("rank") for (place, _), body in said.items() if place == uuid and _is_one_of_several(body)}
     return tuple(sorted(rank for rank in found if type(rank) is int))
 
 

@@ -8,9 +8,10 @@ from time import monotonic
 
 from gpumem_tui.memory import Unknown, Value
 from gpumem_tui.monitor.backend import Fault, GpuBackend, GpuHandle, Identity, InstanceHandle, ListedProcess, NoSuchGpu
-from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
+from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import NOT_IN_MIG, NOT_READ_YET, READINGS, Pace, Reading, Telemetry
 from gpumem_tui.monitor.snapshot import (
+    HOLDERS,
     NOT_LOOKED_UP_YET,
     DeviceState,
     GpuProcess,
@@ -277,6 +278,7 @@ class Roster:
             return lost
         unified = identity is not None and identity.integrated and isinstance(raw.memory, Unknown)
         memory = _host_memory(host) if unified else raw.memory
+        holders = _holders(identity, unified=unified)
         instances = tuple(_instance(read, hosts) for read in raw.instances) if raw.mig else ()
         processes = _of_instances(instances) if raw.mig else _processes(raw, hosts)
         return replace(
@@ -284,7 +286,8 @@ class Roster:
             telemetry=raw.telemetry,
             state=state,
             memory=memory,
-            ledger=device_ledger(memory, processes, holders=_holders(identity, unified=unified)),
+            ledger=device_ledger(memory, processes, holders=holders),
+            holders=holders,
             processes=processes,
             unified=unified,
             mig=raw.mig,

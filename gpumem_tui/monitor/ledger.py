@@ -7,14 +7,13 @@ the two disagree, so that a row can be trusted and a disagreement is seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpumem_tui.memory import Bucket, Ledger, LedgerRow, Unknown, Value, format_bytes
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import GpuProcess, Memory
+from gpumem_tui.monitor.snapshot import HOLDERS, NO_LEDGER, GpuProcess, GpuReading, Instance, Memory, Snapshot
 from gpumem_tui.monitor.vendors import known
 
-HOLDERS = "processes of other containers or users, a display, or the driver"
-"""Who holds memory that no listed process accounts for, where nothing more is known."""
 DEVICE_BUCKETS = (Bucket.DRIVER_RESERVED, Bucket.PROCESS, Bucket.UNACCOUNTED, Bucket.FREE)
 """The kinds of rows of a device's ledger, which sum to it."""
 
@@ -53,6 +52,31 @@ def device_ledger(
         LedgerRow(Bucket.FREE, free_bytes),
     )
     return Ledger(memory.total_bytes, rows)
+
+
+def with_ledgers(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot with the ledgers that are still to be made."""
+
+    def made(part: Instance) -> Instance:
+        return replace(part, ledger=device_ledger(part.memory, part.processes)) if part.ledger == NO_LEDGER else part
+
+    def whole(gpu: GpuReading) -> GpuReading:
+        if gpu.ledger != NO_LEDGER:
+            return gpu
+        ledger = device_ledger(gpu.memory, gpu.processes, holders=gpu.holders)
+        return replace(gpu, ledger=ledger, instances=tuple(map(made, gpu.instances)))
+
+    return replace(snapshot, gpus=tuple(map(whole, snapshot.gpus)))
+
+
+def without_ledgers(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot whose ledgers are still to be made."""
+
+    def bare(gpu: GpuReading) -> GpuReading:
+        instances = tuple(replace(each, ledger=NO_LEDGER) for each in gpu.instances)
+        return replace(gpu, ledger=NO_LEDGER, instances=instances)
+
+    return replace(snapshot, gpus=tuple(map(bare, snapshot.gpus)))
 
 
 def _process_rows(processes: Reading[tuple[GpuProcess, ...]], used_bytes: int) -> list[LedgerRow[GpuProcess]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.readings import Reading
@@ -76,6 +77,10 @@ class Stopped:
     since_s: float
 
 
+Said: TypeAlias = Mapping[tuple[str, int], Mapping[str, object]]
+"""What probes say as JSON, by where a process trains and its pid."""
+
+
 @dataclass(frozen=True)
 class ProbeReport:
     """The figures of all probes of the machine at one moment, to be printed.
@@ -85,8 +90,8 @@ class ProbeReport:
         ended: processes that memory ran out under lately.
         growing: processes whose memory rises.
         stopped: jobs that wait for one of their ranks.
-        said: a JSON object for each process and device, by where it trains and its pid: the UUID of a GPU or of a MIG
-            instance; its own name of the device ("cpu") for host memory, or for a GPU that cannot be told.
+        said: a JSON object for each process and device: the UUID of a GPU or of a MIG instance; its own name of the
+            device ("cpu") for host memory, or for a GPU that cannot be told.
         hosts: these processes as the operating system knows them, by pid.
     """
 
@@ -94,7 +99,7 @@ class ProbeReport:
     ended: tuple[RanOutOfMemory, ...] = ()
     growing: tuple[Growing, ...] = ()
     stopped: tuple[Stopped, ...] = ()
-    said: Mapping[tuple[str, int], dict[str, object]] = field(default_factory=dict)
+    said: Said = field(default_factory=dict)
     hosts: Mapping[int, Reading[HostProcess]] = field(default_factory=dict)
 
 

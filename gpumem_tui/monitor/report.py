@@ -32,6 +32,7 @@ from gpumem_tui.monitor.snapshot import (
 )
 from gpumem_tui.monitor.users import UserTotal, only_of, user_totals, users_lines
 from gpumem_tui.monitor.vendors import vendor
+from gpumem_tui.monitor.wire import HostReport, ReportWriter
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Complaints, Printer, columns, sleep_until
 from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
@@ -174,7 +175,7 @@ def stream(  # noqa: PLR0913 - named only, each with its default
     alerts: Alerts,
     *,
     as_json: bool,
-    changes_only: bool = False,
+    wire: ReportWriter | None = None,
     only: str = "",
     recorder: SnapshotKeeper | None = None,
     ask: Ask = no_probes,
@@ -186,20 +187,13 @@ def stream(  # noqa: PLR0913 - named only, each with its default
 
     Args:
         only: the user whose processes are printed; empty for everybody's. All are recorded.
-        changes_only: after the first object print what has changed (`changes_json`).
+        wire: print what it makes of the readings, for a viewer on another machine.
 
     Raises:
         RecordingError: the recording cannot go on.
     """
     output, say_once = Printer(as_json=as_json), Complaints().say
     known: set[tuple[str, str, AlertKind]] = set()
-    last: dict[str, Any] | None = None
-
-    def body(snapshot: Snapshot, current: Sequence[Alert], probes: ProbeReport) -> dict[str, Any]:
-        nonlocal last
-        before, last = last, snapshot_json(snapshot, current, probes)
-        return changes_json(before, last) if changes_only and before is not None else last
-
     for snapshot in snapshots:
         probes = ask(snapshot)
         current = alerts.update(snapshot, probes)
@@ -209,8 +203,11 @@ def stream(  # noqa: PLR0913 - named only, each with its default
         if recorder is not None:
             recorder.add(snapshot, current, probes)
         snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
+        if wire is not None:
+            print(wire.line(HostReport.of(with_unlisted(snapshot, probes), current, probes.said)), flush=True)
+            continue
         begun = [alert for alert in current if alert.key not in known]
-        output.show(body=partial(body, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
+        output.show(body=partial(snapshot_json, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))
         known = {alert.key for alert in current}
 
 
@@ -262,46 +259,7 @@ def _driver_json(driver: DriverReading) -> dict[str, Any]:
     return body.done()
 
 
-def changes_json(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return what has changed from one reading to the next: the members of each object that have other values.
-
-    Objects in a list are told by their place, as ``{"gpus": {"0": {"power_w": 301.0}}}``, while as many are there as
-    before; else the list is whole, and so is any other value. What a probe says
-    is told by its members, under "probe_changes". A reading that lacks a member is told whole.
-    """
-    changes = _changes(before, now)
-    return now if changes is None else {"schema": SCHEMA, "since": before["time_s"], "changes": changes}
-
-
-_LISTS = ("gpus", "instances", "processes")
-"""Whose objects are told by their place."""
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the members that have changed; None if one is gone."""
-    if before.keys() - now.keys():
-        return None
-    changed: dict[str, Any] = {}
-    for key, value in _members(before, now).items():
-        old, parts = before.get(key), None
-        if key in _LISTS and isinstance(old, list) and isinstance(value, list) and len(old) == len(value):
-            pairs = zip(old, value, strict=True)
-            found = {str(place): _changes(*pair) for place, pair in enumerate(pairs)}
-            parts = None if None in found.values() else {place: each for place, each in found.items() if each}
-        elif key == "host":
-            parts = _changes(old or {}, value)
-        elif key == "probe" and old and old.keys() <= value.keys():
-            key, parts = "probe_changes", _members(old, value)
-        changed[key] = value if parts is None else parts
-    return changed
-
-
-def _members(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the members that are new or have another value."""
-    return {name: value for name, value in now.items() if name not in before or value != before[name]}
-
-
-def _unlisted_json(each: UnlistedProcess, said: Mapping[str, Any]) -> dict[str, Any]:
+def _unlisted_json(each: UnlistedProcess, said: Mapping[str, object]) -> dict[str, Any]:
     """Return what a probe says of a process that no GPU lists, and under "process" which one it is."""
     body = Body()
     body.put_all(_HOST_PROCESS, each.host)

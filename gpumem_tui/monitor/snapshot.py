@@ -23,6 +23,13 @@ USUAL_RUNTIME = "CUDA"
 """What a snapshot's `cuda_version` is of where nothing else is said."""
 
 
+HOLDERS = "processes of other containers or users, a display, or the driver"
+"""Who holds memory that no listed process accounts for, where nothing more is known."""
+
+NO_LEDGER = Unknown("not made yet")
+"""Of a device whose ledger is still to be made of its memory and processes."""
+
+
 WHOSE = ("vendor", "vendor_index", "runtime_index", "partition")
 """Of a GPU: what its JSON leaves out where there is nothing to be said, and that of an older version always."""
 
@@ -116,11 +123,11 @@ class Instance:
     name: str
     memory: Reading[Memory]
     processes: Reading[tuple[GpuProcess, ...]]
-    ledger: Reading[Ledger[GpuProcess]]
+    ledger: Reading[Ledger[GpuProcess]] = NO_LEDGER
 
 
 INLINE: Mapping[str, bool] = {"inline": True}
-"""Metadata of a field whose own fields stand in JSON and in recordings beside its owner's."""
+"""Metadata of a field whose own fields stood in recordings before version 3 beside its owner's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +147,8 @@ class GpuReading:
         unified: an integrated GPU whose memory is the host's.
         processes: unknown where the list could not be read: never an empty list then. In MIG mode, those of all
             instances.
-        ledger: driver reserved, each process (largest first), unaccounted, free; unknown where the memory is. Of what
-            is unaccounted, a row's note says by whom it may be held.
+        ledger: driver reserved, each process (largest first), unaccounted, free; unknown where the memory is.
+        holders: by whom what no process accounts for may be held.
         instances: MIG; empty where it is off or not supported.
     """
 
@@ -153,9 +160,10 @@ class GpuReading:
     state_reason: str
     age_s: float
     memory: Reading[Memory]
-    ledger: Reading[Ledger[GpuProcess]]
     processes: Reading[tuple[GpuProcess, ...]]
     compute_capability: Reading[tuple[int, int]]
+    ledger: Reading[Ledger[GpuProcess]] = NO_LEDGER
+    holders: str = HOLDERS
     bus_id: str = ""
     vendor: str = ""
     vendor_index: int | None = None
@@ -179,6 +187,8 @@ class GpuReading:
     @property
     def all_processes(self) -> tuple[GpuProcess, ...]:
         """Return its processes and those of its instances, as far as their lists could be read, each once."""
+        if not self.instances:
+            return () if isinstance(self.processes, Unknown) else self.processes
         lists = [self.processes, *(instance.processes for instance in self.instances)]
         known = (process for listed in lists if not isinstance(listed, Unknown) for process in listed)
         return tuple({(process.pid, process.instance): process for process in known}.values())

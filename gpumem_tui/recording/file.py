@@ -1,26 +1,25 @@
-"""The file of a recording: pictures as plain data (`codec`), and what changed from one to the next.
+"""The file of a recording: pictures as lines of JSON (`monitor.wire`), and what changed from one to the next.
 
-It is gzip: `zcat` shows JSON lines. The first line is the header; then comes, in each gzip member, one whole picture
-and up to 59 patches to it (`codec.difference`). Every line is flushed when it is written, so a recorder that is killed
+It is gzip: `zcat` shows the lines. The first line is the header; then comes, in each gzip member, one whole picture and
+up to 59 patches to it. Every line is flushed when it is written, so a recorder that is killed
 loses nothing. Each member has its checksum, and each picture one of its own, by which those before a damage are known:
 what is damaged is not played. A member can be read without those before it, which is how a moment is sought.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 from gpumem_tui import __version__
 from gpumem_tui.errors import OptionError
-from gpumem_tui.recording.codec import CodecError, Plain, difference, patched
+from gpumem_tui.monitor.wire import Json, LineError, LineReader, LineWriter, encoded, parsed
 
 HEADER_KEY = "gpumem_tui_recording"
 _CHECKSUM = b',"crc":'
@@ -39,17 +38,21 @@ class RecordingEnds(Exception):
     """The rest of the file cannot be played: why, in a few words."""
 
 
-class RecordingWriter:
+T = TypeVar("T")
+
+
+class RecordingWriter(Generic[T]):
     """Appends pictures to a new file.
 
     Args:
+        kind: of the pictures.
         header: what stands in the first line besides the program.
 
     Raises:
         RecordingError: the file exists already or cannot be made.
     """
 
-    def __init__(self, path: Path, version: int, **header: Plain) -> None:
+    def __init__(self, path: Path, version: int, kind: type[T], **header: bool) -> None:
         try:
             self._file = path.open("xb", buffering=0)
         except FileExistsError as error:
@@ -59,16 +62,16 @@ class RecordingWriter:
             raise RecordingError(f"--record: {path} cannot be written: {error.strerror}") from error
         self._path = path
         self._packer: zlib._Compress | None = None
-        self._last: Plain = None
+        self._writer = LineWriter(kind)
         self._lines = 0
         try:
-            self._append(_json({HEADER_KEY: version, "program": __version__, **header}))
+            self._append(encoded({HEADER_KEY: version, "program": __version__, **header}))
             self._end_member()
         except RecordingError:
             path.unlink(missing_ok=True)  # nothing is in it
             raise
 
-    def add(self, picture: Plain, **beside: Plain) -> None:
+    def add(self, picture: T, **beside: object) -> None:
         """Append one picture.
 
         Args:
@@ -77,10 +80,8 @@ class RecordingWriter:
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        changes = {"full": picture} if self._packer is None else {"patch": difference(self._last, picture)}
-        text = _json({**changes, **beside})[:-1]
+        text = encoded({**self._writer.body(picture, whole=self._packer is None), **beside})[:-1]
         self._append(b"%b%b%d}" % (text, _CHECKSUM, zlib.crc32(text)))
-        self._last = picture
         if self._lines == _MEMBER_LINES:
             self._end_member()
 
@@ -147,18 +148,18 @@ class RecordingFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         first: Member | None = None
-        header: Plain = None
+        header: Json = None
         try:
             first = next(self.members(0), None)
             if first is not None and first.lines:
                 header = parsed(first.lines[0])
         except OSError as error:
             raise RecordingError(f"--replay: {path} cannot be read: {error.strerror}") from error
-        except (zlib.error, CodecError, RecordingEnds):
+        except (zlib.error, LineError, RecordingEnds):
             pass  # said below
         if first is None or not isinstance(header, dict) or HEADER_KEY not in header:
             raise RecordingError(f"--replay: {path} is no recording; `gpumem-tui monitor --record FILE` makes one")
-        self.header: dict[str, Plain] = header
+        self.header: Mapping[str, Json] = header
         self._begins = first.end
 
     @property
@@ -176,24 +177,24 @@ class RecordingFile:
             yield from self.members(max(offset, self._begins))
         except OSError as error:
             raise RecordingEnds(error.strerror or "cannot be read") from error
-        except (zlib.error, CodecError) as error:
+        except (zlib.error, LineError) as error:
             raise RecordingEnds("damaged") from error
 
-    def pictures(self, offset: int = 0) -> Iterator[Plain]:
+    def pictures(self, kind: type[T], offset: int = 0) -> Iterator[T]:
         """Yield every picture from a member on.
+
+        Args:
+            kind: of the pictures.
 
         Raises:
             RecordingEnds: as `parts`.
         """
         for member in self.parts(offset):
-            picture: Plain = None
+            reader = LineReader(kind)
             try:
                 for line in member.lines:
-                    body = parsed(line)
-                    picture = body["full"] if "full" in body else patched(picture, body["patch"])
-                    float(picture["time_s"])  # by which it is sought
-                    yield picture
-            except (CodecError, KeyError, TypeError, ValueError) as error:
+                    yield reader.read(parsed(line))
+            except LineError as error:
                 raise RecordingEnds("damaged") from error
 
     def members(self, offset: int) -> Iterator[Member]:
@@ -217,16 +218,12 @@ class RecordingFile:
                         raise RecordingEnds("damaged") from error
                     data = unpacker.unused_data or (b"" if unpacker.eof else file.read(_CHUNK_BYTES))
                     if len(text) > _LARGEST_MEMBER_BYTES:
-                        raise CodecError("far too large")
+                        raise LineError("far too large")
                 lines = tuple(bytes(text).split(b"\n")[:-1])
                 whole = lines if unpacker.eof else _whole(lines, older=True)
                 yield Member(begins, file.tell() - len(data), whole)
                 if not unpacker.eof:
                     raise RecordingEnds("cut off" if whole == lines else "damaged")
-
-
-def _json(body: Plain) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _before_damage(file: BinaryIO) -> tuple[bytes, ...]:
@@ -251,15 +248,3 @@ def _whole(lines: tuple[bytes, ...], *, older: bool = False) -> tuple[bytes, ...
 def when(time_s: float) -> str:
     """Return a moment as a recording's messages write it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-
-
-def parsed(line: bytes) -> Plain:
-    """Return a line's JSON.
-
-    Raises:
-        CodecError: it is none.
-    """
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise CodecError(f"no JSON: {error}") from error

@@ -17,9 +17,9 @@ from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import AlertMark, Alerts, NewAlerts
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.monitor.threads import LatestSnapshot, LatestValue
-from gpumem_tui.recording.codec import CodecError, Plain, from_plain
-from gpumem_tui.recording.file import Member, RecordingEnds, parsed, when
-from gpumem_tui.recording.recording import BEGAN, GpuRecording, HostsPicture
+from gpumem_tui.monitor.wire import LineError, parsed, read
+from gpumem_tui.recording.file import Member, RecordingEnds, when
+from gpumem_tui.recording.recording import BEGAN, GpuRecording, HostsPicture, RecordedPicture
 from gpumem_tui.remote.connection import WatchedHost
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.status import HostStatus
@@ -102,7 +102,7 @@ class RecordingIndex:
                 self.share = min(1.0, member.end / size_bytes)
         except RecordingEnds as ends:
             reason = str(ends)
-        except (CodecError, KeyError, TypeError, ValueError, OSError):
+        except (LineError, OSError):
             reason = "damaged"
         except Exception as error:  # noqa: BLE001  named where damage is; what was found stays
             reason = own_error(error)
@@ -115,21 +115,39 @@ class RecordingIndex:
     def _take(self, member: Member) -> None:
         if not member.lines:
             return
-        first = parsed(member.lines[0])["full"]
-        time_s = float(first["time_s"])
-        began = [parsed(line).get(BEGAN, ()) for line in member.lines if _BEGAN in line]
-        marks = [from_plain(AlertMark, mark) for line in began for mark in line]
-        if self._judges is not None and (snapshot := self._recording.read(first).snapshot) is not None:
-            alerts, new = self._judges
-            marks += new.begun(snapshot.time_s, alerts.update(snapshot), {})
-        last = parsed(member.lines[-1]).get("patch") or {}
-        (last_s,) = last.get("time_s", [time_s]) if isinstance(last, dict) else [time_s]
+        time_s = _time_in(member.lines[0])
+        if time_s is None:
+            raise LineError("a part that begins with no picture")
+        marks = [mark for line in member.lines if _BEGAN in line for mark in _marks_in(line)]
+        if self._judges is not None:
+            first = next(self._recording.pictures(member.offset), None)
+            if first is not None and (snapshot := first.snapshot) is not None:
+                alerts, new = self._judges
+                marks += new.begun(snapshot.time_s, alerts.update(snapshot), {})
+        last_s = _time_in(member.lines[-1])
         with self._grown:
             self._times.append(time_s)
             self._offsets.append(member.offset)
-            self.last_s = max(self.last_s, time_s, float(last_s))
+            self.last_s = max(self.last_s, time_s, last_s or 0.0)
             self._marks += marks[: _MOST_MARKS - len(self._marks)]
             self._grown.notify_all()
+
+
+def _time_in(line: bytes) -> float | None:
+    """Return when the picture of a line was; None where its line does not say."""
+    match parsed(line):
+        case {"full": {"time_s": float() | int() as time_s}} | {"patch": {"time_s": [float() | int() as time_s]}}:
+            return float(time_s)
+        case _:
+            return None
+
+
+def _marks_in(line: bytes) -> list[AlertMark]:
+    match parsed(line):
+        case {"began": [*marks]}:
+            return [read(AlertMark, mark) for mark in marks]
+        case _:
+            return []
 
 
 class Player(LatestSnapshot):
@@ -146,7 +164,7 @@ class Player(LatestSnapshot):
         shown_s: when the newest picture was (`time.monotonic`): while it is held, nothing grows older.
         connections: the hosts of the first picture, by name.
         jumps: how often a moment was sought: what was remembered of the pictures before counts no more.
-        past: the pictures before the one that was sought last, `past_step_s` apart, as plain data.
+        past: the pictures before the one that was sought last, `past_step_s` apart, as the file has them.
     """
 
     def __init__(self, recording: GpuRecording, speed: float = 1.0, past_s: float = 600.0) -> None:
@@ -155,7 +173,7 @@ class Player(LatestSnapshot):
         self.notice = ""
         self.jumps = 0
         self.shown_s = time.monotonic()
-        self.past: Sequence[Plain] = ()
+        self.past: Sequence[RecordedPicture] = ()
         self.past_step_s = past_s / _PAST_STEPS
         self._recording = recording
         self._speed = speed
@@ -206,17 +224,9 @@ class Player(LatestSnapshot):
         return self._newest.wait(self._newest.value, timeout_s)
 
     def past_snapshots(self, name: str = "") -> Sequence[Snapshot]:
-        """Return a host's snapshots before the moment that was sought last, of this host alone, as there may be many.
-
-        They are none where they cannot be read. Without a `name` they are those of the first host.
-        """
-        try:
-            bodies = [self._recording.bodies(plain) for plain in self.past]
-            hosts = [each.get(name) if name else next(iter(each.values()), None) for each in bodies]
-            reports = [host["report"] for host in hosts if host is not None and host["report"] is not None]
-            return [from_plain(Snapshot, report["snapshot"]) for report in reports]
-        except (CodecError, KeyError, TypeError, AttributeError):
-            return ()
+        """Return the snapshots of a host, of the first one without a `name`, before the moment that was sought last."""
+        hosts = [each.hosts.get(name) if name else next(iter(each.hosts.values()), None) for each in self.past]
+        return [host.report.snapshot for host in hosts if host is not None and host.report is not None]
 
     @property
     def now_s(self) -> float:
@@ -314,17 +324,17 @@ class Player(LatestSnapshot):
         self.jumps += 1
         return chain([first], pictures)
 
-    def _thinned(self, from_s: float, until_s: float) -> Iterator[Plain]:
+    def _thinned(self, from_s: float, until_s: float) -> Iterator[RecordedPicture]:
         """Yield the pictures of a time, some seconds apart, and its last one."""
         offset = self.index.offset_at(from_s, _INDEX_S)
         due_s, last = from_s, None
-        for plain in () if offset is None else self._recording.plain(offset):
-            if plain["time_s"] >= until_s or self._stopped.is_set():
+        for picture in () if offset is None else self._recording.undamaged(offset):
+            if picture.time_s >= until_s or self._stopped.is_set():
                 break
-            last = plain
-            if plain["time_s"] >= due_s:
-                due_s, last = plain["time_s"] + self.past_step_s, None
-                yield plain
+            last = picture
+            if picture.time_s >= due_s:
+                due_s, last = picture.time_s + self.past_step_s, None
+                yield picture
         if last is not None:
             yield last
 

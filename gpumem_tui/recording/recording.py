@@ -15,20 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.alerts import Alert, AlertMark, Alerts, NewAlerts
 from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
 from gpumem_tui.monitor.snapshot import Snapshot, Source
-from gpumem_tui.recording.codec import CodecError, Plain, from_plain, to_plain
+from gpumem_tui.monitor.wire import HostReport
 from gpumem_tui.recording.file import HEADER_KEY, RecordingEnds, RecordingError, RecordingFile, RecordingWriter, when
-from gpumem_tui.remote.decode import HostReport
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.status import AwayMarks, HostPhase, HostStatus
 
-SNAPSHOTS_VERSION, VERSION = 1, 2
-"""In the header: pictures are the snapshots of one machine by themselves, or those of hosts."""
+SNAPSHOTS_VERSION, VERSION = 1, 3
+"""In the header: pictures are the snapshots of one machine by themselves, or those of hosts. Those of version 2 have
+ledgers too, and `Unknown` in other words."""
 BEGAN = "began"
 """In a line: the alerts that began with it. `_MARKED` in the header says that lines have it, `_MACHINE` that the only
 host is the machine itself."""
@@ -37,6 +36,27 @@ _POLL_S = 0.5
 _IDLE_S = 0.05
 """Between two looks at a source that has nothing new and does not wait for it, as it has ended."""
 _END_S = 10.0
+
+
+@dataclass(frozen=True)
+class RecordedHost:
+    """How a host stood, as `HostStatus` says; but `received_s` is in seconds since the epoch."""
+
+    destination: str
+    port: int | None
+    phase: HostPhase
+    problem: str
+    note: str
+    received_s: float | None
+    report: HostReport | None
+
+
+@dataclass(frozen=True)
+class RecordedPicture:
+    """A picture as the file has it: hosts by their names."""
+
+    time_s: float
+    hosts: Mapping[str, RecordedHost]
 
 
 @dataclass(frozen=True)
@@ -50,7 +70,7 @@ class HostsPicture:
     def snapshot(self) -> Snapshot | None:
         """Return the snapshot of the first host, which is the machine's in a recording of one; None without one."""
         report = self.statuses[0].report if self.statuses else None
-        return None if report is None else report.snapshot
+        return None if report is None else report.with_ledgers
 
 
 class GpuRecording:
@@ -69,10 +89,10 @@ class GpuRecording:
         self.file = path if isinstance(path, RecordingFile) else RecordingFile(path)
         self.damage = ""
         self._version = self.file.header[HEADER_KEY]
-        if self._version not in (SNAPSHOTS_VERSION, VERSION):
+        if self._version not in range(SNAPSHOTS_VERSION, VERSION + 1):
             raise RecordingError(
                 f"--replay: {self.path} is a recording of version {self._version}, this program plays versions "
-                f"{SNAPSHOTS_VERSION} and {VERSION}"
+                f"{SNAPSHOTS_VERSION} to {VERSION}"
             )
         self.of_one_machine = self._version == SNAPSHOTS_VERSION or self.file.header.get(_MACHINE) is True
 
@@ -91,31 +111,24 @@ class GpuRecording:
         """Return whether any host ever answered; looked for up to the first that did."""
         return any(status.report is not None for picture in self.pictures() for status in picture.statuses)
 
-    def read(self, plain: Plain) -> HostsPicture:
-        """Make a picture of its plain data.
+    def recorded(self, offset: int = 0) -> Iterator[RecordedPicture]:
+        """Yield every picture from a member on, as the file has them.
 
         Raises:
-            CodecError: it is none.
+            RecordingEnds: the file is damaged there, or cut off.
         """
-        try:
-            time_s, hosts = float(plain["time_s"]), self.bodies(plain)
-            ahead_s = time.monotonic() - time_s
-            return HostsPicture(time_s, tuple(_status(name, body, ahead_s) for name, body in hosts.items()))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CodecError(f"no picture of hosts: {error}") from error
+        if self._version != SNAPSHOTS_VERSION:
+            yield from self.file.pictures(RecordedPicture, offset)
+            return
+        for snapshot in self.file.pictures(Snapshot, offset):
+            here = RemoteHost(snapshot.host.name, snapshot.host.name)
+            host = _recorded_host(HostStatus(here, HostPhase.LIVE, HostReport(snapshot)))
+            yield RecordedPicture(snapshot.time_s, {here.name: host})
 
-    def bodies(self, plain: Plain) -> Mapping[str, Plain]:
-        """Return the plain data of each host in that of a picture, by the host's name."""
-        if self._version == SNAPSHOTS_VERSION:
-            name = plain["host"]["name"]
-            return {name: _host_body(RemoteHost(name, name), HostPhase.LIVE, report=_report_body(plain))}
-        bodies: dict[str, Plain] = plain["hosts"]
-        return bodies
-
-    def plain(self, offset: int) -> Iterator[Plain]:
-        """Yield the plain data of every picture from a member on, up to the first damage."""
+    def undamaged(self, offset: int) -> Iterator[RecordedPicture]:
+        """Yield every picture from a member on, as the file has them, up to the first damage."""
         with suppress(RecordingEnds):
-            yield from self.file.pictures(offset)
+            yield from self.recorded(offset)
 
     def pictures(self, offset: int = 0, after_s: float = -math.inf) -> Iterator[HostsPicture]:
         """Yield every picture up to the end or to the first damage.
@@ -125,71 +138,61 @@ class GpuRecording:
             after_s: begin with the last one that is no later, or else with the first.
         """
         count, last_s = 0, math.nan
-        skipped: Plain = None
+        skipped: RecordedPicture | None = None
         noun = "snapshot" if self.of_one_machine else "picture"
         try:
-            for plain in self.file.pictures(offset):
-                if skipped is not None and plain["time_s"] > after_s:
-                    yield self.read(skipped)
+            for picture in self.recorded(offset):
+                if skipped is not None and picture.time_s > after_s:
+                    yield _played(skipped)
                     after_s = -math.inf
-                count, last_s = count + 1, plain["time_s"]
-                skipped = plain if last_s <= after_s else None
+                count, last_s = count + 1, picture.time_s
+                skipped = picture if last_s <= after_s else None
                 if skipped is None:
-                    yield self.read(plain)
+                    yield _played(picture)
         except RecordingEnds as ends:
             cut_off = str(ends) == "cut off"
             rest = "all before is played" if cut_off else "the rest is not played"
             at = "" if math.isnan(last_s) else f" ({when(last_s)})"
             place = f"after {noun} {count}{at}" if not offset else f"after {when(last_s)}"
             self.damage = f"{self.path}: {ends} {place}; {rest}"
-        except (CodecError, KeyError, TypeError):
-            self.damage = f"{self.path}: damaged after {noun} {count}; the rest is not played"
         if skipped is not None:
-            yield self.read(skipped)
+            yield _played(skipped)
 
     def snapshots(self) -> Iterator[Snapshot]:
         """Yield the snapshots of the first host, which is the machine in a recording of one."""
         return (picture.snapshot for picture in self.pictures() if picture.snapshot is not None)
 
 
-def _status(name: str, body: Mapping[str, Any], ahead_s: float) -> HostStatus:
-    """Make a host's state; `ahead_s`: what this machine's monotonic clock is ahead of the recorded time."""
-    report = body["report"]
-    return HostStatus(
-        RemoteHost(name, body["destination"], body["port"]),
-        HostPhase(body["phase"]),
-        None if report is None else _report(report),
-        None if body["received_s"] is None else body["received_s"] + ahead_s,
-        body["problem"],
-        body["note"],
+def _played(picture: RecordedPicture) -> HostsPicture:
+    """Return a picture as screens have it, with its times by this machine's monotonic clock."""
+    ahead_s = time.monotonic() - picture.time_s
+    return HostsPicture(
+        picture.time_s,
+        tuple(
+            HostStatus(
+                host=RemoteHost(name, host.destination, host.port),
+                phase=host.phase,
+                report=host.report,
+                received_s=None if host.received_s is None else host.received_s + ahead_s,
+                problem=host.problem,
+                note=host.note,
+            )
+            for name, host in picture.hosts.items()
+        ),
     )
 
 
-def _report(body: Mapping[str, Any]) -> HostReport:
-    return HostReport(
-        from_plain(Snapshot, body["snapshot"]),
-        tuple(from_plain(Alert, alert) for alert in body["alerts"]),
-        {(uuid, pid): probe for uuid, pid, probe in body["probes"]},
+def _recorded_host(status: HostStatus, received_s: float | None = None) -> RecordedHost:
+    """Return how a host stands as the file has it; `received_s`: when its report came, seconds since the epoch."""
+    return RecordedHost(
+        destination=status.host.destination,
+        port=status.host.port,
+        phase=status.phase,
+        problem=status.problem,
+        note=status.note,
+        received_s=received_s,
+        report=status.report,
     )
-
-
-def _host_body(
-    host: RemoteHost, phase: HostPhase, problem: str = "", note: str = "", received_s: float | None = None, *,
-    report: Plain,
-) -> Plain:  # fmt: skip
-    return {
-        "destination": host.destination,
-        "port": host.port,
-        "phase": phase.value,
-        "problem": problem,
-        "note": note,
-        "received_s": received_s,
-        "report": report,
-    }
-
-
-def _report_body(snapshot: Plain, alerts: Plain = (), probes: Sequence[Plain] = ()) -> Plain:
-    return {"snapshot": snapshot, "alerts": list(alerts), "probes": list(probes)}
 
 
 class GpuRecorder:
@@ -204,9 +207,8 @@ class GpuRecorder:
 
     def __init__(self, path: Path, *, of_one_machine: bool = True) -> None:
         header = {_MARKED: True, **({_MACHINE: True} if of_one_machine else {})}
-        self._writer = RecordingWriter(path, VERSION, **header)
+        self._writer = RecordingWriter(path, VERSION, RecordedPicture, **header)
         self._new = NewAlerts()
-        self._reports: dict[str, tuple[HostReport, Plain]] = {}
 
     def add(self, snapshot: Snapshot, alerts: tuple[Alert, ...] = (), probes: ProbeReport = NOTHING_SAID) -> None:
         """Append a snapshot of this machine.
@@ -220,8 +222,8 @@ class GpuRecorder:
         """
         snapshot, began = with_unlisted(snapshot, probes), self._new.begun(snapshot.time_s, alerts, probes.said)
         here = RemoteHost(snapshot.host.name, snapshot.host.name)
-        body = _host_body(here, HostPhase.LIVE, report=_report_body(to_plain(snapshot)))
-        self._append(snapshot.time_s, {here.name: body}, began)
+        host = _recorded_host(HostStatus(here, HostPhase.LIVE, HostReport.of(snapshot)))
+        self._append(snapshot.time_s, {here.name: host}, began)
 
     def add_hosts(self, picture: HostsPicture, away: Sequence[AlertMark] = ()) -> list[AlertMark]:
         """Append how hosts stand, and return which alerts began with it.
@@ -233,12 +235,12 @@ class GpuRecorder:
             RecordingError: as `add`.
         """
         now_s = time.monotonic()
-        bodies = {each.host.name: self._host(each, picture.time_s, now_s) for each in picture.statuses}
+        hosts = {each.host.name: _recorded(each, picture.time_s, now_s) for each in picture.statuses}
         began: list[AlertMark] = []
         for each in picture.statuses:
             if each.report is not None and each.phase is HostPhase.LIVE:
-                began += self._new.begun(picture.time_s, each.report.alerts, each.report.probes, each.host.name)
-        self._append(picture.time_s, bodies, [*away, *began])
+                began += self._new.begun(picture.time_s, each.report.alerts, each.report.said, each.host.name)
+        self._append(picture.time_s, hosts, [*away, *began])
         return began
 
     def close(self) -> None:
@@ -249,26 +251,16 @@ class GpuRecorder:
         """
         self._writer.close()
 
-    def _append(self, time_s: float, bodies: Plain, began: Sequence[AlertMark]) -> None:
-        marks = {BEGAN: [to_plain(mark) for mark in began]} if began else {}
-        self._writer.add({"time_s": time_s, "hosts": bodies}, **marks)
+    def _append(self, time_s: float, hosts: Mapping[str, RecordedHost], began: Sequence[AlertMark]) -> None:
+        marks = {BEGAN: began} if began else {}
+        self._writer.add(RecordedPicture(time_s, hosts), **marks)
 
-    def _host(self, status: HostStatus, time_s: float, now_s: float) -> Plain:
-        """Write a host's state; one that is away has the same time each time, so that nothing has to be written."""
-        age_s = status.age_s(now_s)
-        received_s = None if age_s is None else round(time_s - age_s, 0 if status.phase is HostPhase.AWAY else 3)
-        report = None if status.report is None else self._report(status.host.name, status.report)
-        return _host_body(status.host, status.phase, status.problem, status.note, received_s, report=report)
 
-    def _report(self, name: str, report: HostReport) -> Plain:
-        """Make a report's plain data once for each reading: a host that has nothing new costs nothing."""
-        made = self._reports.get(name)
-        if made is None or made[0] is not report:
-            probes = [[uuid, pid, dict(body)] for (uuid, pid), body in report.probes.items()]
-            self._reports[name] = made = (
-                report, _report_body(to_plain(report.snapshot), to_plain(report.alerts), probes)
-            )  # fmt: skip
-        return made[1]
+def _recorded(status: HostStatus, time_s: float, now_s: float) -> RecordedHost:
+    """Return how a host stands; one that is away has the same time each time, so that nothing has to be written."""
+    age_s = status.age_s(now_s)
+    digits = 0 if status.phase is HostPhase.AWAY else 3
+    return _recorded_host(status, None if age_s is None else round(time_s - age_s, digits))
 
 
 class RecorderThread:

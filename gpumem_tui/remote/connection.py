@@ -13,20 +13,18 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from gpumem_tui.errors import own_error
 from gpumem_tui.monitor.report import COMPLETE_S, is_complete
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, Source
 from gpumem_tui.monitor.threads import LatestSnapshot, LatestValue
-from gpumem_tui.remote.decode import HostReport, NoReading, OtherSchema, ReadingDecoder
+from gpumem_tui.monitor.wire import LONGEST_LINE, HostReport, LineError, NoReport, ReportReader
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.remote.ssh import CHANGES, LinkLost, RemoteSignal, SshOptions, SshProcess, send_signal
+from gpumem_tui.remote.ssh import LinkLost, RemoteSignal, SshOptions, SshProcess, send_signal
 from gpumem_tui.remote.status import HostPhase, HostStatus
 from gpumem_tui.text import shortened
 
-_LONGEST_LINE = 4 << 20
-"""Bytes: 64 GPUs with a hundred processes each need half of it."""
 _MOST_BANNER = 64 << 10
 """Bytes that a host's shell may print before the first reading."""
 _MOST_ERRORS = 1 << 20
@@ -47,6 +45,9 @@ _POLL_S, _SETTLE_S = 5.0, 0.05
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _REFUSED_BACK_OFF_S = 60.0
 """Between two tries of a host that refuses the key or is refused itself: nothing changes there by itself."""
+
+
+T = TypeVar("T")
 
 
 class BackOff:
@@ -73,7 +74,7 @@ class WatchedHost(LatestSnapshot, Source):
         newest: the values that its snapshots are of.
     """
 
-    def __init__(self, host: RemoteHost, newest: LatestValue[Any]) -> None:
+    def __init__(self, host: RemoteHost, newest: LatestValue[T]) -> None:
         super().__init__(newest)
         self.host = host
 
@@ -90,7 +91,7 @@ class WatchedHost(LatestSnapshot, Source):
     def latest(self) -> Snapshot | None:
         """Return the newest snapshot, None before the first."""
         report = self.status.report
-        return None if report is None else report.snapshot
+        return None if report is None else report.with_ledgers
 
 
 class Connection(WatchedHost):
@@ -104,7 +105,6 @@ class Connection(WatchedHost):
         self._stopped = threading.Event()
         self._again = threading.Event()
         self._process: SshProcess | None = None
-        self._tells_changes = True
         self._thread = threading.Thread(target=self._run, name=f"ssh {host.name}", daemon=True)
 
     @property
@@ -164,23 +164,14 @@ class Connection(WatchedHost):
             self._again.wait(wait_s)
 
     def _attempt(self, readings: Readings) -> tuple[str, bool]:
-        """Connect and read to the end: why it ended, and whether a person has to see to it.
-
-        A program there that cannot tell changes alone is called once more, for whole readings.
-        """
-        words = self.ssh.command(self.host, changes_only=self._tells_changes)
-        self._process = process = SshProcess(words, _LONGEST_LINE, _MOST_ERRORS)
+        """Connect and read to the end: why it ended, and whether a person has to see to it."""
+        self._process = process = SshProcess(self.ssh.command(self.host), LONGEST_LINE, _MOST_ERRORS)
         if self._stopped.is_set():
             process.terminate()
         while not self._stopped.is_set():
             lines = process.read(_POLL_S)
             if lines is None:
-                ended = process.explained(self.host, self.ssh)
-                if not self._tells_changes or readings.answered or CHANGES not in "\n".join(process.errors):
-                    return ended
-                process.end()
-                self._tells_changes = False
-                return self._attempt(readings)
+                return process.explained(self.host, self.ssh)
             if readings.take(lines, time.monotonic() - process.heard_s):
                 process.error_bytes = 0
         return "", False
@@ -205,7 +196,7 @@ class Readings:
     def __init__(self, interval_s: float, hand_on: Callable[[HostReport, str], None]) -> None:
         self.answered = False
         self._hand_on = hand_on
-        self._decoder = ReadingDecoder()
+        self._reader = ReportReader()
         self._silence_s = max(_LEAST_SILENCE_S, _SILENT_INTERVALS * interval_s)
         self._banner = 0
         self._first_line = ""
@@ -232,11 +223,11 @@ class Readings:
         if self.answered and self._lines > _MOST_LINES:
             raise LinkLost(f"prints more than {_MOST_LINES} lines a second, which are no readings")
         try:
-            report = self._decoder.decoded(line) if line.lstrip().startswith(b"{") else None
-        except OtherSchema as error:
-            raise LinkLost(f"its gpumem-tui is of another version: install the same one there ({error})") from error
-        except NoReading:
+            report = self._reader.read(line) if line.lstrip().startswith(b"{") else None
+        except NoReport:
             report = None
+        except LineError as error:
+            raise LinkLost(f"its gpumem-tui is of another version: install the same one there ({error})") from error
         if report is None:
             self._banner += len(line) + 1
             text = shortened(line[:200].decode("utf-8", "replace").strip(), 40)
@@ -261,6 +252,7 @@ class Fleet:
 
     def __init__(self, hosts: Iterable[RemoteHost], options: SshOptions) -> None:
         self.connections = {host.name: Connection(host, options) for host in hosts}
+        self._usual_switch_s: float | None = None
 
     @property
     def statuses(self) -> tuple[HostStatus, ...]:
@@ -291,6 +283,7 @@ class Fleet:
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         if len(self.connections) > _MANY:
+            self._usual_switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_S)
         for each in self.connections.values():
             each.start()
@@ -307,5 +300,7 @@ class Fleet:
 
     def stop(self) -> None:
         """End all connections; returns at once, from any thread."""
+        if self._usual_switch_s is not None:
+            sys.setswitchinterval(self._usual_switch_s)
         for each in self.connections.values():
             each.stop()

@@ -14,7 +14,7 @@ from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.report import log_lines, snapshot_json, table
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.monitor.users import only_of
-from gpumem_tui.remote.decode import HostReport
+from gpumem_tui.monitor.wire import HostReport, rows_of
 from gpumem_tui.remote.status import HostStatus, user_on
 from gpumem_tui.report.objects import SCHEMA, known
 from gpumem_tui.report.output import Printer, columns
@@ -47,7 +47,7 @@ class HostPrinter:
         """
         for status in statuses:
             report = status.report
-            now = (0.0 if report is None else report.time_s, status.problem)
+            now = (0.0 if report is None else report.snapshot.time_s, status.problem)
             if now == self._shown.get(status.host.name, (0.0, "")):
                 continue
             self._shown[status.host.name] = now
@@ -64,7 +64,7 @@ class HostPrinter:
         elif once:
             yield from () if self._is_first else ("",)
             self._is_first = False
-            yield from table(report.snapshot, report.alerts, columns(), name)
+            yield from table(report.with_ledgers, report.alerts, columns(), name)
         else:
             yield from (f"{name} {line}" for line in log_lines(report.snapshot))
 
@@ -82,17 +82,12 @@ def only_mine(status: HostStatus) -> HostStatus:
     report = status.report
     if report is None:
         return status
-    snapshot, probes = only_of(user_on(status.host), report.snapshot, ProbeReport(said=_said(report)))
-    return replace(status, report=HostReport(snapshot, report.alerts, probes.said))
-
-
-def _said(report: HostReport) -> dict[tuple[str, int], dict[str, Any]]:
-    return {place: dict(said) for place, said in report.probes.items()}
+    snapshot, probes = only_of(user_on(status.host), report.with_ledgers, ProbeReport(said=report.said))
+    return replace(status, report=HostReport(snapshot, report.alerts, rows_of(probes.said)))
 
 
 def _reading(report: HostReport) -> dict[str, Any]:
-    probes = ProbeReport(said=_said(report))
-    return snapshot_json(report.snapshot, report.alerts, probes)
+    return snapshot_json(report.with_ledgers, report.alerts, ProbeReport(said=report.said))
 
 
 def _csv_lines(name: str, snapshot: Snapshot) -> Iterator[str]:

@@ -26,8 +26,6 @@ from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.text import shortened
 
 PROGRAM = "gpumem-tui"
-CHANGES = "--changes"
-"""The option of `monitor` by which it prints what has changed; what does not know it names it on stderr."""
 OFFERS = "gpumem-tui is offered by: "
 """Before the name of what could run it, on stderr of a host that lacks it."""
 
@@ -66,14 +64,9 @@ class SshOptions:
         """Return what is called, for people."""
         return self.remote_command or PROGRAM
 
-    def command(self, host: RemoteHost, *, changes_only: bool = False) -> list[str]:
-        """Return the words of the process whose lines are the host's readings.
-
-        Args:
-            changes_only: after the first of them what has changed; programs of before know no such option.
-        """
-        changes = f" {CHANGES}" if changes_only else ""
-        return self.words(host, self.program(f"monitor --json{changes} --interval {self.interval_s:g}"))
+    def command(self, host: RemoteHost) -> list[str]:
+        """Return the words of the process whose lines are the host's readings (`monitor.wire`)."""
+        return self.words(host, self.program(f"monitor --wire --interval {self.interval_s:g}"))
 
     def program(self, arguments: str) -> str:
         """Return the program there with these arguments, for the shell there."""
@@ -124,9 +117,10 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
         return shortened(last.removeprefix("ssh: "), 160) or "ssh failed and printed no reason", False
     if code is None or code < 0:
         return "ssh was ended" if code else "the connection was closed", False
+    said = last.removeprefix("gpumem-tui: ")
     if "No such option" in written or "No such command" in written or "invalid choice" in written:
-        return f"its gpumem-tui is of another version: {shortened(last, 120)}", True
-    return shortened(last.removeprefix("gpumem-tui: "), 160) or f"{command} ended with code {code}", False
+        return f"its gpumem-tui is of another version: install the same one there ({shortened(said, 120)})", True
+    return shortened(said, 160) or f"{command} ended with code {code}", False
 
 
 def _not_found(command: str, last: str, options: SshOptions) -> str:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, AlertMark, Severity
 from gpumem_tui.monitor.devices import is_free
-from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, ProcessKind
+from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Memory
 from gpumem_tui.monitor.users import viewer
 from gpumem_tui.monitor.vendors import vendor
-from gpumem_tui.remote.decode import GpuLine, HostReport, ProcessLine, gpu_of, process_of
+from gpumem_tui.monitor.wire import HostReport
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.watch.ranks import RankState, StoppedAt, stop_of
 
@@ -29,47 +28,32 @@ _SILENT_S, _SILENT_STEPS = 15.0, 3
 """A rank is silent that has finished no step for so long, and for so many times as long as one took."""
 
 
-_NO_PROBE: Mapping[str, Any] = MappingProxyType({})
-Device: TypeAlias = GpuReading | GpuLine
-"""A GPU as snapshots or as lines have it."""
+_NO_PROBE: Mapping[str, object] = MappingProxyType({})
 
 
 class RemoteProcess:
-    """A process on a GPU of a host, or one that trains there on no GPU's list.
-
-    Thousands are made each second, so that what few need is made when it is asked for.
+    """A process on a GPU of a host, or one that trains there on no GPU's list. Thousands are made each second.
 
     Args:
-        card: the GPU, as snapshots or as lines have it; None for host memory, or a GPU that cannot be told; then
-            `device` is its own name of it, "cpu".
-        listed: the process, as snapshots or as lines have it.
+        gpu: where it is; None for host memory, or a GPU that cannot be told: `device` is its own name of it, "cpu".
+        process: as one of a GPU's list.
         probe: what the probe inside it says, as JSON; empty without one.
         received_s: when that came, by the viewer's monotonic clock.
     """
 
-    __slots__ = ("__dict__", "card", "device", "host_name", "listed", "probe", "received_s")
+    __slots__ = ("__dict__", "device", "gpu", "host_name", "probe", "process", "received_s")
 
     def __init__(
         self,
         host_name: str,
-        card: Device | None,
-        listed: GpuProcess | ProcessLine,
-        probe: Mapping[str, Any] = _NO_PROBE,
+        gpu: GpuReading | None,
+        process: GpuProcess,
+        probe: Mapping[str, object] = _NO_PROBE,
         received_s: float = 0.0,
         device: str = "",
     ) -> None:
-        self.host_name, self.card, self.listed, self.device = host_name, card, listed, device
+        self.host_name, self.gpu, self.process, self.device = host_name, gpu, process, device
         self.probe, self.received_s = probe, received_s
-
-    @cached_property
-    def gpu(self) -> GpuReading | None:
-        """Return the GPU, if there is one."""
-        return None if self.card is None else gpu_of(self.card)
-
-    @cached_property
-    def process(self) -> GpuProcess:
-        """Return the process as a GPU's process, with what its probe says of it."""
-        return process_of(self.listed)
 
     @property
     def known(self) -> HostProcess | None:
@@ -77,51 +61,44 @@ class RemoteProcess:
         return None if isinstance(self.process.host, Unknown) else self.process.host
 
     @property
-    def told(self) -> HostProcess | ProcessLine | None:
-        """Return what has its user, name, command and container; None where they are unknown."""
-        if isinstance(self.listed, ProcessLine):
-            return None if self.listed.user is None else self.listed
-        return self.known
-
-    @property
     def user(self) -> str | None:
         """Return whose it is; None where that is unknown."""
-        told = self.told
-        return None if told is None else told.user
+        known = self.known
+        return None if known is None else known.user
 
     @property
     def used_bytes(self) -> int | None:
         """Return the memory that it holds; None where that is unknown."""
-        value = self.listed.used_bytes
+        value = self.process.used_bytes
         return None if isinstance(value, Unknown) else value
 
     @property
     def sm_percent(self) -> int | None:
         """Return its share of the GPU's processors; None where that is unknown."""
-        value = self.listed.sm_percent
+        value = self.process.sm_percent
         return None if isinstance(value, Unknown) else value
 
     @property
     def place(self) -> str:
         """Return the GPU's number, the MIG instance with it; without a GPU what stands for it."""
-        if self.card is None:
+        if self.gpu is None:
             return self.device
-        inside = next((each.index for each in self.card.instances if each.uuid == self.listed.instance), None)
-        return str(self.card.index) if inside is None else f"{self.card.index}:{inside}"
+        inside = next((each.index for each in self.gpu.instances if each.uuid == self.process.instance), None)
+        return str(self.gpu.index) if inside is None else f"{self.gpu.index}:{inside}"
 
     @property
     def key(self) -> str:
         """Return what names it among the processes of all hosts."""
-        where = self.device if self.card is None else self.card.uuid
-        return f"{self.host_name}\t{where}\t{self.listed.instance}\t{self.listed.pid}"
+        where = self.device if self.gpu is None else self.gpu.uuid
+        return f"{self.host_name}\t{where}\t{self.process.instance}\t{self.process.pid}"
 
     @cached_property
     def about(self) -> str:
         """Return the text that a filter looks through, in small letters."""
-        about = f"{self.host_name} {'' if self.card is None else 'gpu'}{self.place} {self.listed.pid}"
-        told = self.told
-        if told is not None:
-            about += f" {told.user} {told.name} {told.command} {told.container}"
+        about = f"{self.host_name} {'' if self.gpu is None else 'gpu'}{self.place} {self.process.pid}"
+        known = self.known
+        if known is not None:
+            about += f" {known.user} {known.name} {known.command} {known.container}"
         return about.lower()
 
     def count(self, key: str) -> int | None:
@@ -132,8 +109,8 @@ class RemoteProcess:
     def seconds(self, key: str) -> float:
         """Return a duration of what its probe says; 0 where it does not say."""
         value = self.probe.get(key)
-        known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
-        return float(value or 0.0) if known else 0.0
+        is_known = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LARGEST
+        return float(value) if isinstance(value, (int, float)) and is_known else 0.0
 
     @property
     def step(self) -> int | None:
@@ -245,8 +222,8 @@ def _name(each: RemoteProcess) -> str:
 
 
 def _command(each: RemoteProcess) -> str:
-    told = each.told
-    return "" if told is None else told.command
+    known = each.known
+    return "" if known is None else known.command
 
 
 # ---- a host
@@ -289,19 +266,17 @@ class MemorySum:
         return cls(used_bytes, total_bytes, all(one.is_whole for one in each))
 
     @classmethod
-    def of(cls, gpus: Sequence[Device]) -> MemorySum:
+    def of(cls, gpus: Sequence[GpuReading]) -> MemorySum:
         """Sum the memory of GPUs as far as it is known."""
-        known = [memory for gpu in gpus if (memory := _memory_of(gpu)) is not None]
+        known = _known_memory(gpus)
         used_bytes = sum(memory.total_bytes - memory.free_bytes for memory in known)
         return cls(used_bytes, sum(memory.total_bytes for memory in known), len(known) == len(gpus))
 
 
-def _memory_of(gpu: Device) -> Any:
-    """Return what has the total and the free bytes of a GPU; None where they are unknown."""
-    if isinstance(gpu, GpuLine) and gpu.total_bytes is not None:
-        return gpu
-    memory = gpu_of(gpu).visible_memory
-    return None if isinstance(memory, Unknown) else memory
+def _known_memory(gpus: Iterable[GpuReading]) -> list[Memory]:
+    """Return the memory of the GPUs of which it is known."""
+    found = (gpu.memory if isinstance(gpu.memory, Memory) else gpu.visible_memory for gpu in gpus)
+    return [memory for memory in found if isinstance(memory, Memory)]
 
 
 @dataclass(frozen=True)
@@ -334,39 +309,34 @@ class HostStatus:
         return None if self.received_s is None else max(0.0, now_s - self.received_s)
 
     @property
-    def devices(self) -> Sequence[Device]:
-        """Return the GPUs of its last reading, as snapshots or as lines have them."""
-        return () if self.report is None else self.report.devices
-
-    @property
     def gpus(self) -> tuple[GpuReading, ...]:
-        """Return the GPUs of its last reading."""
+        """Return the GPUs of its last reading, without their ledgers."""
         return () if self.report is None else self.report.snapshot.gpus
 
     @cached_property
     def memory(self) -> MemorySum:
         """Return the memory of all its GPUs."""
-        return MemorySum.of(self.devices)
+        return MemorySum.of(self.gpus)
 
     @cached_property
     def busy_percent(self) -> float | None:
         """Return how busy its GPUs are on average."""
-        return mean_utilization(self.devices)
+        return mean_utilization(self.gpus)
 
     @cached_property
     def free_gpus(self) -> int:
         """Return on how many of its GPUs nobody computes."""
-        return sum(_may_be_free(device) and is_free(gpu_of(device)) for device in self.devices)
+        return sum(map(is_free, self.gpus))
 
     @cached_property
     def most_free_bytes(self) -> int:
         """Return the free memory of the GPU that has most of it."""
-        return max((memory.free_bytes for gpu in self.devices if (memory := _memory_of(gpu)) is not None), default=0)
+        return max((memory.free_bytes for memory in _known_memory(self.gpus)), default=0)
 
     @cached_property
     def models(self) -> str:
         """Return what its GPUs are called, the vendor's name left out."""
-        names = dict.fromkeys(gpu.name.removeprefix(f"{vendor().brand} ") for gpu in self.devices)
+        names = dict.fromkeys(gpu.name.removeprefix(f"{vendor().brand} ") for gpu in self.gpus)
         return ", ".join(names)
 
     @cached_property
@@ -389,51 +359,30 @@ class HostStatus:
         """Return its processes by GPU and pid, on the CPU last; of a host that is away as they were last seen."""
         if self.report is None:
             return ()
-        name, received_s, cards = self.host.name, self.received_s or 0.0, self.devices
-        found = []
-        for card in cards:
-            for each in _processes_on(card):
-                place = each.instance or card.uuid, each.pid
-                said = each.probe if isinstance(each, ProcessLine) else self.report.probes.get(place)
-                found.append(RemoteProcess(name, card, each, said if isinstance(said, dict) else _NO_PROBE, received_s))
-        if unlisted := self.report.unlisted:
-            by_uuid = {uuid: card for card in cards for uuid in (card.uuid, *(part.uuid for part in card.instances))}
-            said_of = self.report.probes
+        name, received_s, said = self.host.name, self.received_s or 0.0, self.report.said
+        found = [
+            RemoteProcess(name, gpu, each, said.get((each.instance or gpu.uuid, each.pid), _NO_PROBE), received_s)
+            for gpu in self.gpus
+            for each in gpu.all_processes
+        ]
+        if unlisted := self.report.snapshot.unlisted:
+            by_uuid = {uuid: gpu for gpu in self.gpus for uuid in (gpu.uuid, *(part.uuid for part in gpu.instances))}
             found += [
-                RemoteProcess(
-                    name, by_uuid.get(each.gpu_uuid), each.process, said_of.get(each.place, _NO_PROBE), received_s,
-                    each.device,
-                )
+                RemoteProcess(name, gpu, each.process, said.get(each.place, _NO_PROBE), received_s, each.device)
                 for each in unlisted
-            ]  # fmt: skip
-        return tuple(sorted(found, key=lambda each: (_index(each.card), each.listed.pid)))
+                for gpu in (by_uuid.get(each.gpu_uuid),)
+            ]
+        return tuple(sorted(found, key=lambda each: (_index(each.gpu), each.process.pid)))
 
 
-def _processes_on(card: Device) -> Iterable[GpuProcess | ProcessLine]:
-    """Return the processes of a GPU and of its instances, as far as their lists could be read, each once."""
-    if isinstance(card, GpuReading):
-        return card.all_processes
-    if not card.instances:
-        return card.processes or ()
-    lists: list[list[ProcessLine] | None] = [card.processes, *(part.processes for part in card.instances)]
-    return {(each.pid, each.instance): each for listed in lists for each in listed or ()}.values()
+def _index(gpu: GpuReading | None) -> float:
+    return math.inf if gpu is None else gpu.index
 
 
-def _index(card: Device | None) -> float:
-    return math.inf if card is None else card.index
-
-
-def _may_be_free(device: Device) -> bool:
-    """Return whether nobody is seen to compute there: a first look that costs nothing."""
-    if isinstance(device, GpuReading):
-        return True
-    return device.processes is not None and all(each.kind is ProcessKind.GRAPHICS for each in device.processes)
-
-
-def mean_utilization(gpus: Iterable[Device]) -> float | None:
+def mean_utilization(gpus: Iterable[GpuReading]) -> float | None:
     """Return how busy GPUs are on average, in percent; None where none says so."""
-    read = [(gpu.telemetry if isinstance(gpu, GpuReading) else gpu).utilization_percent for gpu in gpus]
-    busy = [percent for percent in read if percent is not None and not isinstance(percent, Unknown)]
+    read = [gpu.telemetry.utilization_percent for gpu in gpus]
+    busy = [percent for percent in read if not isinstance(percent, Unknown)]
     return sum(busy) / len(busy) if busy else None
 
 

@@ -2,14 +2,13 @@
 
 `pytest -m bench -s -n 0 tests/bench/test_hosts_scale.py` (`-k 256` for one of them)
 
-Each host is a `cat` in ssh's place, fed by one process that replays what `monitor --json --changes` prints: all answer
+Each host is a `cat` in ssh's place, fed by one process that replays what `monitor --wire` prints: all answer
 at once, then each at its own time of the second, as real hosts do. Only the viewer is measured, neither they nor that
 process.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -20,15 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from gpumem_tui.memory import MIB
 from gpumem_tui.monitor.ledger import device_ledger
-from gpumem_tui.monitor.report import changes_json, snapshot_json
 from gpumem_tui.monitor.snapshot import GpuProcess, GpuReading, HostProcess, Snapshot
+from gpumem_tui.monitor.wire import HostReport, ReportWriter
 from tests.bench.test_monitor_cost import Watched
 from tests.monitor.snapshots import changed
 from tests.scenes import monitor as scene
@@ -110,11 +108,11 @@ def _reading(host: int, second: int) -> Snapshot:
 
 
 @cache
-def _bodies(host: int) -> list[dict[str, Any]]:
+def _lines(host: int) -> list[str]:
     """A whole reading, then what changes from each to the next, round and round; there the feeder begins again."""
-    read = [snapshot_json(_reading(host, second)) for second in range(_READINGS)]
-    pairs = zip(read, [*read[1:], read[0]], strict=True)
-    return [read[1], *(changes_json(*pair) for pair in pairs)]
+    read, writer = [HostReport.of(_reading(host, second)) for second in range(_READINGS)], ReportWriter()
+    whole, *changes, last = [writer.line(each) for each in (*read[1:], *read[:2])]
+    return [whole, last, *changes]
 
 
 @contextmanager
@@ -124,7 +122,7 @@ def _hosts(folder: Path, hosts: int) -> Iterator[Callable[[], float]]:
     (folder / "ssh").chmod(0o755)
     for host in range(1, hosts + 1):
         name = f"{host:0{len(str(hosts))}}"
-        (folder / f"{name}.lines").write_text("".join(f"{json.dumps(body)}\n" for body in _bodies(host % 17)))
+        (folder / f"{name}.lines").write_text("".join(f"{line}\n" for line in _lines(host % 17)))
         os.mkfifo(folder / f"node{name}.fifo")
     feeder = subprocess.Popen([sys.executable, "-c", _FEEDER, str(folder), str(hosts), str(_CONNECTING_S)])
     answered = folder / "answered"

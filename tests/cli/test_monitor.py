@@ -19,6 +19,8 @@ import jsonschema
 import pytest
 
 from gpumem_tui.memory import GIB, MIB
+from gpumem_tui.monitor.report import snapshot_json
+from gpumem_tui.monitor.wire import ReportReader
 from gpumem_tui.recording.recording import GpuRecorder
 from gpumem_tui.settings import Settings, parse
 from tests.cli.conftest import Finished, Program
@@ -54,18 +56,19 @@ def test_who_reads_no_more_is_noticed_long_before_the_next_reading(environment: 
         process.wait(30)
 
 
-@pytest.mark.parametrize("changes", [True, False])
-def test_what_tells_a_viewer_of_changes_ends_with_its_stdin_long_before_the_next_reading(
-    changes: bool, environment: dict[str, str]
+@pytest.mark.parametrize("wire", [True, False])
+def test_what_writes_to_a_viewer_ends_with_its_stdin_long_before_the_next_reading(
+    wire: bool, environment: dict[str, str]
 ) -> None:
-    which = ("--changes", "--interval", "3600") if changes else ("--interval", "0.2")
+    which = ("--wire", "--interval", "3600") if wire else ("--json", "--interval", "0.2")
     ours, held = os.pipe()
-    with _running(environment, "monitor", "--json", *which, stdin=ours) as process:
+    with _running(environment, "monitor", *which, stdin=ours) as process:
         os.close(ours)
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["gpus"]
+        first = json.loads(process.stdout.readline())
+        assert (first["full"]["snapshot"] if wire else first)["gpus"]
         os.close(held)
-        if changes:
+        if wire:
             assert process.wait(30) == 0
         else:
             assert [json.loads(process.stdout.readline())["schema"] for _ in range(3)] == [1, 1, 1]
@@ -145,14 +148,15 @@ def test_only_mine_leaves_the_memory_whole(program: Program, environment: dict[s
     assert "(no such process here)" not in done.out
 
 
-def test_changes_follow_a_whole_reading(environment: dict[str, str]) -> None:
-    with _running(environment, "monitor", "--json", "--changes", "--interval", "0.2") as process:
+def test_what_a_viewer_reads_is_what_the_json_says(environment: dict[str, str]) -> None:
+    reader = ReportReader()
+    with _running(environment, "monitor", "--wire", "--interval", "0.2") as process:
         assert process.stdout is not None
-        whole, changes = (json.loads(process.stdout.readline()) for _ in range(2))
-    _SCHEMA.validate(whole)
-    assert changes["since"] == whole["time_s"]
-    assert changes["changes"]["time_s"] > whole["time_s"]
-    assert len(json.dumps(changes)) < len(json.dumps(whole))
+        first, second = (reader.read(process.stdout.readline().encode()) for _ in range(2))
+    assert second.snapshot.time_s > first.snapshot.time_s
+    body = snapshot_json(second.with_ledgers, second.alerts)
+    _SCHEMA.validate(body)
+    assert body["gpus"][0]["ledger"]["process"] == 29 * GIB
 
 
 def test_once_is_a_table_of_80_columns(program: Program, environment: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
+from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import READINGS, Telemetry
 from gpumem_tui.monitor.snapshot import (
     DeviceState,
@@ -74,8 +75,9 @@ def gpu(index: int = 0, used_bytes: int = 10 * GIB, **changes: Any) -> GpuReadin
         "state_reason": "",
         "age_s": 0.0,
         "memory": held,
-        "ledger": ledger(held, [owner], unaccounted_bytes, "kernel"),
+        "ledger": device_ledger(held, (owner,), holders="kernel"),
         "processes": (owner,),
+        "holders": "kernel",
         "compute_capability": (8, 0),
         "utilization_percent": 97,
         "memory_utilization_percent": 60,

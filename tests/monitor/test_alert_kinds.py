@@ -14,13 +14,12 @@ import jsonschema
 import pytest
 
 from gpumem_tui.memory import GIB, Unknown
-from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts, NewAlerts, Severity
+from gpumem_tui.monitor.alerts import Alert, AlertKind, AlertMark, Alerts, NewAlerts, Severity
 from gpumem_tui.monitor.probes import Growing, ProbeReport, RanOutOfMemory, Stopped
 from gpumem_tui.monitor.readings import READINGS
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
-from gpumem_tui.recording.codec import from_plain, to_plain
-from gpumem_tui.remote.decode import decoded
+from gpumem_tui.monitor.wire import HostReport, ReportReader, ReportWriter, encoded, parsed, read
 from tests.monitor.schema import MONITOR
 from tests.monitor.snapshots import START_S, gpu, machine
 
@@ -82,9 +81,10 @@ def test_it_begins_and_travels(kind: AlertKind) -> None:
     assert f"{alert.severity.value}: {alert.message}" in table(cause.snapshots[-1], alerts, 10**6)
     line = json.dumps(snapshot_json(cause.snapshots[-1], alerts))
     jsonschema.validate(json.loads(line), MONITOR)
-    assert decoded(line.encode()).alerts == alerts, "from another host"
+    line = ReportWriter().line(HostReport.of(cause.snapshots[-1], alerts))
+    assert ReportReader().read(line.encode()).alerts == alerts, "from another host"
     (mark, *_) = NewAlerts().begun(START_S, alerts, {})
-    assert from_plain(type(mark), to_plain(mark)) == mark, "in a recording"
+    assert read(AlertMark, parsed(encoded(mark))) == mark, "in a recording"
     calm = replace(cause.snapshots[0], problem="", gpus=(gpu(),))
     assert kind not in [each.kind for each in Cause([calm]).alerts()], "only by its cause"
 

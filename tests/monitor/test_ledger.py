@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumem_tui.memory import GIB, MIB, Bucket, Ledger, LedgerRow, Unknown, Value
-from gpumem_tui.monitor.ledger import HOLDERS, device_ledger
+from gpumem_tui.monitor.ledger import device_ledger
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Memory, ProcessKind
+from gpumem_tui.monitor.snapshot import HOLDERS, GpuProcess, HostProcess, Memory, ProcessKind
 
 _MEMORY = Memory(total_bytes=80 * GIB, reserved_bytes=GIB, used_bytes=30 * GIB, free_bytes=49 * GIB)
 _NOT_AVAILABLE = Unknown("not available")

@@ -18,7 +18,7 @@ from gpumem_tui.monitor.devices import free_gpus
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
-from gpumem_tui.remote.decode import decoded
+from gpumem_tui.monitor.wire import HostReport, ReportReader, ReportWriter
 from tests.amdsmi_stub.machine import DRIVER_NOT_LOADED, NO_PERMISSION, AmdGpu, AmdMachine, machine_of
 from tests.cli.conftest import Program, program
 from tests.monitor.schema import MONITOR
@@ -75,7 +75,7 @@ def test_json_and_lines_say_whose_each_gpu_is(sampler: Sampler) -> None:
         ("AMD", 0, 1),
         ("AMD", 1, 0),
     ]
-    again = decoded(json.dumps(body).encode()).snapshot
+    again = ReportReader().read(ReportWriter().line(HostReport.of(found)).encode()).snapshot
     assert (again.drivers[1].vendor, again.versions) == ("AMD", found.versions)
     assert [gpu.number for gpu in again.gpus] == [0, 1, 1, 0]
     lines = list(table(found, (), 100))

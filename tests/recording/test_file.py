@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -15,18 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.recording.codec import CodecError, difference, from_plain, patched, to_plain
+from gpumem_tui.monitor.wire import HostReport, encoded
 from gpumem_tui.recording.file import RecordingError, RecordingFile
 from gpumem_tui.recording.player import Player
-from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, record_source
+from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, RecordedPicture, record_source
+from gpumem_tui.text import cleaned
 from tests.monitor.snapshots import START_S, anything, gpu, machine
 from tests.waiting import wait_until
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("abc"), inner),
-    max_leaves=12,
-)
 
 
 def _record(path: Path, count: int) -> list[Snapshot]:
@@ -40,38 +36,17 @@ def _record(path: Path, count: int) -> list[Snapshot]:
 
 @settings(suppress_health_check=[HealthCheck.data_too_large])
 @given(snapshots=st.lists(anything(Snapshot), min_size=1, max_size=3))
-def test_any_snapshots_come_back_equal(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> None:
+def test_any_snapshots_come_back(tmp_path_factory: pytest.TempPathFactory, snapshots: list[Snapshot]) -> None:
     path = tmp_path_factory.mktemp("recording") / "file"
     recorder = GpuRecorder(path)
     for snapshot in snapshots:
         recorder.add(snapshot)
     recorder.close()
     recording = GpuRecording(path)
-    assert list(recording.snapshots()) == snapshots
+    played = [cleaned(json.loads(encoded(each))) for each in recording.snapshots()]
+    is_same = played == [cleaned(json.loads(encoded(HostReport.of(each).with_ledgers))) for each in snapshots]
+    assert is_same  # else pytest explains all of it, for minutes
     assert recording.damage == ""
-
-
-@given(old=_JSON, new=_JSON)
-def test_a_patch_makes_the_new_of_the_old(old: object, new: object) -> None:
-    assert to_plain(patched(old, difference(old, new))) == to_plain(new)
-    assert difference(old, old) is None
-
-
-def test_a_patch_for_something_else_is_refused() -> None:
-    patch = difference({"a": {"b": 1}}, {"a": {"b": 2}})
-    for other in ({"x": 1}, [1], 7, {"a": 7}):
-        with pytest.raises(CodecError):
-            patched(other, patch)
-
-
-@pytest.mark.parametrize("plain", [None, [], {}, {"time_s": "now"}, {**to_plain(machine()), "gpus": [{"index": 0}]}])
-def test_what_is_no_snapshot_is_refused(plain: object) -> None:
-    with pytest.raises(CodecError):
-        from_plain(Snapshot, plain)
-
-
-def test_fields_of_a_later_version_are_passed_over() -> None:
-    assert from_plain(Snapshot, {**to_plain(machine()), "weather": "fair"}) == machine()
 
 
 def test_an_hour_of_eight_gpus_takes_a_few_megabytes(tmp_path: Path) -> None:
@@ -115,7 +90,7 @@ def test_a_night_is_members_that_can_be_read_by_themselves(tmp_path: Path) -> No
     parts = list(file.parts())
     assert [len(part.lines) for part in parts] == [60, 60, 60, 10]
     assert all(part.lines[0].startswith(b'{"full":') for part in parts)
-    assert [next(file.pictures(part.offset))["time_s"] for part in parts] == [
+    assert [next(file.pictures(RecordedPicture, part.offset)).time_s for part in parts] == [
         snapshots[n].time_s for n in (0, 60, 120, 180)
     ]
 
@@ -185,7 +160,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (b"hello", "is no recording"),
         (gzip.compress(b"hello\n"), "is no recording"),
         (gzip.compress(b"[1]\n"), "is no recording"),
-        (gzip.compress(b'{"gpumem_tui_recording":99}\n'), "of version 99, this program plays versions 1 and 2"),
+        (gzip.compress(b'{"gpumem_tui_recording":99}\n'), "of version 99, this program plays versions 1 to 3"),
     ],
     ids=["empty", "text", "compressed text", "compressed JSON", "a later version"],  # gzip's bytes hold the time
 )

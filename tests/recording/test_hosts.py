@@ -15,11 +15,11 @@ import pytest
 
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.alerts import Alerts
-from gpumem_tui.recording.codec import to_plain
+from gpumem_tui.monitor.snapshot import Snapshot
+from gpumem_tui.monitor.wire import HostReport
 from gpumem_tui.recording.file import RecordingError, RecordingFile, RecordingWriter
 from gpumem_tui.recording.player import Player, RecordingIndex
-from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, HostsPicture, record_hosts
-from gpumem_tui.remote.decode import HostReport
+from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, HostsPicture, RecordedPicture, record_hosts
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.status import HostPhase, HostStatus
 from tests.monitor.snapshots import START_S, gpu, machine
@@ -43,7 +43,7 @@ def pictures() -> list[HostsPicture]:
                 full = host is B and number >= FULL_FROM
                 snapshot = machine([gpu(0, used_bytes=(79 if full else 40) * GIB)], after_s=number)
                 probes = {("GPU-00000000", 4000): {"rank": rank, "world_size": 4, "step": number}}
-                last[host.name] = HostReport(snapshot, judges[host.name].update(snapshot), probes)
+                last[host.name] = HostReport.of(snapshot, judges[host.name].update(snapshot), probes)
             phase, problem = (HostPhase.AWAY, "silent for 15 s") if is_away else (HostPhase.LIVE, "")
             statuses.append(HostStatus(host, phase, last[host.name], time.monotonic(), problem))
         made.append(HostsPicture(START_S + number, tuple(statuses)))
@@ -178,14 +178,14 @@ def test_versions_are_told_apart(recorded: Path, tmp_path: Path) -> None:
     assert not GpuRecording(recorded).of_one_machine
     GpuRecorder(tmp_path / "one").close()
     assert GpuRecording(tmp_path / "one").of_one_machine
-    RecordingWriter(tmp_path / "later", 3).close()
-    with pytest.raises(RecordingError, match="recording of version 3, this program plays versions 1 and 2"):
+    RecordingWriter(tmp_path / "later", 4, RecordedPicture).close()
+    with pytest.raises(RecordingError, match="recording of version 4, this program plays versions 1 to 3"):
         GpuRecording(tmp_path / "later")
 
 
 def test_what_is_no_picture_ends_it_with_one_line(tmp_path: Path) -> None:
-    writer = RecordingWriter(tmp_path / "file", 2)
-    writer.add({"time_s": START_S, "hosts": {"a": to_plain(machine())}})
+    writer = RecordingWriter(tmp_path / "file", 2, Snapshot)
+    writer.add(machine())
     writer.close()
     recording = GpuRecording(RecordingFile(tmp_path / "file"))
     assert list(recording.pictures()) == []
@@ -204,7 +204,7 @@ def test_a_host_that_cannot_be_reached_is_said_while_recording_and_when_played(t
     try:
         assert process.stderr is not None
         said = [process.stderr.readline() for _ in range(2)]
-        wait_until(lambda: next(RecordingFile(Path(path)).pictures(), None))
+        wait_until(lambda: next(RecordingFile(Path(path)).pictures(RecordedPicture), None))
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) == ("", "")
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.readings import NOT_READ_YET
+from gpumem_tui.monitor.snapshot import HOLDERS
 from gpumem_tui.recording.file import RecordingFile
 from gpumem_tui.recording.player import RecordingIndex
 from gpumem_tui.recording.recording import GpuRecording
@@ -27,7 +28,7 @@ def test_one_machine() -> None:
     recording = GpuRecording(OLD / "machine")
     filling = [(79 if second >= FULL_FROM else 40) * GIB for second in range(SECONDS)]
     assert list(recording.snapshots()) == [
-        machine([gpu(0, used, **SINCE)], after_s=n) for n, used in enumerate(filling)
+        machine([gpu(0, used, holders=HOLDERS, **SINCE)], after_s=n) for n, used in enumerate(filling)
     ]
     assert recording.damage == ""
     index = RecordingIndex(recording)
@@ -45,7 +46,7 @@ def test_several_hosts() -> None:
         assert (a.host.name, b.host.destination, b.host.port) == ("a", "me@b", 2222)
         assert (b.phase is HostPhase.AWAY, bool(b.problem)) == (second >= AWAY_FROM, second >= AWAY_FROM)
         assert a.report is not None
-        assert a.report.probes == {("GPU-00000000", 4000): {"rank": 1, "world_size": 4, "step": second}}
+        assert a.report.said == {("GPU-00000000", 4000): {"rank": 1, "world_size": 4, "step": second}}
         assert b.report is not None
         assert bool(b.report.alerts) == (second >= FULL_FROM)
     assert recording.damage == ""

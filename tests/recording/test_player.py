@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.alerts import AlertMark, Alerts
 from gpumem_tui.monitor.probes import ProbeReport
 from gpumem_tui.monitor.snapshot import Snapshot, UnlistedProcess
-from gpumem_tui.recording.codec import to_plain
+from gpumem_tui.monitor.wire import encoded
 from gpumem_tui.recording.player import Player, RecordingIndex
 from gpumem_tui.recording.recording import GpuRecorder, GpuRecording
 from gpumem_tui.tui.monitor.entries import entries
@@ -150,10 +149,10 @@ def test_damage_ends_the_index_not_the_program(recorded: Path, tmp_path: Path) -
 
 def test_an_older_recording_can_be_sought_and_its_alerts_are_looked_for(tmp_path: Path) -> None:
     path = tmp_path / "older"
-    members = [[{"gpumem_tui_recording": 1, "program": "0.1"}]]
+    members: list[list[dict[str, object]]] = [[{"gpumem_tui_recording": 1, "program": "0.1"}]]
     for begin in range(0, SECONDS, 60):
-        members.append([{"full": to_plain(second(number))} for number in range(begin, min(begin + 60, SECONDS))])
-    lines = [b"".join(json.dumps(body).encode() + b"\n" for body in member) for member in members]
+        members.append([{"full": second(number)} for number in range(begin, min(begin + 60, SECONDS))])
+    lines = [b"".join(encoded(body) + b"\n" for body in member) for member in members]
     path.write_bytes(b"".join(map(gzip.compress, lines)))
     recording = GpuRecording(path)
     assert len(list(recording.snapshots())) == SECONDS

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from gpumem_tui.monitor.report import snapshot_json
 from gpumem_tui.monitor.snapshot import Snapshot
-from gpumem_tui.remote.hosts import parse_host
+from gpumem_tui.monitor.wire import HostReport, ReportWriter
 from gpumem_tui.remote.ssh import SshOptions
 from tests.monitor.snapshots import gpu, machine
 
@@ -42,11 +39,7 @@ class Ssh:
 
     def prints(self, name: str, snapshots: Sequence[Snapshot], *, then: str = STAYS, before: str = "") -> None:
         """A host that prints these readings."""
-        self.writes(name, [line_of(each) for each in snapshots], then, before)
-
-    def says(self, name: str, body: dict[str, Any]) -> None:
-        """A host that prints one reading, with what probes and alerts say in it."""
-        self.writes(parse_host(name).destination, [json.dumps(body).encode()], STAYS, "")
+        self.writes(name, lines_of(*snapshots), then, before)
 
     def writes(self, name: str, printed: Sequence[bytes], then: str = STAYS, before: str = "") -> None:
         """A host that prints these lines."""
@@ -66,9 +59,15 @@ class Ssh:
         return SshOptions(ssh=str(self.program))
 
 
-def line_of(snapshot: Snapshot, **changes: Any) -> bytes:
-    """A line as `monitor --json` prints it."""
-    return json.dumps({**snapshot_json(snapshot), **changes}).encode()
+def line_of(snapshot: Snapshot) -> bytes:
+    """The first line as `monitor --wire` prints it."""
+    return lines_of(snapshot)[0]
+
+
+def lines_of(*snapshots: Snapshot) -> list[bytes]:
+    """The lines as `monitor --wire` prints them."""
+    writer = ReportWriter()
+    return [writer.line(HostReport.of(each)).encode() for each in snapshots]
 
 
 def reading(gpus: int = 1, *, after_s: float = 0.0) -> Snapshot:

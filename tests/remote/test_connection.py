@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shlex
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from gpumem_tui.memory import MIB
-from gpumem_tui.monitor.report import changes_json, snapshot_json
+from gpumem_tui.monitor.wire import KEY, HostReport, ReportReader
 from gpumem_tui.remote import connection as module
 from gpumem_tui.remote import ssh as ssh_module
 from gpumem_tui.remote.connection import BackOff, Connection, Fleet
-from gpumem_tui.remote.decode import ReadingDecoder
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.ssh import ANYWHERE, installed_from
 from gpumem_tui.remote.status import HostPhase, HostStatus
@@ -70,34 +69,15 @@ def test_many_hosts_take_more_descriptors_than_are_usual(ssh: Ssh) -> None:
 def test_readings_arrive_as_they_are_printed(ssh: Ssh, connect: Connect) -> None:
     ssh.prints("a", [reading(2), reading(2, after_s=1.0)])
     a = connect("a")
-    wait_until(lambda: a.latest() is not None and a.latest() == decoded_second())
+    wait_until(lambda: a.latest() is not None and a.latest() == second())
     assert a.status.phase is HostPhase.LIVE
     assert a.status.problem == ""
     assert a.notice == "a"
+    assert "monitor --wire --interval" in ssh.called[0]
 
 
-def test_what_has_changed_makes_the_next_reading(ssh: Ssh, connect: Connect) -> None:
-    first, second = snapshot_json(reading(2)), snapshot_json(reading(2, after_s=1.0))
-    ssh.writes("a", [json.dumps(body).encode() for body in (first, changes_json(first, second))])
-    a = connect("a")
-    wait_until(lambda: a.latest() is not None and a.latest() == decoded_second())
-    assert "monitor --json --changes --interval" in ssh.called[0]
-
-
-def test_a_program_there_that_tells_no_changes_is_asked_for_whole_readings(ssh: Ssh, connect: Connect) -> None:
-    lines = ssh.folder / "lines"
-    lines.write_bytes(line_of(reading(2)) + b"\n")
-    refuses = "echo 'gpumem-tui: No such option: --changes Did you mean --hosts?' >&2; exit 2"
-    ssh.host("a", f'case "$1" in *--changes*) {refuses};; esac', f"cat {shlex.quote(str(lines))}", STAYS)
-    status = becomes(connect("a"), HostPhase.LIVE)
-    assert len(status.gpus) == 2
-    assert [("--changes" in call) for call in ssh.called] == [True, False]
-
-
-def decoded_second() -> object:
-    from gpumem_tui.remote.decode import decoded
-
-    return decoded(line_of(reading(2, after_s=1.0))).snapshot
+def second() -> object:
+    return HostReport.of(reading(2, after_s=1.0)).with_ledgers
 
 
 @pytest.mark.parametrize(
@@ -109,7 +89,10 @@ def decoded_second() -> object:
         ("echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255", "connect to host a port 22: Conn"),
         ("echo 'sh: 1: gpumem-tui: not found' >&2; exit 127", "gpumem-tui is not in its PATH"),
         ("echo 'gpumem-tui: settings.toml:1: unknown key' >&2; exit 2", "settings.toml:1: unknown key"),
-        ("echo 'gpumem-tui: No such option: --json' >&2; exit 2", "its gpumem-tui is of another version"),
+        (
+            "echo 'gpumem-tui: No such option: --wire' >&2; exit 2",
+            "its gpumem-tui is of another version: install the same one there (No such option: --wire)",
+        ),
         ("exit 3", "gpumem-tui ended with code 3"),
         ("exit 0", "gpumem-tui ended with code 0"),
         ("exec yes garbage", "prints “garbage”, which is no reading"),
@@ -164,10 +147,10 @@ def test_a_greeting_before_the_readings_is_passed_over_and_named(ssh: Ssh, conne
     assert status.report is not None
 
 
-def test_another_schema_is_another_version(ssh: Ssh, connect: Connect) -> None:
-    (ssh.folder / "line").write_bytes(line_of(reading(), schema=2) + b"\n")
-    ssh.host("a", f"cat {ssh.folder / 'line'}", STAYS)
-    assert "another version" in becomes(connect("a"), HostPhase.AWAY).problem
+@pytest.mark.parametrize("changes", [{KEY: 2}, {"full": {}}])
+def test_other_lines_are_of_another_version(ssh: Ssh, connect: Connect, changes: dict[str, object]) -> None:
+    ssh.writes("a", [json.dumps({**json.loads(line_of(reading())), **changes}).encode()])
+    assert "another version: install the same one there" in becomes(connect("a"), HostPhase.AWAY).problem
 
 
 def test_readings_that_never_end_are_a_flood(ssh: Ssh, connect: Connect) -> None:
@@ -251,13 +234,28 @@ def test_an_error_of_ours_is_named_and_the_next_try_goes_well(
 ) -> None:
     ssh.prints("a", [reading()])
     with monkeypatch.context() as broken:
-        broken.setattr(ReadingDecoder, "decoded", lambda _self, _line: 1 // 0)
+        broken.setattr(ReportReader, "read", lambda _self, _line: 1 // 0)
         a = connect("a")
         problem = becomes(a, HostPhase.AWAY).problem
     assert problem.startswith("an error of gpumem-tui itself: ZeroDivisionError")
     assert "remote/connection.py:" in problem
     a.connect_now()
     becomes(a, HostPhase.LIVE)
+
+
+def test_many_hosts_ask_for_the_interpreter_seldom_as_long_as_they_are_watched(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MANY", 1)
+    usual_s = sys.getswitchinterval()
+    for name in ("a", "b"):
+        ssh.prints(name, [reading()])
+    fleet = Fleet([parse_host("a"), parse_host("b")], ssh.options)
+    fleet.start()
+    assert sys.getswitchinterval() > usual_s
+    fleet.stop()
+    fleet.stop()
+    assert sys.getswitchinterval() == usual_s
 
 
 def test_a_fleet_ends_every_process(ssh: Ssh) -> None:

@@ -109,4 +109,4 @@ def test_ssh_asks_nothing_and_the_host_is_no_option() -> None:
     assert command[0] == "ssh"
     assert "BatchMode=yes" in command
     assert command[command.index("-p") + 1] == "2222"
-    assert command[-3:] == ["--", "me@b", "~/bin/gpumem-tui monitor --json --interval 2.5"]
+    assert command[-3:] == ["--", "me@b", "~/bin/gpumem-tui monitor --wire --interval 2.5"]

@@ -63,19 +63,19 @@ def home(tmp_path: Path) -> Home:
 def test_the_program_in_path_comes_first(home: Home, shell: str) -> None:
     home.program(home.path / "gpumem-tui")
     home.program(home.local / "gpumem-tui")
-    assert home.call(shell).stdout == f"{home.path}/gpumem-tui monitor --json --interval 1\n"
+    assert home.call(shell).stdout == f"{home.path}/gpumem-tui monitor --wire --interval 1\n"
 
 
 def test_then_where_users_install_it(home: Home) -> None:
     home.program(home.local / "gpumem-tui")
-    assert home.call().stdout == f"{home.local}/gpumem-tui monitor --json --interval 1\n"
+    assert home.call().stdout == f"{home.local}/gpumem-tui monitor --wire --interval 1\n"
 
 
 def test_then_the_path_of_a_login_shell_whatever_that_prints_before(home: Home, tmp_path: Path) -> None:
     hidden = tmp_path / "gpumem-tui"
     home.program(hidden)
     home.login_says(str(hidden))
-    assert home.call().stdout == f"{hidden} monitor --json --interval 1\n"
+    assert home.call().stdout == f"{hidden} monitor --wire --interval 1\n"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -101,4 +101,4 @@ def test_a_connection_that_the_host_closed_is_told_as_ssh_does() -> None:
 
 
 def test_what_the_user_says_is_called_as_it_is() -> None:
-    assert SshOptions("uvx gpumem-tui").command(parse_host("a"))[-1] == "uvx gpumem-tui monitor --json --interval 1"
+    assert SshOptions("uvx gpumem-tui").command(parse_host("a"))[-1] == "uvx gpumem-tui monitor --wire --interval 1"

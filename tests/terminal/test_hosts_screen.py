@@ -39,7 +39,7 @@ def test_hosts_of_a_list_one_of_them_refused(fake_machine: FakeMachine, tmp_path
         screen.wait_for("2 hosts · 1 live")
         screen.press("q")
         assert screen.exit_code() == 0
-    assert any("monitor --json --changes --interval 1" in call for call in ssh.called)
+    assert any("monitor --wire --interval 1" in call for call in ssh.called)
 
 
 def test_hosts_are_recorded_and_played(fake_machine: FakeMachine, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,8 +13,8 @@ from textual.pilot import Pilot
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Severity
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, UnlistedProcess
+from gpumem_tui.monitor.wire import HostReport, ReportReader, ReportWriter
 from gpumem_tui.remote.connection import Fleet
-from gpumem_tui.remote.decode import HostReport, decoded
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.report import only_mine, status_json
 from gpumem_tui.remote.ssh import NotSignalled
@@ -51,7 +50,7 @@ from tests.scenes.reading import text_of
 def live(name: str, *gpus: int, probes: dict[tuple[str, int], dict[str, object]] | None = None) -> HostStatus:
     """A host that answers, with GPUs that use so many GiB."""
     snapshot = machine([gpu(index, used_bytes=used * GIB) for index, used in enumerate(gpus)])
-    report = HostReport(snapshot, (), probes or {})
+    report = HostReport.of(snapshot, (), probes or {})
     return HostStatus(parse_host(name), HostPhase.LIVE, report, received_s=100.0)
 
 
@@ -85,7 +84,7 @@ def test_a_host_that_is_away_stays_with_its_age() -> None:
 def test_a_gpu_that_does_not_say_makes_the_sum_a_lower_bound() -> None:
     lost = Unknown("GPU is lost")
     gone = gpu(1, state=DeviceState.LOST, state_reason="GPU is lost", memory=lost, ledger=lost, processes=lost)
-    report = HostReport(machine([gpu(0), gone]))
+    report = HostReport.of(machine([gpu(0), gone]))
     state = HostsState((HostStatus(parse_host("a"), HostPhase.LIVE, report, 100.0),), 100.0, frozenset({"a"}))
     host, _, second = lines(state)
     assert "≥10.6/80.0" in host
@@ -108,7 +107,7 @@ def on_cpu(name: str) -> HostStatus:
     unlisted = (UnlistedProcess(7, "cpu", known), UnlistedProcess(8, "cuda:0", known, "GPU-00000000"))
     snapshot = replace(machine([gpu(0, processes=())]), unlisted=unlisted)
     said = {("cpu", 7): {"rank": 1, "world_size": 2, "step": 50}, ("GPU-00000000", 8): {"rank": 0, "world_size": 2}}
-    return HostStatus(parse_host(name), HostPhase.LIVE, HostReport(snapshot, (), said), received_s=100.0)
+    return HostStatus(parse_host(name), HostPhase.LIVE, HostReport.of(snapshot, (), said), received_s=100.0)
 
 
 def test_what_trains_on_no_gpus_list_has_a_row_and_a_place_in_its_job() -> None:
@@ -142,7 +141,7 @@ def test_processes_of_all_hosts_in_one_order() -> None:
 
 def test_what_is_unknown_comes_last() -> None:
     hidden = process(7, Unknown("not permitted"))
-    report = HostReport(machine([gpu(0, memory=memory(GIB), processes=(hidden, process(8, GIB)))]))
+    report = HostReport.of(machine([gpu(0, memory=memory(GIB), processes=(hidden, process(8, GIB)))]))
     state = HostsState((HostStatus(parse_host("a"), HostPhase.LIVE, report, 100.0),), 100.0)
     assert [each.process.pid for each in listed_processes(state)] == [8, 7]
 
@@ -261,7 +260,7 @@ def lab() -> HostsState:
     busy = gpu(1, used_bytes=30 * GIB, processes=(of_bob,), utilization_percent=40)
     alert = Alert(Severity.WARNING, "GPU-0", AlertKind.NEAR_FULL, "GPU 0 is almost full", 0.0)
     full = gpu(0, used_bytes=79 * GIB, utilization_percent=100)
-    reports = {"a": HostReport(machine([IDLE, busy])), "b": HostReport(machine([full]), (alert,))}
+    reports = {"a": HostReport.of(machine([IDLE, busy])), "b": HostReport.of(machine([full]), (alert,))}
     hosts = [HostStatus(parse_host(name), HostPhase.LIVE, each, 100.0) for name, each in reports.items()]
     return HostsState((*hosts, away(HostStatus(parse_host("c")), "silent")), now_s=100.0)
 
@@ -270,7 +269,7 @@ def as_lines(state: HostsState) -> HostsState:
     """The same as it comes over ssh."""
     told = [
         status if status.report is None
-        else replace(status, report=decoded(json.dumps(status_json(status)).encode()))
+        else replace(status, report=ReportReader().read(ReportWriter().line(status.report).encode()))
         for status in state.statuses
     ]  # fmt: skip
     return replace(state, statuses=tuple(told))

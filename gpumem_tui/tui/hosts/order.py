@@ -149,4 +149,4 @@ def _condition(name: str, compared: str, value: str) -> _Is | str:
 
 def _answers(status: HostStatus) -> bool:
     """Return whether it says now what its GPUs hold: of one that is away nobody knows."""
-    return bool(status.devices) and status.phase is not HostPhase.AWAY
+    return bool(status.gpus) and status.phase is not HostPhase.AWAY

@@ -148,7 +148,7 @@ def _free(memory: MemorySum) -> str:
 def hosts_header(state: HostsState, width: int, right: Row) -> Row:
     """Return how many hosts there are, how many answer, and the sum of what they hold as far as it is known."""
     live = [status for status in state.statuses if status.phase is HostPhase.LIVE]
-    gpus = sum(len(status.devices) for status in live)
+    gpus = sum(len(status.gpus) for status in live)
     memory = MemorySum.together(status.memory for status in live)
     subject = (_count(len(state.statuses), "host"), "bold")
     away = sum(status.phase is HostPhase.AWAY for status in state.statuses)
@@ -218,7 +218,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     is_live = status.phase is HostPhase.LIVE
     style = "" if is_live else MUTED
     name = fit(status.host.name, _name_width(state, width))
-    mark = "▾" if is_open else "▸" if status.devices else " "
+    mark = "▾" if is_open else "▸" if status.gpus else " "
     if status.report is None:  # no figures: their place is for why
         text, said = host_state(state, status)
         room = max(0, width - len(name) - 3)
@@ -227,7 +227,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
     seen_s = status.age_s(state.now_s)
     seen = ABSENT if seen_s is None else age(seen_s) if not is_live or seen_s >= _STALE_S else ""
     spans: list[Span] = [(f"{mark} ", MUTED), (name, "bold" if is_live else MUTED)]
-    count = len(status.devices)
+    count = len(status.gpus)
     if width < _COUNTED_FROM:
         spans += [(f" {count:>4}", style)]
     else:
@@ -235,7 +235,7 @@ def _host_row(state: HostsState, status: HostStatus, width: int, *, is_open: boo
         spans += [(f" {counted:>10}", "bold $success" if is_live and status.free_gpus else style)]
     spans += numbers
     spans += [(f" {seen:>5}  ", "bold $warning" if seen and seen_s is not None else MUTED)]
-    told = {HostOrder.MODEL: status.models, HostOrder.USER: " ".join(status.users)} if status.devices else {}
+    told = {HostOrder.MODEL: status.models, HostOrder.USER: " ".join(status.users)} if status.gpus else {}
     spans += [(f"{fit(told.get(each, ''), cells)} ", style) for each, cells in _more_columns(state, width)]
     room = width - sum(len(text) for text, _ in spans)
     text, said = host_state(state, status)
@@ -395,7 +395,7 @@ class _Keys(Sequence[str]):
         found = (
             place
             for place, each in enumerate(self._lines)
-            if isinstance(each, RemoteProcess) and each.listed.pid == number and each.key == key
+            if isinstance(each, RemoteProcess) and each.process.pid == number and each.key == key
         )
         return next(found, None)
 
