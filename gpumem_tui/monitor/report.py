@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpumem_tui.memory import GIB, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.alerts import Alert, AlertKind, Alerts
@@ -229,7 +229,7 @@ def ledger_sizes(device: GpuReading | Instance) -> dict[Bucket, Value]:
 
 def snapshot_json(
     snapshot: Snapshot, alerts: Sequence[Alert] = (), probes: ProbeReport = NOTHING_SAID
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return one object. What could not be read is null, with its reason under the nearest "unavailable".
 
     Args:
@@ -239,7 +239,7 @@ def snapshot_json(
     snapshot = with_unlisted(snapshot, probes)
     host = Body()
     host.put_all([field.name for field in fields(snapshot.host)], snapshot.host)
-    other: dict[str, Any] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
+    other: dict[str, object] = {} if snapshot.runtime == USUAL_RUNTIME else {"runtime": snapshot.runtime}
     if len(snapshot.drivers) > 1 or other:
         other["drivers"] = [_driver_json(each) for each in snapshot.drivers]
     top = Body(schema=SCHEMA, time_s=snapshot.time_s, problem=snapshot.problem, **other)
@@ -253,13 +253,13 @@ def snapshot_json(
     )
 
 
-def _driver_json(driver: DriverReading) -> dict[str, Any]:
+def _driver_json(driver: DriverReading) -> dict[str, object]:
     body = Body(**picked(driver, "vendor", "runtime", "problem"))
     body.put_all(("driver_version", "runtime_version"), driver)
     return body.done()
 
 
-def _unlisted_json(each: UnlistedProcess, said: Mapping[str, object]) -> dict[str, Any]:
+def _unlisted_json(each: UnlistedProcess, said: Mapping[str, object]) -> dict[str, object]:
     """Return what a probe says of a process that no GPU lists, and under "process" which one it is."""
     body = Body()
     body.put_all(_HOST_PROCESS, each.host)
@@ -267,12 +267,12 @@ def _unlisted_json(each: UnlistedProcess, said: Mapping[str, object]) -> dict[st
     return {**said, **known, "process": body.done()}
 
 
-def _user_json(each: UserTotal) -> dict[str, Any]:
+def _user_json(each: UserTotal) -> dict[str, object]:
     return {**picked(each, "user", "used_bytes", "unread"), "gpus": [index for _, index in each.gpus],
             **picked(each, "processes", "cpu_percent", "resident_bytes")}  # fmt: skip
 
 
-def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
+def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, object]:
     body = Body(
         **picked(gpu, "index", "uuid", "name", "bus_id"),
         **{name: value for name, value in picked(gpu, *WHOSE).items() if value not in (None, "")},
@@ -288,7 +288,7 @@ def _gpu_json(gpu: GpuReading, probes: ProbeReport) -> dict[str, Any]:
     return body.done(instances=[_instance_json(instance, probes) for instance in gpu.instances])
 
 
-def _instance_json(instance: Instance, probes: ProbeReport) -> dict[str, Any]:
+def _instance_json(instance: Instance, probes: ProbeReport) -> dict[str, object]:
     body = Body(**picked(instance, "index", "uuid", "name"))
     _put_memory(body, instance)
     body.put("processes", _processes_json(instance.processes, instance.uuid, probes))
@@ -308,7 +308,7 @@ def _put_memory(body: Body, device: GpuReading | Instance) -> None:
 
 def _processes_json(
     processes: Reading[tuple[GpuProcess, ...]], uuid: str, probes: ProbeReport
-) -> Reading[list[dict[str, Any]]]:
+) -> Reading[list[dict[str, object]]]:
     if isinstance(processes, Unknown):
         return processes
     listed = []

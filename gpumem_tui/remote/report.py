@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.probes import ProbeReport
@@ -69,7 +68,7 @@ class HostPrinter:
             yield from (f"{name} {line}" for line in log_lines(report.snapshot))
 
 
-def status_json(status: HostStatus) -> dict[str, Any]:
+def status_json(status: HostStatus) -> dict[str, object]:
     """Return a host's reading as `monitor --json` has it, with ``host_name``; of one that is away only why."""
     report = status.report
     if report is None or status.problem:
@@ -86,7 +85,7 @@ def only_mine(status: HostStatus) -> HostStatus:
     return replace(status, report=HostReport(snapshot, report.alerts, rows_of(probes.said)))
 
 
-def _reading(report: HostReport) -> dict[str, Any]:
+def _reading(report: HostReport) -> dict[str, object]:
     return snapshot_json(report.with_ledgers, report.alerts, ProbeReport(said=report.said))
 
 

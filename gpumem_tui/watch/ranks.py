@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpumem_tui.text import shortened
+
+if TYPE_CHECKING:
+    from gpumem_tui.probe.wire import Stall
 
 _LONGEST = 60
 
@@ -41,6 +44,17 @@ class StoppedAt:
         kept = {name: shortened(text, _LONGEST) for name, text in texts.items() if isinstance(text, str)}
         return cls(**kept, busy=said.get("busy") is True)
 
+    @classmethod
+    def of_stall(cls, stall: Stall) -> StoppedAt:
+        """Return it from what the probe wrote."""
+        return cls(
+            phase=shortened(stall.phase, _LONGEST),
+            collective=shortened(stall.collective, _LONGEST),
+            source=shortened(stall.source, _LONGEST),
+            function=shortened(stall.function, _LONGEST),
+            busy=stall.busy,
+        )
+
     @property
     def waits(self) -> bool:
         """Return whether the rank waits for others: in a collective, or in backward, where they average gradients."""
@@ -55,7 +69,7 @@ class StoppedAt:
         said = " ".join(part for part in (inside, line, function) if part) or "at an unknown line"
         return said if self.waits else f"{said}, {'computing' if self.busy else 'idle'}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return it as an object; what is unknown is null."""
         texts = {name: getattr(self, name) or None for name in ("phase", "collective", "source", "function")}
         return {**texts, "busy": self.busy, "waits": self.waits}

@@ -449,7 +449,7 @@ def _problem(
     elif record is not None and record.dropped:
         problem = f"{record.dropped} samples could not be written"
     if isinstance(silent_s, float):
-        at = None if stall is None else StoppedAt.of(vars(stall))
+        at = None if stall is None else StoppedAt.of_stall(stall)
         silence = f"no step has finished for {silent_s:.0f} s{'' if at is None else f': {at.words}'}"
         problem = f"{silence}; {problem}" if problem else silence
     return problem

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.report.objects import SCHEMA
@@ -38,7 +37,7 @@ class StoppedJob:
         first = self.stop.first
         return (first is None or (first.rank, first.at)), len(self.stop.silent), len(self.stop.waiting)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return it as a line of its own."""
         first = self.stop.first
         return {
@@ -51,7 +50,7 @@ class StoppedJob:
             "stopped": [self._rank_json(each) for each in self.stop.silent],
         }
 
-    def _rank_json(self, rank: RankState) -> dict[str, Any]:
+    def _rank_json(self, rank: RankState) -> dict[str, object]:
         process = next(each for each in self.processes if _state(each) == rank)
         return {
             "pid": process.known_pid,
@@ -72,7 +71,7 @@ def stopped_jobs(processes: Iterable[ProbedProcess]) -> list[StoppedJob]:
     return [StoppedJob(tuple(several), stop) for several, stop in found if stop is not None]
 
 
-def stopped_at_json(process: ProbedProcess) -> dict[str, Any] | None:
+def stopped_at_json(process: ProbedProcess) -> dict[str, object] | None:
     """Return where a process stands that has stopped, with its stack; None where its probe does not say."""
     at, stall = stopped_at(process), process.stall
     return None if at is None or stall is None else {**at.as_json(), "stack": list(stall.stack)}
@@ -80,7 +79,7 @@ def stopped_at_json(process: ProbedProcess) -> dict[str, Any] | None:
 
 def stopped_at(process: ProbedProcess) -> StoppedAt | None:
     """Return where a process stands that has stopped; None where its probe does not say."""
-    return None if process.stall is None else StoppedAt.of(vars(process.stall))
+    return None if process.stall is None else StoppedAt.of_stall(process.stall)
 
 
 def _job(process: ProbedProcess) -> object:

@@ -25,6 +25,7 @@ from gpumem_tui.recording.recording import GpuRecorder
 from gpumem_tui.settings import Settings, parse
 from tests.cli.conftest import Finished, Program
 from tests.monitor.schema import MONITOR
+from tests.monitor.snapshots import printed
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import LIBRARY_MISMATCH, Calls, FakeGpu, FakeProcess, Scenario
 
@@ -138,8 +139,8 @@ def test_once_json_has_the_machines_numbers(program: Program, environment: dict[
 
 
 def test_only_mine_leaves_the_memory_whole(program: Program, environment: dict[str, str]) -> None:
-    for printed in (("--once", "--json"), ("--json", "--interval", "0.2")):
-        with _running(environment, "monitor", *printed, "--mine") as process:
+    for options in (("--once", "--json"), ("--json", "--interval", "0.2")):
+        with _running(environment, "monitor", *options, "--mine") as process:
             assert process.stdout is not None
             body = json.loads(process.stdout.readline())
         assert [process["pid"] for process in body["gpus"][0]["processes"]] == [os.getpid()]
@@ -154,7 +155,7 @@ def test_what_a_viewer_reads_is_what_the_json_says(environment: dict[str, str]) 
         assert process.stdout is not None
         first, second = (reader.read(process.stdout.readline().encode()) for _ in range(2))
     assert second.snapshot.time_s > first.snapshot.time_s
-    body = snapshot_json(second.with_ledgers, second.alerts)
+    body = printed(snapshot_json(second.with_ledgers, second.alerts))
     _SCHEMA.validate(body)
     assert body["gpus"][0]["ledger"]["process"] == 29 * GIB
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -23,6 +24,7 @@ from gpumem_tui.monitor.snapshot import (
     ProcessKind,
     Snapshot,
 )
+from gpumem_tui.report.objects import encoded
 
 START_S = 1_700_000_000.0
 RESERVED_BYTES = 606 * MIB
@@ -107,6 +109,11 @@ def changed(one: GpuReading, **changes: Any) -> GpuReading:
     """A GPU's reading with other values, be they of its telemetry or its own."""
     telemetry = replace(one.telemetry, **{name: changes.pop(name) for name in READINGS if name in changes})
     return replace(one, telemetry=telemetry, **changes)
+
+
+def printed(body: object) -> Any:
+    """What a program reads of an object that is printed as JSON."""
+    return json.loads(encoded(body))
 
 
 def machine(gpus: Sequence[GpuReading] = (), *, after_s: float = 0.0, **changes: Any) -> Snapshot:

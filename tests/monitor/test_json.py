@@ -17,7 +17,7 @@ from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from gpumem_tui.monitor.threads import LatestSnapshot
 from gpumem_tui.watch.report import probe_report
 from tests.monitor.schema import MONITOR
-from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine, memory, process
+from tests.monitor.snapshots import RESERVED_BYTES, anything, gpu, machine, memory, printed, process
 from tests.scenes.watch import on_cpu, published, record, watched
 
 _SCHEMA = jsonschema.Draft202012Validator(MONITOR)
@@ -96,7 +96,7 @@ def test_a_probe_in_a_mig_instance_stands_there_and_nowhere_else() -> None:
     inside = process(7, GIB, instance="MIG-1")
     instance = Instance(0, "MIG-1", "1g.10gb", memory(GIB, total_bytes=10 * GIB), (inside,), Unknown("x"))
     snapshot = machine([gpu(0, mig=True, processes=(inside,), instances=(instance,))])
-    body = snapshot_json(snapshot, (), probe_report(published(watched(7, (record(), "MIG-1")))))
+    body = printed(snapshot_json(snapshot, (), probe_report(published(watched(7, (record(), "MIG-1"))))))
     (divided,) = body["gpus"]
     assert "probe" in divided["instances"][0]["processes"][0]
     assert body["unlisted_probes"] == []

@@ -22,6 +22,7 @@ from gpumem_tui.monitor.wire import HostReport, ReportReader, ReportWriter
 from tests.amdsmi_stub.machine import DRIVER_NOT_LOADED, NO_PERMISSION, AmdGpu, AmdMachine, machine_of
 from tests.cli.conftest import Program, program
 from tests.monitor.schema import MONITOR
+from tests.monitor.snapshots import printed
 from tests.monitor.watching import is_complete, no_processes, until
 from tests.nvml_stub.machine import FakeMachine
 from tests.nvml_stub.scenario import LIBRARY_NOT_FOUND, Calls, FakeGpu, FakeProcess, Scenario
@@ -67,8 +68,8 @@ def test_gpus_are_numbered_through_and_keep_their_own_numbers(sampler: Sampler) 
 
 def test_json_and_lines_say_whose_each_gpu_is(sampler: Sampler) -> None:
     found = _seen(sampler)
-    body = snapshot_json(found, Alerts().update(found))
-    jsonschema.validate(json.loads(json.dumps(body)), MONITOR)
+    body = printed(snapshot_json(found, Alerts().update(found)))
+    jsonschema.validate(body, MONITOR)
     assert [(gpu["vendor"], gpu.get("vendor_index"), gpu.get("runtime_index")) for gpu in body["gpus"]] == [
         ("NVIDIA", None, None),
         ("NVIDIA", None, None),

@@ -15,7 +15,7 @@ from gpumem_tui.monitor.processes import HostProcesses
 from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import GpuProcess, HostProcess, Instance, UnlistedProcess
 from gpumem_tui.monitor.users import is_of, only_of, user_totals, users_lines, viewer
-from tests.monitor.snapshots import gpu, machine, memory, process
+from tests.monitor.snapshots import gpu, machine, memory, printed, process
 
 
 def _host(pid: int, user: str, **changes: Any) -> HostProcess:
@@ -56,7 +56,7 @@ def test_one_users_processes_alone_and_what_their_probes_say() -> None:
     assert [each.pid for each in snapshot.unlisted] == [5]
     assert list(said.said) == [("cpu", 5)]
     assert snapshot.gpus[0].ledger == BOTH.gpus[0].ledger, "the device's memory stays whole"
-    body = snapshot_json(snapshot, (), said)
+    body = printed(snapshot_json(snapshot, (), said))
     assert [each["user"] for each in body["users"]] == ["bob"]
     assert [each["pid"] for each in body["unlisted_probes"]] == [5]
 
@@ -85,7 +85,7 @@ def test_what_a_first_look_cannot_tell_is_not_known_rather_than_nothing() -> Non
     [ada] = user_totals({"box": snapshot})
     assert ada.cpu_percent is None
     assert list(users_lines([ada], several=False))[1].split()[5] == "–"
-    assert snapshot_json(snapshot)["users"][0]["cpu_percent"] is None
+    assert printed(snapshot_json(snapshot))["users"][0]["cpu_percent"] is None
 
 
 def test_the_table_of_one_reading_has_what_trains_on_the_cpu_and_on_a_gpu_that_does_not_list_it() -> None:

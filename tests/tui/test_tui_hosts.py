@@ -39,7 +39,7 @@ from gpumem_tui.tui.kit.figures import said, span_width
 from gpumem_tui.tui.kit.lines import Lines
 from gpumem_tui.tui.kit.main_screen import MainScreen, ScreenName
 from gpumem_tui.tui.kit.row_list import RowList
-from tests.monitor.snapshots import gpu, machine, memory, process
+from tests.monitor.snapshots import gpu, machine, memory, printed, process
 from tests.remote.standins import UNKNOWN_KEY, Ssh, reading
 from tests.scenes.pictures import until
 from tests.scenes.reading import text_of
@@ -345,8 +345,8 @@ def test_only_mine_on_hosts_by_the_name_of_the_login(told: HostsState) -> None:
     assert [each.user for each in listed_processes(state)] == ["bob"]
     assert listed_processes(replace(told, mine=True)) == [], "nobody here is called so"
     assert "mine only" in "".join(text for text, _ in hosts_header(state, 118, []))
-    printed = [status_json(only_mine(status)) for status in hosts[:2]]
-    assert [[each["user"] for each in body["users"]] for body in printed] == [["bob"], []]
+    bodies = [printed(status_json(only_mine(status))) for status in hosts[:2]]
+    assert [[each["user"] for each in body["users"]] for body in bodies] == [["bob"], []]
 
 
 async def test_sorting_is_of_the_list_with_the_cursor(fleet: Fleet) -> None:
