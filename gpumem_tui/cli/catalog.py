@@ -308,5 +308,5 @@ def _try_notify(wanted: Notify) -> int:
         raise OptionError("the settings file has no [notify] with a command; `gpumem-tui settings` shows it")
     if problem := run_command(wanted, told.body(0)):
         return complain(problem, EXIT_FAILED)
-    click.echo(f"command: {wanted.command[0]} was run and ended well")
+    click.echo(f"command: {wanted.argv[0]} was run and ended well")
     return 0
