@@ -84,6 +84,7 @@ def _open(path: Path) -> tuple[MemorySnapshot, list[Analysis]]:
 
 def _look_at_process(pid: int, by: By, timeout_s: float, *, as_json: bool) -> int:
     from gpumem_tui.watch import report
+    from gpumem_tui.watch.printed import LookLine
     from gpumem_tui.watch.requests import NoAnswer, await_kept, await_look, request_look
 
     process = find(following(pid), pid, ended=True)
@@ -103,6 +104,6 @@ def _look_at_process(pid: int, by: By, timeout_s: float, *, as_json: bool) -> in
         return complain(str(error), EXIT_FAILED)
     progress.clear()
     Printer(as_json=as_json).show(
-        body=lambda: report.look_json(process, answer), lines=lambda: report.look_lines(process, answer, by)
+        body=lambda: LookLine.of(process, answer), lines=lambda: report.look_lines(process, answer, by)
     )
     return 0 if answer.devices else EXIT_FAILED

@@ -14,12 +14,13 @@ from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
 from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
 from gpumem_tui.snapshots.printed import SnapshotObject
+from gpumem_tui.watch.printed import LookLine
 
 PRINTED: dict[str, tuple[type[JsonObject], ...]] = {
     "predict": (PredictObject,),
     "plan": (PlanObject, CommandPlanObject, SolveObject),
     "search": (TrialLine, ResultLine),
-    "look": (SnapshotObject,),
+    "look": (SnapshotObject, LookLine),
     "free": (FreeObject,),
     "doctor": (ChecksObject, CalibrationsObject),
     "models": (ModelsObject,),

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Breakdown, Bucket, Unknown, Value, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, Value, format_bytes
 from gpumem_tui.monitor.probes import ProbeReport
-from gpumem_tui.probe.wire import HeldPlace, KeptPlace, LookAnswer, LookedDevice
+from gpumem_tui.probe.wire import LookAnswer, LookedDevice
 from gpumem_tui.report.objects import SCHEMA, Body, picked
 from gpumem_tui.report.output import Printer, columns, complain
 from gpumem_tui.report.tables import ago, largest_first
-from gpumem_tui.system import user_name
 from gpumem_tui.text import printable
 from gpumem_tui.watch.folders import clean
 from gpumem_tui.watch.growth import Growth, growth_line, growth_of
+from gpumem_tui.watch.printed import EndedLine, GrowthLine, totals
 from gpumem_tui.watch.published import Placed, Published
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample, device_name, kept_place, last_first
@@ -166,7 +165,7 @@ class _Printer:
                 self.running.add(process.key)
             for growth in self._growth.begun(process, watcher):
                 self._output.show(
-                    body=partial(growth_json, process, growth), lines=partial(_growth_lines, process, growth)
+                    body=partial(GrowthLine.of, process, growth), lines=partial(_growth_lines, process, growth)
                 )
         newest = max((sample.record.sequence for sample in process.samples), default=0)
         if newest > self._printed.get(process.key, 0):
@@ -200,7 +199,7 @@ class _Printer:
 
     def ended(self, process: ProbedProcess) -> None:
         """Print how a process has ended."""
-        self._output.show(body=lambda: ended_json(process), lines=lambda: [process_line(process)])
+        self._output.show(body=lambda: EndedLine.of(process), lines=lambda: [process_line(process)])
 
 
 def _stopped_lines(job: StoppedJob) -> list[str]:
@@ -208,11 +207,6 @@ def _stopped_lines(job: StoppedJob) -> list[str]:
 
 
 # JSON
-
-
-def _event(name: str, process: ProbedProcess, pid: int | None, **more: object) -> dict[str, object]:
-    """Return a line of its own about a process."""
-    return {"event": name, "schema": SCHEMA, "pid": pid, "rank": process.process.rank, **more}
 
 
 def sample_json(process: ProbedProcess, sample: ProbeSample) -> dict[str, object]:
@@ -268,60 +262,6 @@ def probe_report(published: Published) -> ProbeReport:
 def _where(placed: Placed) -> str:
     """Return the GPU of a sample; its own name of the device where that is none, or cannot be told."""
     return placed.gpu_uuid if isinstance(placed.gpu_uuid, str) else placed.sample.device
-
-
-def ended_json(process: ProbedProcess) -> dict[str, object]:
-    """Return a process that has ended, and how; what was not seen of that is null."""
-    end = process.end
-    keys = ("time_s", "exit_code", "signal", "resident_bytes", "limit_bytes", "limit_owner")
-    how = dict.fromkeys(keys) if end is None else picked(end, *keys)
-    how.update({key: how[key] or None for key in ("signal", "limit_owner")})
-    state = {"step": process.step, "state": process.state.value, "how": process.state_words}
-    return _event("ended", process, process.files.pid, user=user_name(process.uid), **state, **how)
-
-
-def growth_json(process: ProbedProcess, growth: Growth) -> dict[str, object]:
-    """Return a process whose memory after each step has begun to rise steadily."""
-    rise = {"device": device_name(growth.device), **picked(growth, "bytes_per_s", "over_s")}
-    return _event("growth", process, process.known_pid, step=process.step, **rise)
-
-
-def look_json(process: ProbedProcess, look: LookAnswer) -> dict[str, object]:
-    """Return a deep look, as the probe published it."""
-    return _event(
-        "look",
-        process,
-        process.pid,
-        step=look.step,
-        step_s=look.step_s,
-        method=look.method or None,
-        devices=[_looked_json(device) for device in look.devices],
-        kept=None if look.kept is None else [_kept_json(kept) for kept in look.kept],
-        unavailable=look.unavailable,
-    )
-
-
-def _kept_json(kept: KeptPlace) -> dict[str, object]:
-    places = {name: getattr(kept, name) or None for name in ("operator", "module", "source")}
-    return {"device": device_name(kept.device), **places, **picked(kept, "bytes", "allocations")}
-
-
-def _looked_json(device: LookedDevice) -> dict[str, object]:
-    return {
-        "device": device_name(device.device),
-        "device_uuid": device.device_uuid or None,
-        **picked(device, "peak_bytes", "peak_s"),
-        "buckets": device.breakdown.as_json(),
-        "highest": Breakdown.from_json(device.highest).as_json() if device.highest else None,
-        "by_module": _places_json(device.held, "module"),
-        "by_source": _places_json(device.held, "source"),
-        **picked(device, "timeline", "phases"),
-    }
-
-
-def _places_json(held: Sequence[HeldPlace], by: By) -> list[dict[str, object]]:
-    places = _totals((str(getattr(one, by)), one.bytes) for one in held)
-    return [{by: place or None, "bytes": size_bytes} for place, size_bytes in places]
 
 
 # Lines
@@ -448,7 +388,7 @@ def _kept_lines(look: LookAnswer) -> list[str]:
 
 def _place_lines(device: LookedDevice, by: Literal["module", "source"]) -> Iterable[str]:
     return largest_first(
-        _totals((held.place(by), held.bytes) for held in device.held),
+        totals((held.place(by), held.bytes) for held in device.held),
         _MOST_PLACES,
         lambda place: _size_line(*place, device.peak_bytes),
         lambda rest: _size_line(
@@ -469,14 +409,6 @@ def _timeline_lines(device: LookedDevice) -> list[str]:
             span = f"{format_bytes(min(live))} to {format_bytes(max(live))}"
             lines.append(f"  {begin:8.3f} s  {phase or 'step':<10} {span}{mark}")
     return lines
-
-
-def _totals(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the bytes of each place, the largest first."""
-    totals: Counter[str] = Counter()
-    for place, size_bytes in sizes:
-        totals[place] += size_bytes
-    return totals.most_common()
 
 
 def _size_line(title: str, size_bytes: int, total_bytes: int) -> str:

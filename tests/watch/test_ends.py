@@ -18,9 +18,9 @@ from gpumem_tui import host_memory
 from gpumem_tui.probe.files import start_ticks, write_document
 from gpumem_tui.probe.wire import Exit, encode_document
 from gpumem_tui.watch.ends import Witness, kill_of, memory_kills, unseen
+from gpumem_tui.watch.printed import EndedLine
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProcessState
-from gpumem_tui.watch.report import ended_json
 from tests.attach.loops import NOBODY
 from tests.waiting import wait_until
 from tests.watch.rings import GIB, GONE_PID, ON_CPU, RECORD, RingFile, gone, this_process
@@ -286,5 +286,5 @@ def test_the_ends_of_others_have_their_owner_and_one_of_the_future_comes_last(tm
     first, last = Watcher([tmp_path / "theirs", tmp_path / "ours"]).processes()
     assert (first.uid, last.uid) == (0, NOBODY)
     assert last.title == f"PID {GONE_PID + 1} of user nobody (python train.py)"
-    assert ended_json(last)["user"] == "nobody"
+    assert EndedLine.of(last).user == "nobody"
     assert first.title == f"PID {GONE_PID} (python train.py)"

@@ -11,14 +11,15 @@ import jsonschema
 import pytest
 
 from gpumem_tui.probe.wire import KeptPlace, LookAnswer
+from gpumem_tui.report.objects import encoded
 from gpumem_tui.report.tables import ago
 from gpumem_tui.watch.documents import read_document
+from gpumem_tui.watch.printed import LookLine
 from gpumem_tui.watch.reader import Watcher
 from gpumem_tui.watch.records import ProbedProcess, ProbeSample
 from gpumem_tui.watch.report import (
     fitting_columns,
     header_line,
-    look_json,
     look_lines,
     process_line,
     sample_json,
@@ -177,7 +178,7 @@ def test_a_look_by_module_and_by_bucket(process: ProbedProcess, look: LookAnswer
 
 
 def test_a_look_as_json_sums_to_the_peak(process: ProbedProcess, look: LookAnswer) -> None:
-    [device] = json.loads(json.dumps(look_json(process, look)))["devices"]
+    [device] = json.loads(encoded(LookLine.of(process, look)))["devices"]
     assert sum(device["buckets"].values()) == device["peak_bytes"]
     for by in ("by_module", "by_source"):
         assert sum(place["bytes"] for place in device[by]) == device["peak_bytes"]
@@ -202,10 +203,10 @@ def test_what_every_step_leaves_behind(process: ProbedProcess, look: LookAnswer)
     ]
     assert "every step releases what it makes" in "\n".join(look_lines(process, replace(look, kept=())))
     assert "left behind" not in "\n".join(look_lines(process, look))
-    assert look_json(process, replace(look, kept=(known,)))["kept"] == [
+    assert json.loads(encoded(LookLine.of(process, replace(look, kept=(known,)))))["kept"] == [
         {
             "device": "cuda:0", "operator": "aten.add", "module": "loss", "source": "train.py:31",
             "bytes": 3 << 20, "allocations": 2,
         }
     ]  # fmt: skip
-    assert look_json(process, look)["kept"] is None
+    assert LookLine.of(process, look).kept is None
