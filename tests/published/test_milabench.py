@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("diffusers")
-
 from tests.published.milabench import Observed, load
 
 _ALWAYS = ("milabench-h100-bert-fp16-64", "milabench-h100-reformer-64", "milabench-h100-resnet50-128")
@@ -22,6 +19,8 @@ def _marked(row: Observed) -> Any:
 
 @pytest.mark.parametrize("row", [_marked(row) for row in load()])
 def test_a_device_held_what_is_predicted(row: Observed) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("diffusers")
     found, measured_bytes = row.predicted(), row.measured_mib << 20
     apart = 1 + _PERCENT[row.program.partition("-")[0]] / 100
     assert found.low_bytes / apart <= measured_bytes <= found.high_bytes * apart

@@ -8,13 +8,12 @@ import torch
 from gpumem_tui.simulator.cuda.presented import device_for
 from tests.simulator.simulated_steps import simulated_gpu
 
-bitsandbytes = pytest.importorskip("bitsandbytes")
-
 TOKENS, INPUTS, OUTPUTS = 512, 1024, 2048
 
 
 @pytest.mark.parametrize("threshold", [6.0, 0.0])
 def test_a_layer_takes_what_its_operators_run_on_a_gpu(threshold: float) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
     gpu = simulated_gpu(unlimited=True)
     with device_for(gpu, user_code=True):
         layer = bitsandbytes.nn.Linear8bitLt(INPUTS, OUTPUTS, bias=False, has_fp16_weights=False, threshold=threshold)
