@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -51,21 +52,7 @@ class Program:
         """
         if env is not None and alone:
             return self._alone(arguments, env)
-        out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
-        before = os.getcwd()
-        os.chdir(self.folder)
-        try:
-            with (
-                open(os.devnull) as nothing,
-                patch.dict(os.environ, env or {}),
-                patch.multiple(sys, argv=["gpumem-tui", *arguments], stdin=nothing, stdout=out, stderr=err),
-                pytest.raises(SystemExit) as ended,
-            ):
-                main()
-        finally:
-            os.chdir(before)
-        assert isinstance(ended.value.code, int)
-        return Finished(ended.value.code, _written(out), _written(err))
+        return run_here(self.folder, arguments, env or {})
 
     def _alone(self, arguments: tuple[str, ...], env: dict[str, str]) -> Finished:
         done = subprocess.run(
@@ -80,6 +67,25 @@ class Program:
             check=False,
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def run_here(folder: Path, arguments: Sequence[str], env: Mapping[str, str]) -> Finished:
+    """Run it to its end in this process, in a folder and with further variables."""
+    out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        with (
+            open(os.devnull) as nothing,
+            patch.dict(os.environ, env),
+            patch.multiple(sys, argv=["gpumem-tui", *arguments], stdin=nothing, stdout=out, stderr=err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+    finally:
+        os.chdir(before)
+    assert isinstance(ended.value.code, int)
+    return Finished(ended.value.code, _written(out), _written(err))
 
 
 def _written(stream: TextIOWrapper) -> str:

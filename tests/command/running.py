@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import run_here
 from tests.sharing import WarmPython
 
 TIMEOUT_S = 300
@@ -79,7 +80,14 @@ class Project:
         return path
 
     def run(self, *arguments: str, environment: Mapping[str, str] | None = None, piped: str = "") -> Finished:
-        """`gpumem-tui` with these arguments, in this folder; `piped` is its standard input."""
+        """`gpumem-tui` with these arguments, in this folder; `piped` is its standard input.
+
+        In this process, unless it has an `environment`, perhaps of no variables, or an input of its own: its
+        interpreters serve the next run.
+        """
+        if environment is None and not piped:
+            here = run_here(self.folder, arguments, {})
+            return Finished(here.code, here.out, here.err)
         done = subprocess.run(
             [WarmPython.path(), "-m", "gpumem_tui", *arguments],
             executable=sys.executable,

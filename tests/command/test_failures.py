@@ -136,7 +136,8 @@ def test_a_command_that_hangs_says_where_it_stands(project: Project) -> None:
         fetch()
         """,
     )
-    done = project.predict("python", "train.py", options=("--timeout", "15"))
+    words = ("predict", "--gpu", "sim:a100-80gb", "--timeout", "15", "--", project.python, "train.py")
+    done = project.run(*words, environment={})  # in a process of its own, with which its interpreter ends
     assert done.code == 2
     assert "no optimizer step within 15 s; it is at train.py:8; --timeout waits longer" in done.complaint
     assert _left_over(project) == []

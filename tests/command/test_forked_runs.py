@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -183,6 +184,8 @@ def test_what_importing_torch_late_could_change_has_a_fresh_run(
     finally:
         for name in files:
             (folder.path / name).unlink()
+            if os.sep in name:  # a package without a file is one still
+                shutil.rmtree(folder.path / Path(name).parts[0])
     assert printed(events)[-1] == "RUN BY train.py", events
 
 
