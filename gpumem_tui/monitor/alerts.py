@@ -290,7 +290,14 @@ class Alerts:
 
     def _alerts(self) -> tuple[Alert, ...]:
         alerts = [
-            Alert(lasting.finding.severity, uuid, kind, lasting.finding.message, lasting.since_s, instance)
+            Alert(
+                severity=lasting.finding.severity,
+                gpu_uuid=uuid,
+                kind=kind,
+                message=lasting.finding.message,
+                since_s=lasting.since_s,
+                instance=instance,
+            )
             for (uuid, instance, kind), lasting in self._lasting.items()
             if lasting.seen_s - lasting.since_s >= _DELAY_S.get(kind, 0.0)
         ]

@@ -323,7 +323,15 @@ def _end(ring: _Ring, header: Header) -> End:
         seen = unseen(ring.files.pid, ring.files.start_ticks)
     newest = ring.records.get(max(ring.records, default=0))
     last_ns = header.process.started_ns if newest is None else newest.wall_ns
-    return end_of(Evidence(seen, error, post_mortem, header.ended_ns, last_ns, _steps(ring)))
+    evidence = Evidence(
+        exit=seen,
+        error=error,
+        post_mortem=post_mortem,
+        left_ns=header.ended_ns,
+        last_ns=last_ns,
+        step=_steps(ring),
+    )
+    return end_of(evidence)
 
 
 def _steps(ring: _Ring) -> int:
