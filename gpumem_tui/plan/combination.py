@@ -184,11 +184,13 @@ class Recommended:
         combination: the cheapest; or why there is none.
         traced: what a trace says of it, which is that it fits; or why none does: then it fits by formula alone.
         formula_only: by formula a cheaper one, which no trace can confirm; None for none.
+        untraced: likely ones that no trace says anything of.
     """
 
     combination: Combination | Unknown
     traced: TracedAnswer | Unknown
     formula_only: Combination | None = None
+    untraced: tuple[Combination, ...] = ()
 
     @property
     def traceable(self) -> Combination | Unknown:

@@ -83,12 +83,11 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
         candidates = [first, *sorted(others, key=lambda one: one.price < first.price)]
     found, left = _confirmed(candidates, known, None)
     other = compiled_or_eager(plan, now)  # asked last: compiling takes longer than any other trace
-    if isinstance(other, Combination):
-        found = _confirmed([other], known, found)[0]
+    found, more = _confirmed([] if isinstance(other, Unknown) else [other], known, found)
     if found is not None:
         combination, traced = found
         cheaper = only if only is not None and only.price < combination.price else None
-        return Recommended(combination, traced, cheaper)
+        return Recommended(combination, traced, cheaper, tuple(one for one, _ in (*left, *more)))
     if left:
         combination, why = left[0]
         return Recommended(combination, why, only)

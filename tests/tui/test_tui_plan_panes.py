@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpumem_tui.plan.answers import answer
-from gpumem_tui.plan.combination import Combination
+from gpumem_tui.plan.combination import Combination, Techniques
 from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import cheapest_combination
+from gpumem_tui.plan.techniques import cheapest_combination, techniques
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import TextScreen
 from gpumem_tui.tui.kit.help import HelpScreen
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
-from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.scenes import plan as plan_scene
@@ -140,11 +140,11 @@ async def test_a_technique_of_the_plan_before_is_not_applied(monkeypatch: pytest
     go = threading.Event()
     go.set()
 
-    def slow(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> object:
+    def slow(*given: Any) -> Techniques:
         assert go.wait(30)
-        return cheapest_combination(plan, traceable=traceable)
+        return techniques(*given)
 
-    monkeypatch.setattr(plan_panes, "cheapest_combination", slow)
+    monkeypatch.setattr("gpumem_tui.plan.recommended.techniques", slow)
     async with plan_scene.app(LLAMA).run_test(size=MEDIUM) as pilot:
         await plan_scene.settled(pilot)
         await choose(pilot, "batch_size")

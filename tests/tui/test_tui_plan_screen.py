@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
@@ -14,8 +15,9 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Bucket
 from gpumem_tui.options.configuration import Options, configure
 from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.combination import Techniques
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.techniques import cheapest_combination
+from gpumem_tui.plan.techniques import techniques
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady
 from gpumem_tui.run.control import Control
 from gpumem_tui.search.config import SearchConfig
@@ -25,7 +27,6 @@ from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import PickScreen
 from gpumem_tui.tui.kit.figures import compact_bytes
 from gpumem_tui.tui.kit.help import HelpScreen
-from gpumem_tui.tui.plan import panes as plan_panes
 from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
@@ -294,11 +295,11 @@ async def test_leaving_ends_the_trace() -> None:
 async def test_a_slow_pane_never_holds_the_controls_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def slow(plan: Plan, *, traceable: bool = False, room: float = 1.0) -> object:
+    def slow(*given: Any) -> Techniques:
         assert go.wait(30)
-        return cheapest_combination(plan, traceable=traceable)
+        return techniques(*given)
 
-    monkeypatch.setattr(plan_panes, "cheapest_combination", slow)
+    monkeypatch.setattr("gpumem_tui.plan.recommended.techniques", slow)
     async with plan_scene.app(GPT2).run_test(size=MEDIUM) as pilot:
         await pilot.pause(0.1)
         await choose(pilot, "batch_size")

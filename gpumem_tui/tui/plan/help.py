@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer
-from gpumem_tui.plan.combination import Combination, Effect, Techniques
+from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import CommandPlan, techniques_of_command
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import change_words
+from gpumem_tui.plan.recommended import all_techniques, change_words, recommended
 from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.report.tables import counted
 from gpumem_tui.search.words import FIT_ANSWERS
@@ -31,98 +31,71 @@ _LARGEST_WIDTH = 12
 
 @dataclass(frozen=True)
 class Help:
-    """The help that was worked out for one plan.
+    """The help that was worked out for one plan of a model, with what traces say by now.
 
     Attributes:
-        traceable: the cheapest combination that a trace can confirm; the same one where that is the cheapest. With
-            traces, the cheapest that was traced to fit.
-        likely: what else may be the cheapest once it is traced, the cheapest first.
+        best: what is recommended.
         now: what the trace says of the plan as it is; None where there is none.
-        traced: what traces say with a technique or combination, by the key of its row.
-        waiting: keys of those whose trace is to come.
+        waiting: keys of techniques whose trace is to come.
+        pending: plans of sets, and of what is compiled, whose traces would tell more.
     """
 
     plan: Plan
     techniques: Techniques
-    combination: Combination | Unknown
-    traceable: Combination | Unknown
-    likely: tuple[Combination, ...] = ()
-    now: TracedAnswer | None = None
-    traced: Mapping[str, TracedAnswer] = field(default_factory=dict)
-    waiting: frozenset[str] = frozenset()
+    best: Recommended
+    now: TracedAnswer | None
+    waiting: frozenset[str]
+    pending: tuple[Plan, ...]
 
-    def with_traces(self, tracer: BackgroundTracer) -> Help:
-        """Return the same with what traces say by now, and sorted by that."""
-        traced = {key: found for key, plan in self._plans.items() if (found := tracer.known(plan)) is not None}
-        waiting = {key for key, plan in self._plans.items() if key not in traced and not tracer.failed(plan)}
+    @classmethod
+    def of(cls, plan: Plan, tracer: BackgroundTracer) -> Help:
+        """Work out what helps, by the traces that there are; this takes seconds where the cheapest combination does."""
+        now, pending = tracer.known(plan), list[Plan]()
 
-        def order(one: Effect) -> tuple[bool, int, int]:
-            found = traced.get(one.change.key)
-            largest = found.known_batch_size if found is not None else None
-            fits = found.fits if found is not None else one.fits
-            return not fits, -((one.known_largest or 0) if largest is None else largest), -one.saved_bytes
+        def known(one: Plan) -> TracedAnswer | Unknown:
+            if (found := tracer.known(one)) is not None:
+                return found
+            trace = tracer.trace_of(one)
+            if trace is None and one not in pending:
+                pending.append(one)
+            return trace if isinstance(trace, Unknown) else Unknown(f"{PENDING} tracing")
 
-        now = tracer.known(self.plan)
-        helping = sorted(self.techniques.helping, key=order)
-        judged = replace(self.techniques, helping=tuple(_traced_effect(one, traced, now) for one in helping))
-        known = replace(self, techniques=judged, now=now, traced=traced, waiting=frozenset(waiting))
-        fitting = {key for key, found in traced.items() if found.fits}
-        best = next((index for index in range(len(self.likely)) if _likely(index) in fitting), None)
-        return known if best is None else known.taking(best)
-
-    def taking(self, index: int) -> Help:
-        """Return the same with the combination that a trace has confirmed in the place of the formula's."""
-        best, key = self.likely[index], _likely(index)
-        only = isinstance(self.combination, Combination) and self.combination.formula_only
-        traced = {**self.traced, TRACEABLE: self.traced[key], **({} if only else {COMBINATION: self.traced[key]})}
-        waiting = self.waiting - {TRACEABLE, *(() if only else (COMBINATION,))}
-        combination = self.combination if only else best
-        return replace(self, combination=combination, traceable=best, traced=traced, waiting=waiting)
+        by_trace = now or Unknown("not traced so far")
+        best, judged = recommended(plan, by_trace, known), all_techniques(plan, by_trace, known)
+        traceable = [one for one in judged.helping if not one.formula_only]
+        traced = {one.change.key: found for one in traceable if (found := tracer.known(one.plan)) is not None}
+        waiting = {one.change.key for one in traceable if one.change.key not in traced and not tracer.failed(one.plan)}
+        helping = tuple(_traced_effect(one, traced.get(one.change.key), now) for one in judged.helping)
+        judged = replace(judged, helping=helping).by_help(fits=False)
+        return cls(plan, judged, best, now, frozenset(waiting), tuple(pending))
 
     @property
-    def seeks_cheaper(self) -> bool:
-        """Return whether a cheaper combination than the one that is shown is being traced."""
-        return any(
-            _likely(index) in self.waiting
-            and isinstance(self.traceable, Combination)
-            and one.price < self.traceable.price
-            for index, one in enumerate(self.likely)
-        )
+    def combination(self) -> Combination | Unknown:
+        """The cheapest, which only the formula may know."""
+        return self.best.formula_only or self.best.combination
 
     @property
     def candidates(self) -> list[Plan]:
         """The plans that are yet to be traced, the best first; last what is compiled for it, which takes long."""
-        plans = [plan for key, plan in self._plans.items() if key in self.waiting]
+        alone = [one.plan for one in self.techniques.helping if one.change.key in self.waiting]
+        plans = dict.fromkeys((*self.pending, *alone))
         return sorted(plans, key=lambda one: one.recipe.compile and not self.plan.recipe.compile)
-
-    @property
-    def _plans(self) -> dict[str, Plan]:
-        """The plans that a trace can answer, by key: the combinations first."""
-        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}
-        found = {key: one.plan for key, one in best.items() if isinstance(one, Combination) and not one.formula_only}
-        found |= {_likely(index): one.plan for index, one in enumerate(self.likely)}
-        alone = {one.change.key: one.plan for one in self.techniques.helping if not one.formula_only}
-        return found | alone
 
     def plan_of(self, key: str) -> Plan | None:
         """Return the plan that a row's key stands for; None for a technique that means nothing here."""
-        best = {COMBINATION: self.combination, TRACEABLE: self.traceable}.get(key)
+        best = {COMBINATION: self.combination, TRACEABLE: self.best.combination}.get(key)
         if best is not None:
             return best.plan if isinstance(best, Combination) else None
         return next((one.plan for one in self.techniques.helping if one.change.key == key), None)
 
 
-def _traced_effect(effect: Effect, traced: Mapping[str, TracedAnswer], now: TracedAnswer | None) -> Effect:
+def _traced_effect(effect: Effect, found: TracedAnswer | None, now: TracedAnswer | None) -> Effect:
     """Return an effect by its trace, where it has one; what it saves is by formula where the plan has none."""
-    if (found := traced.get(effect.change.key)) is None:
+    if found is None:
         return effect
     saved_bytes = effect.saved_bytes if now is None else now.peak_allocated_bytes - found.peak_allocated_bytes
     kept = replace(effect, peak_bytes=found.peak_allocated_bytes, saved_bytes=saved_bytes, largest=found.max_batch_size)
     return replace(kept, by="traced", fit="fits" if found.fits else "does not fit")
-
-
-def _likely(index: int) -> str:
-    return f"{COMBINATION} {index}"
 
 
 @dataclass(frozen=True)
@@ -202,19 +175,15 @@ def _name_width(width: int) -> int:
 
 def _combination_rows(found: Help, width: int) -> list[ListRow]:
     """Return the cheapest set that fits and, where only the formula knows that, the cheapest that can be traced."""
-    best, traceable = found.combination, found.traceable
+    best, traceable = found.combination, found.best.combination
     if found.now is not None and found.now.fits:
         return [heading("It fits as it is, traced"), *paragraph(_LARGER, width)]
     if isinstance(best, Unknown):
         return [heading("Cheapest combination that fits"), *paragraph(best.reason, width, "")]
-    if best.plan == found.plan and found.now is None:
-        return [heading("It fits as it is, by formula"), *paragraph(_LARGER, width)]
     if best.plan == found.plan:
-        said = "by formula it fits as it is, traced it does not"
-        said += f"; {PENDING} tracing what may" if found.waiting else ": take one that is traced to fit (✓ without ≈)"
-        return [heading("It does not fit as it is"), *paragraph(said, width)]
+        return [heading("It fits as it is, by formula"), *paragraph(_LARGER, width)]
     lines = [heading("Cheapest combination that fits"), *_choice_rows(best, COMBINATION, found, width)]
-    if best.formula_only and isinstance(traceable, Combination):
+    if best is not traceable and isinstance(traceable, Combination):
         lines += [heading("Cheapest that can be traced"), *_choice_rows(traceable, TRACEABLE, found, width)]
     return lines
 
@@ -222,39 +191,27 @@ def _combination_rows(found: Help, width: int) -> list[ListRow]:
 _LARGER = "each technique below makes a larger batch fit"
 
 
-def _traced_words(found: Help, key: str) -> str:
-    """Return what the trace says of a combination."""
-    if key in found.waiting:
-        return f"; {PENDING} tracing"
-    if key not in found.traced:
-        return "; by formula"
-    answer = found.traced[key]
-    cheaper = f"{PENDING} tracing cheaper ones; " if found.seeks_cheaper else ""
-    fits = "fits" if answer.fits else "does not fit"
-    plan = found.plan_of(key)
-    of_one = " a GPU" if plan is not None and plan.recipe.gpus > 1 else ""
-    return f"; {cheaper}traced: {fits}, largest{of_one} {_largest_count(answer.max_batch_size)}"
-
-
-def _largest_count(largest: int | Unknown) -> str:
-    return ABSENT if isinstance(largest, Unknown) else f"{largest:,}" if largest else "none"
-
-
 def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[ListRow]:
     """Return one selectable line, and what it comes to."""
-    steps = best.by_formula.accumulation
+    steps, several = best.by_formula.accumulation, best.plan.recipe.gpus > 1
     what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
-    gpus = f" × {best.plan.recipe.gpus} GPUs" if best.plan.recipe.gpus > 1 else ""
+    gpus = f" × {best.plan.recipe.gpus} GPUs" if several else ""
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
-    answer = found.traced.get(key)
-    peak = (
-        f"≈{format_bytes(best.by_formula.peak_bytes)}" if answer is None else format_bytes(answer.peak_allocated_bytes)
-    )
-    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}"
-    comes_to += "; formula only" if best.formula_only else _traced_words(found, key)
+    peak, by = f"≈{format_bytes(best.by_formula.peak_bytes)}", "by formula"
+    if best.formula_only:
+        by = "formula only"
+    elif isinstance(answer := found.best.traced, TracedAnswer):
+        seeks = any(one.plan in found.pending and one.price < best.price for one in found.best.untraced)
+        most, cheaper = answer.max_batch_size, f"{PENDING} tracing cheaper ones; " if seeks else ""
+        largest = ABSENT if isinstance(most, Unknown) else f"{most:,}" if most else "none"
+        peak = format_bytes(answer.peak_allocated_bytes)
+        by = f"{cheaper}traced: fits, largest{' a GPU' if several else ''} {largest}"
+    elif best.plan in found.pending:
+        by = f"{PENDING} tracing"
+    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}; {by}"
     first, *others = paragraph(what, width - 2, "bold")
     return [
-        row(("✓ " if key not in found.traced or found.traced[key].fits else "✗ ", ""), *first.spans, key=key),
+        row(("✓ ", ""), *first.spans, key=key),
         *(row(("  ", ""), *line.spans) for line in others),
         *paragraph(comes_to, width, indent=2),
     ]

@@ -21,14 +21,7 @@ from gpumem_tui.plan.goals import AT_ONE_SIZE, QUANTITIES
 from gpumem_tui.plan.judgement import Judgement, Table, judgements
 from gpumem_tui.plan.limits import limit
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.plan.recommended import all_techniques
 from gpumem_tui.plan.speed import throughput
-from gpumem_tui.plan.techniques import (
-    cheapest_combination,
-    compiled_or_eager,
-    likely_combinations,
-    room_as_traced,
-)
 from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
@@ -37,7 +30,7 @@ from gpumem_tui.tui.kit.row_list import RowList
 from gpumem_tui.tui.plan.curves import curve_rows, open_curve
 from gpumem_tui.tui.plan.help import CommandHelp, Help, technique_rows
 from gpumem_tui.tui.plan.lists import Compared, batch_rows, compare_rows, gpu_rows, limit_rows, place_rows
-from gpumem_tui.tui.plan.numbers import PENDING, PaneNames
+from gpumem_tui.tui.plan.numbers import PaneNames
 
 _READABLE = 96
 """Cells beyond which a line of text is hard to follow."""
@@ -153,7 +146,7 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
     plan = _model(request)
     match request.pane:
         case "techniques":
-            found = _help(plan, tracer)
+            found = Help.of(plan, tracer)
             return PaneContent(partial(technique_rows, found), found.plan_of, candidates=tuple(found.candidates))
         case "curves":
             on_gpus = () if request.traced is None else largest_by_gpu(plan, request.traced)
@@ -218,25 +211,6 @@ def _model(request: PaneRequest) -> Plan:
 
 def _step(request: PaneRequest) -> Curve:
     return memory_over_step(_model(request), request.traced)
-
-
-def _help(plan: Plan, tracer: BackgroundTracer) -> Help:
-    now = tracer.known(plan)
-    largest = None if now is None else now.known_batch_size
-    room = room_as_traced(plan, largest)
-    cheapest = cheapest_combination(plan, room=room)
-    only = isinstance(cheapest, Combination) and cheapest.formula_only
-    traceable = cheapest_combination(plan, traceable=True, room=room) if only else cheapest
-    by_trace = now or Unknown("not traced so far")
-    found = (*likely_combinations(plan, room), compiled_or_eager(plan, by_trace))
-    likely = sorted((one for one in found if isinstance(one, Combination)), key=lambda one: one.price)
-    judged = all_techniques(plan, by_trace, lambda one: _known(one, tracer))
-    return Help(plan, judged, cheapest, traceable, tuple(likely)).with_traces(tracer)
-
-
-def _known(plan: Plan, tracer: BackgroundTracer) -> TracedAnswer | Unknown:
-    found, trace = tracer.known(plan), tracer.trace_of(plan)
-    return found or (trace if isinstance(trace, Unknown) else Unknown(f"{PENDING} tracing"))
 
 
 _ASKING = ("techniques", "gpus", "limits")
