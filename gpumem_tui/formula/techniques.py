@@ -147,17 +147,37 @@ class NotApplicable:
     reason: str
 
 
+_Row = dict[str, object]
+_AS_OF_THE_ROW = ("name", "cost", "source", "price")
+"""What a change to a command has of its technique where it says nothing else."""
+
+
 @cache
-def techniques_of(group: str) -> Mapping[str, Technique]:
-    """Return the techniques of a group of techniques.toml, by key."""
-    tables = msgspec.convert(toml_tables("techniques.toml")[group], dict[str, dict[str, object]])
+def techniques_of(whom: Literal["model", "command"]) -> Mapping[str, Technique]:
+    """Return the rows of techniques.toml as models or as commands have them, by key."""
+    rows = msgspec.convert(toml_tables("techniques.toml"), dict[str, _Row])
     found = {}
-    for key, table in tables.items():
+    for key, row in _of_models(rows) if whom == "model" else _of_commands(rows):
         try:
-            found[key] = msgspec.convert({"key": key, **table}, Technique)
+            found[key] = msgspec.convert({"key": key, **row}, Technique)
         except msgspec.ValidationError as error:
-            raise ValueError(f"techniques.toml: {group}.{key}: {error}") from error
+            raise ValueError(f"techniques.toml: {key}: {error}") from error
     return MappingProxyType(found)
+
+
+def _of_models(rows: Mapping[str, _Row]) -> Iterator[tuple[str, _Row]]:
+    for key, row in rows.items():
+        if "axis" in row:
+            yield key, {name: value for name, value in row.items() if name != "command"}
+
+
+def _of_commands(rows: Mapping[str, _Row]) -> Iterator[tuple[str, _Row]]:
+    for key, row in rows.items():
+        if "axis" not in row:
+            yield key, row
+        usual = {name: row[name] for name in _AS_OF_THE_ROW}
+        for change, own in msgspec.convert(row.get("command", {}), dict[str, _Row]).items():
+            yield change, usual | own
 
 
 @cache
@@ -171,7 +191,7 @@ def catalog_techniques() -> Mapping[str, Technique]:
         for key, record in OPTIMIZER_RECORDS.items()
         if record.technique
     }
-    return MappingProxyType({**techniques_of("catalog"), **optimizers})
+    return MappingProxyType({**techniques_of("model"), **optimizers})
 
 
 def _lacks(key: str, reason: str, name: str = "") -> NotApplicable:

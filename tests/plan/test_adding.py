@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from gpumem_tui.catalog.loader import find_gpu, find_model, toml_tables
+from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import EXTRAS, OPTIMIZERS, Recipe
 from gpumem_tui.formula.rows import ROW_WORDS
 from gpumem_tui.formula.techniques import (
@@ -19,6 +19,7 @@ from gpumem_tui.formula.techniques import (
     catalog_techniques,
     changes,
     injected,
+    techniques_of,
 )
 from gpumem_tui.memory import Bucket
 from gpumem_tui.plan.answers import setup_of, with_setup
@@ -116,7 +117,7 @@ def test_extras_and_optimizers_that_save_are_techniques() -> None:
 
 
 def test_a_command_knows_every_change_that_has_a_table() -> None:
-    of_commands = toml_tables("techniques.toml")["command"].keys()
+    of_commands = techniques_of("command").keys()
     assert of_commands <= {*INJECTED, *TYPED}
     found = injected(A100, 2)
     assert [change.key for change in found] == list(INJECTED)
