@@ -31,6 +31,7 @@ from gpumem_tui.simulator.device.kinds import (
     MAKES_SPARSE,
     HostConverter,
     as_fakes,
+    fake_device_of,
     is_without_data,
     nested_length,
     parameters_among,
@@ -101,14 +102,13 @@ class DeviceMode(FakeTensorMode):
         self.transfers = Transfers(gpu, memory, self.values, self.results, self._sparse, self._follow)
         everywhere: dict[Any, Handler] = {_IS_PINNED: lambda _: True}  # asked by C++, of what it has just had pinned
         self._on_host: dict[Any, Handler] = {**everywhere, _LIFT_FRESH: lambda call: call.args[0]}
-        on_device: dict[Any, Handler] = {**everywhere, _DEVICE: lambda call: call.args[0].fake_device}
         self._within = {
-            **on_device,
+            **everywhere,
             **self.transfers.within,
             **dict.fromkeys(TAKEN_FROM_VALUES, self.results.by_values),
         }
         self._on_device = {
-            **on_device,
+            **everywhere,
             **self.transfers.handlers,
             **dict.fromkeys(kernels.IN_PLACE, self._follow_in_place),
             _ADD: self._add,
@@ -143,6 +143,9 @@ class DeviceMode(FakeTensorMode):
             at_once = _AT_ONCE.get(func, func)
             if at_once is not None:
                 return at_once(*args)
+        if func is _DEVICE and (device := fake_device_of(args[0])) is not None:  # most calls are this question
+            self.prepare_thread()
+            return device
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
