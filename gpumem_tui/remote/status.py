@@ -39,9 +39,12 @@ class RemoteProcess:
         process: as one of a GPU's list.
         probe: what the probe inside it says, as JSON; empty without one.
         received_s: when that came, by the viewer's monotonic clock.
+
+    Attributes:
+        used_bytes: the memory that it holds; None where that is unknown.
     """
 
-    __slots__ = ("__dict__", "device", "gpu", "host_name", "probe", "process", "received_s")
+    __slots__ = ("__dict__", "device", "gpu", "host_name", "probe", "process", "received_s", "used_bytes")
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class RemoteProcess:
     ) -> None:
         self.host_name, self.gpu, self.process, self.device = host_name, gpu, process, device
         self.probe, self.received_s = probe, received_s
+        used_bytes = process.used_bytes
+        self.used_bytes = None if isinstance(used_bytes, Unknown) else used_bytes
 
     @property
     def known(self) -> HostProcess | None:
@@ -65,12 +70,6 @@ class RemoteProcess:
         """Return whose it is; None where that is unknown."""
         known = self.known
         return None if known is None else known.user
-
-    @property
-    def used_bytes(self) -> int | None:
-        """Return the memory that it holds; None where that is unknown."""
-        value = self.process.used_bytes
-        return None if isinstance(value, Unknown) else value
 
     @property
     def sm_percent(self) -> int | None:

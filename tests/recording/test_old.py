@@ -1,20 +1,21 @@
 """Files that the program wrote before recordings of one machine and of several became one format: they still play.
 
-`old/machine` and `old/hosts` were written by commit e53e7f4 and are never written anew.
+`old/machine` and `old/hosts` were written by commit e53e7f4, and `old/second`, of version 2, by 32eef21; none is ever
+written anew.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpumem_tui.memory import GIB
+from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.monitor.readings import NOT_READ_YET
 from gpumem_tui.monitor.snapshot import HOLDERS
 from gpumem_tui.recording.file import RecordingFile
 from gpumem_tui.recording.player import RecordingIndex
 from gpumem_tui.recording.recording import GpuRecording
 from gpumem_tui.remote.status import HostPhase
-from tests.monitor.snapshots import START_S, gpu, machine
+from tests.monitor.snapshots import START_S, gpu, machine, process
 
 SINCE = dict.fromkeys(
     ("nvlink_rx_bytes", "nvlink_tx_bytes", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "energy_j"), NOT_READ_YET
@@ -35,6 +36,22 @@ def test_one_machine() -> None:
     index.start()
     index.wait()
     assert [(mark.time_s - START_S, mark.host, mark.ranks) for mark in index.marks] == [(FULL_FROM, "", (3,))]
+
+
+def test_the_second_version() -> None:
+    recording = GpuRecording(OLD / "second")
+    expected = []
+    for n in range(8):
+        fan = Unknown(f"not supported {n // 2}") if n < 6 else n
+        throttle = ("heat",) if n % 2 else ("power",)
+        first = gpu(
+            0, (10 + n) * GIB, holders=HOLDERS, power_w=300.0 + n, fan_percent=fan, throttle=throttle,
+            compute_capability=(8, n),
+        )  # fmt: skip
+        listed = Unknown("no permission") if n % 3 else (process(7, n * GIB),)
+        expected.append(machine([first, gpu(1, holders=HOLDERS, processes=listed)], after_s=n))
+    assert list(recording.snapshots()) == expected
+    assert recording.damage == ""
 
 
 def test_several_hosts() -> None:
