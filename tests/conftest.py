@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
@@ -73,17 +73,18 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
+START_COLD = interpreters.CommandServer.__init__
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever asks for the interpreter of the tests to run a step gets one that starts with torch imported."""
     WarmPython.comes_from(tmp_path_factory)
-    make = interpreters.ForkServer.__init__
 
-    def made(server: interpreters.ForkServer, python: str, *, simulated: bool) -> None:
-        make(server, WarmPython.path() if python == sys.executable else python, simulated=simulated)
-        server.key = interpreters._key(python, simulated)
+    def made(server: interpreters.CommandServer, program: str, directory: str, environment: Mapping[str, str]) -> None:
+        START_COLD(server, WarmPython.path() if program == sys.executable else program, directory, environment)
 
-    interpreters.ForkServer.__init__ = made  # type: ignore[assignment, method-assign]
+    interpreters.CommandServer.__init__ = made  # type: ignore[assignment, method-assign]
 
 
 @pytest.fixture(autouse=True)

@@ -375,7 +375,7 @@ class ModelShape:
 
 
 def shape_from_wire(values: Mapping[str, object]) -> ModelShape:
-    """Return the inverse of `dataclasses.asdict` after a trip through JSON."""
+    """Return the inverse of `dataclasses.asdict` after a trip through JSON, where fields may be left out."""
     shape = made(ModelShape, values)  # with lists and tables in it, as JSON has them
     return replace(
         shape,

@@ -1,7 +1,6 @@
 """Whoever owns a process that runs a step: starts it, hears its events, holds it, ends it and all that it started.
 
-Two ways to start one: an interpreter that has torch imported forks a child (`ForkedChild`), or a user's command runs
-under a supervisor, and those of its processes that import torch report by themselves (`CommandChild`).
+It is a command that runs under a supervisor, and those of its processes that import torch report by themselves.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ import os
 import re
 import selectors
 import shutil
-import signal
 import socket
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumem_tui.launchers import bypass
-from gpumem_tui.run import interpreters
 from gpumem_tui.run.events import (
     ChildEvent,
     Ended,
@@ -40,11 +36,10 @@ from gpumem_tui.run.events import (
 )
 from gpumem_tui.run.session import CONCLUDE_SIGNAL, REQUEST_FILE, SOCKET_FILE, STACK_FILE, STACK_SIGNAL
 from gpumem_tui.run.stand_ins import environment, keep_followed
-from gpumem_tui.run.supervised import SupervisedCommand, open_input, open_pipe
-from gpumem_tui.text import OutputLines, shortened
+from gpumem_tui.run.supervised import SupervisedCommand, open_input
+from gpumem_tui.text import OutputLines
 
 _POLL_S = 0.1
-_LONGEST_LAST_LINE = 200
 _EXIT_S = 5.0
 """A command that has made its steps, or failed, has so long to end by itself."""
 
@@ -73,12 +68,8 @@ class CannotStart(Exception):
     """There is no such interpreter, it cannot be run, or the system has no room for another process; one line."""
 
 
-def _cannot_start(error: OSError, python: str = "") -> CannotStart:
-    """Say why no process starts: the interpreter, or e.g. too many open files or a full folder for temporary ones."""
-    if python and error.filename == python:
-        return CannotStart(
-            f"--python {python}: cannot be run ({error.strerror}); give the path of a Python that has torch"
-        )
+def _cannot_start(error: OSError) -> CannotStart:
+    """Say why no process starts: e.g. too many open files, or a full folder for temporary ones."""
     where = "" if error.filename is None else f" ({error.filename})"
     return CannotStart(f"no process can be started: {error.strerror}{where}")
 
@@ -102,21 +93,83 @@ class _Lines:
             except EventError as error:
                 raise ChildDied(f"the trial process sent garbage: {error}") from error
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Return whether the last line has not ended."""
-        return any(self._rest)
+
+@dataclass
+class _Member:
+    """A process of a command."""
+
+    pid: int = 0
+    ranks: int = 1
+    steps: int = -1
+    lines: _Lines = field(default_factory=_Lines)
+
+    def take(self, event: ChildEvent) -> None:
+        if isinstance(event, Joined):
+            self.pid, self.ranks = event.pid, event.ranks
+        else:
+            self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
 
 
-class Child(ABC):
-    """The process, or the processes, that run for one request, from their start until `end`."""
+class Child:
+    """A command that runs for one request, from its start until `end`.
 
-    def __init__(self) -> None:
-        self._held = ExitStack()
-        """Ends it and frees what is open here, the last first. Its lifeline is closed with this process, too."""
+    Args:
+        request: what to do.
+        words: the command for the request's batch size. `cwd`: where it runs.
+        gpu_uuids: the only GPUs the command may see; empty hides all of them.
 
+    Raises:
+        CannotStart: a Python in the command ignores what follows it, or no process can be started at all.
+    """
+
+    def __init__(self, request: Request, words: tuple[str, ...], cwd: str, gpu_uuids: tuple[str, ...]) -> None:
         self._over_at = math.inf
         """When the last moment is for it to say anything."""
+
+        bypassed = bypass(words)
+        if bypassed:
+            raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
+        self._simulated = not isinstance(request, TrialRequest) or request.simulated
+        with ExitStack() as ours:  # of a command that cannot be started, nothing stays open
+            try:
+                _remove_left_over()
+                self._directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
+                ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
+                stdin_fd = open_input(words, ours)
+                (self._directory / REQUEST_FILE).write_bytes(encode(request))
+                self._listener = ours.enter_context(socket.socket(socket.AF_UNIX))
+                self._listener.bind(str(self._directory / SOCKET_FILE))
+                self._listener.listen(128)
+                self._listener.setblocking(False)
+                self._supervised = SupervisedCommand(
+                    list(map(keep_followed, words)),
+                    cwd,
+                    environment(self._directory, gpu_uuids, simulated=self._simulated),
+                    stdin_fd,
+                    may_fork=self._simulated,
+                )
+            except OSError as error:
+                raise _cannot_start(error) from error
+            ours.callback(self._reap)
+            self._held = ours.pop_all()
+            """Ends it and frees what is open here, the last first. Its lifeline is closed with this process, too."""
+
+        self._noun, self._is_users = request.workload.noun, request.workload.command is not None
+        self._name = Path(words[0]).name
+        self._cwd = cwd
+        self._output = OutputLines()
+        self._members: dict[socket.socket, _Member] = {}
+        self._outcomes: list[TrialDone | TraceDone] = []
+        self._failure: Failed | None = None
+        self._is_ready = False
+        self._paused = False
+
+    @property
+    def pid(self) -> int:
+        """Return the supervisor's process id."""
+        return self._supervised.pid
+
+    # What it says
 
     def events(
         self, wait: Callable[[], None], timeout_s: float, held: Callable[[], bool] = lambda: False
@@ -142,213 +195,14 @@ class Child(ABC):
                     yield from key.data(selector, key.fileobj)
                 if time.monotonic() > self._over_at or (code is not None and not ready):
                     break  # in the second case what it started may live on, and hold its pipe open
-                code = self._exit_code()
+                code = self._supervised.code()
                 if held() or self._progress() != progress:
                     heard, progress = time.monotonic(), self._progress()
                 elif self._over_at == math.inf and time.monotonic() - heard > timeout_s:
                     self._give_up(timeout_s)
                     if self._over_at == math.inf:
                         break
-        yield from self._conclusion(code, wait, timeout_s)
-
-    def pause(self) -> None:
-        """Stop after the step that is running."""
-        self._tell(b"pause\n")
-
-    def resume(self) -> None:
-        """Go on after a pause."""
-        self._tell(b"resume\n")
-
-    def end(self) -> None:
-        """Kill it and everything it started, if it still runs, and free what it held here."""
-        self._held.close()
-
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Return the id of the process that leads its group."""
-
-    @abstractmethod
-    def _listen(self, selector: selectors.BaseSelector) -> None:
-        """Register what it speaks through, each with a function that reads from there and yields events."""
-
-    @abstractmethod
-    def _progress(self) -> int:
-        """Return a number that changes while it does not hang."""
-
-    @abstractmethod
-    def _exit_code(self) -> int | None:
-        """Return how it ended; None while it runs."""
-
-    @abstractmethod
-    def _give_up(self, timeout_s: float) -> None:
-        """Say that it hangs, by an exception or as its outcome; where it may still say something, set until when."""
-
-    @abstractmethod
-    def _conclusion(self, code: int | None, wait: Callable[[], None], timeout_s: float) -> Iterator[ChildEvent]:
-        """Yield what is left to report after its last word."""
-
-    @abstractmethod
-    def _tell(self, line: bytes) -> None:
-        """Send a line to it. That it is gone is no error."""
-
-
-class ForkedChild(Child):
-    """A fresh process that does one request, forked by an interpreter that has torch imported.
-
-    Args:
-        request: what to do.
-        python: the interpreter; the user's training environment may be another than the viewer's.
-        gpu_uuid: the only GPU the child may see; None hides all of them.
-
-    Raises:
-        CannotStart: `python` is not a program that runs here, or no process can be started at all.
-    """
-
-    def __init__(self, request: Request, python: str, gpu_uuid: str | None) -> None:
-        super().__init__()
-        simulated = not isinstance(request, TrialRequest) or request.simulated
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "" if simulated or gpu_uuid is None else gpu_uuid}
-        with ExitStack() as ours, ExitStack() as theirs:  # of a child that cannot be started, nothing stays open
-            try:
-                commands_fd, self._commands_fd = open_pipe(theirs, ours)
-                self._events_fd, events_fd = open_pipe(ours, theirs)
-                lifeline_fd, _ = open_pipe(theirs, ours)
-                self._server = interpreters.fork(
-                    python, (commands_fd, events_fd, lifeline_fd), environment, simulated=simulated
-                )
-            except OSError as error:
-                raise _cannot_start(error, python) from error
-            ours.callback(interpreters.give_back, self._server)
-            self._held = ours.pop_all()
-        self._lines = _Lines()
-        self._chunks = 0
-        self._tell(encode(request))
-
-    @property
-    def pid(self) -> int:
-        """Return the child's process id; until torch is imported, the interpreter's."""
-        return self._server.pid
-
-    def _listen(self, selector: selectors.BaseSelector) -> None:
-        selector.register(self._events_fd, selectors.EVENT_READ, self._read)
-
-    def _read(self, _selector: selectors.BaseSelector, events_fd: int) -> Iterator[ChildEvent]:
-        chunk = os.read(events_fd, 1 << 20)
-        self._chunks += 1
-        if chunk:
-            yield from self._lines.events(chunk)
-        else:
-            self._over_at = 0.0
-
-    def _progress(self) -> int:
-        return self._chunks
-
-    def _exit_code(self) -> int | None:
-        return self._server.code()
-
-    def _give_up(self, timeout_s: float) -> None:
-        raise ChildDied(f"no sign of life for {timeout_s:.0f} s: the trial hangs")
-
-    def _conclusion(self, code: int | None, wait: Callable[[], None], timeout_s: float) -> Iterator[ChildEvent]:
-        """Wait until it has ended: user code that closes every file can silence it and run on."""
-        deadline = time.monotonic() + timeout_s
-        while (code := self._server.code(_POLL_S)) is None:
-            wait()
-            if time.monotonic() > deadline:
-                raise ChildDied(f"closed its pipe and ran on for {timeout_s:.0f} s: the trial hangs")
-        if code != 0 or self._lines.is_cut_off:
-            raise ChildDied(self._how_it_ended(code))
-        yield from ()
-
-    def _how_it_ended(self, code: int) -> str:
-        """Say how the child died, with the last line it printed."""
-        printed = self._server.last_line()
-        last = f": {shortened(printed, _LONGEST_LAST_LINE)}" if printed else ""
-        if code >= 0:
-            return f"exited with code {code}{last}"
-        name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"
-        hint = " (host memory full?)" if -code == signal.SIGKILL else ""
-        return f"killed by {name}{hint}{last}"
-
-    def _tell(self, line: bytes) -> None:
-        with suppress(BrokenPipeError):  # the child is gone; `events` says how
-            os.write(self._commands_fd, line)
-
-
-@dataclass
-class _Member:
-    """A process of a command."""
-
-    pid: int = 0
-    ranks: int = 1
-    steps: int = -1
-    lines: _Lines = field(default_factory=_Lines)
-
-    def take(self, event: ChildEvent) -> None:
-        if isinstance(event, Joined):
-            self.pid, self.ranks = event.pid, event.ranks
-        else:
-            self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
-
-
-class CommandChild(Child):
-    """A user's command that runs for one request.
-
-    Args:
-        request: what to do; its workload is a command.
-        words: the command for the request's batch size.
-        gpu_uuids: the only GPUs the command may see; empty hides all of them.
-
-    Raises:
-        CannotStart: a Python in the command ignores what follows it, or no process can be started at all.
-    """
-
-    def __init__(self, request: Request, words: tuple[str, ...], gpu_uuids: tuple[str, ...]) -> None:
-        super().__init__()
-        command = request.workload.command
-        assert command is not None
-        bypassed = bypass(words)
-        if bypassed:
-            raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
-        self._simulated = not isinstance(request, TrialRequest) or request.simulated
-        with ExitStack() as ours:  # of a command that cannot be started, nothing stays open
-            try:
-                _remove_left_over()
-                self._directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
-                ours.callback(shutil.rmtree, self._directory, ignore_errors=True)
-                stdin_fd = open_input(words, ours)
-                (self._directory / REQUEST_FILE).write_bytes(encode(request))
-                self._listener = ours.enter_context(socket.socket(socket.AF_UNIX))
-                self._listener.bind(str(self._directory / SOCKET_FILE))
-                self._listener.listen(128)
-                self._listener.setblocking(False)
-                self._supervised = SupervisedCommand(
-                    list(map(keep_followed, words)),
-                    command.cwd,
-                    environment(self._directory, gpu_uuids, simulated=self._simulated),
-                    stdin_fd,
-                    may_fork=self._simulated,
-                )
-            except OSError as error:
-                raise _cannot_start(error) from error
-            ours.callback(self._reap)
-            self._held = ours.pop_all()
-        self._name = Path(words[0]).name
-        self._cwd = command.cwd
-        self._output = OutputLines()
-        self._members: dict[socket.socket, _Member] = {}
-        self._outcomes: list[TrialDone | TraceDone] = []
-        self._failure: Failed | None = None
-        self._is_ready = False
-        self._paused = False
-
-    @property
-    def pid(self) -> int:
-        """Return the supervisor's process id."""
-        return self._supervised.pid
-
-    # What it says
+        yield from self._conclusion(code)
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -417,9 +271,6 @@ class CommandChild(Child):
     def _progress(self) -> int:
         return max((member.steps for member in self._members.values()), default=-1)
 
-    def _exit_code(self) -> int | None:
-        return self._supervised.code()
-
     def _give_up(self, timeout_s: float) -> None:
         """Say that no step was made in time, and at which source line it is, as far as it answers.
 
@@ -454,7 +305,7 @@ class CommandChild(Child):
             time.sleep(_POLL_S)
         return ""
 
-    def _conclusion(self, code: int | None, _wait: Callable[[], None], _timeout_s: float) -> Iterator[ChildEvent]:
+    def _conclusion(self, code: int | None) -> Iterator[ChildEvent]:
         """Yield its last output and the outcome of the rank that decides: out of memory first, else the fullest."""
         yield from map(Output, self._output.rest())
         worst = max(self._outcomes, key=_how_full, default=None)
@@ -464,18 +315,24 @@ class CommandChild(Child):
         yield worst or self._failure or self._without_outcome(code)
 
     def _without_outcome(self, code: int | None) -> Failed:
-        """Say how the command ended that has reported no outcome."""
+        """Say how the command ended that has reported no outcome.
+
+        Raises:
+            ChildDied: one of this program's was killed, which the next one need not be.
+        """
         last = f": {self._output.last}" if self._output.last else ""
         if code == _NOT_FOUND and not self._members:
             return Failed("workload", f"{self._output.last or f'{self._name}: not found'}; check the command")
         if code == _NOT_RUNNABLE and not self._members:
             return Failed("workload", f"{self._output.last}; check the command")
+        if code is not None and code > 128 and not self._is_users:
+            raise ChildDied(f"killed by signal {code - 128}{' (host memory full?)' if code == 137 else ''}{last}")
         how = f"exit code {code}" if code is not None and code < 128 else f"killed by signal {(code or 128) - 128}"
         if code == 137:
             how += ", perhaps as host memory was full"
         if not self._members:
-            return Failed("workload", f"the command ended ({how}) without importing torch{self._unfollowed()}{last}")
-        return Failed("workload", f"the command ended ({how}) before its first optimizer step{last}")
+            return Failed("workload", f"{self._noun} ended ({how}) without importing torch{self._unfollowed()}{last}")
+        return Failed("workload", f"{self._noun} ended ({how}) before its first optimizer step{last}")
 
     def _unfollowed(self) -> str:
         """Say why none of its processes may have been followed: every Python that is leaves a file here."""
@@ -488,12 +345,16 @@ class CommandChild(Child):
     def pause(self) -> None:
         """Stop after the step that is running; processes that come later, too."""
         self._paused = True
-        super().pause()
+        self._tell(b"pause\n")
 
     def resume(self) -> None:
         """Go on after a pause."""
         self._paused = False
-        super().resume()
+        self._tell(b"resume\n")
+
+    def end(self) -> None:
+        """Kill it and everything it started, if it still runs, and free what it held here."""
+        self._held.close()
 
     def _tell(self, line: bytes) -> None:
         for connection in list(self._members):

@@ -1,4 +1,7 @@
-"""Runs a user's script in a process forked from a Python that has torch imported, as a fresh one would run it.
+"""Runs a script in a process forked from a Python that has torch imported, as a fresh one would run it.
+
+Run as a script by path, possibly by a Python that has never heard of the package: it makes this copy of gpumem_tui
+importable there, and nothing else of the installation that it lies in. Standard library and torch only.
 
 What was imported beforehand seems not to be until the script imports it. Where that could make a difference (a module
 of the script's own has such a name, the script sets what torch reads as it is imported, another torch is found) the
@@ -10,7 +13,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
-import importlib
+import importlib.util
 import json
 import multiprocessing.process
 import os
@@ -24,9 +27,6 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import TYPE_CHECKING
-
-from gpumem_tui.importing import after_import
-from gpumem_tui.run import session, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,6 +86,7 @@ def serve_commands(control: socket.socket) -> None:
 
 def _import_beforehand() -> dict[str, ModuleType]:
     """Import what every trial needs, and take out of `sys.modules` again what a fresh interpreter lacks."""
+    from gpumem_tui.importing import after_import
     from gpumem_tui.simulator.fast.uncompiled import exclude_nothing
 
     before = set(sys.modules)
@@ -107,6 +108,8 @@ def _supervise(
     task: dict[str, Any], descriptors: Sequence[int], hidden: dict[str, ModuleType], at_exit: list[Callable[[], None]]
 ) -> None:
     """Be the supervisor of a run, in a session of its own; returns in the process that it starts."""
+    from gpumem_tui.run import supervise
+
     os.setsid()
     os.environ.clear()
     os.environ.update(task["environment"])
@@ -120,6 +123,7 @@ def _supervise(
 
 def _run(words: list[str], hidden: dict[str, ModuleType], at_exit: list[Callable[[], None]]) -> None:
     """Run a command, a Python and a script, to its end."""
+    from gpumem_tui.run import session
     from gpumem_tui.run.command_trial import take_part
 
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -196,6 +200,8 @@ class _Beforehand:
 
     def start_afresh(self) -> None:
         """Become a fresh interpreter that runs the command from its beginning."""
+        from gpumem_tui.run import supervise
+
         sys.stdout.flush()
         sys.stderr.flush()
         os.environ.clear()
@@ -225,3 +231,22 @@ def _read_by_torch(environment: Any) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(_READ_BY_TORCH) and not name.endswith(_READ_LATER)
     }
+
+
+def _import_package() -> None:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    spec = importlib.util.spec_from_file_location(
+        "gpumem_tui", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpumem_tui"] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036  any interpreter may run a command
+        sys.exit(1)
+    _import_package()
+    serve_commands(socket.socket(fileno=int(sys.argv[1])))

@@ -47,8 +47,7 @@ from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.neighbours import Neighbours
 from gpumem_tui.run.program import Evaluations, Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
-from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of, too_old
-from gpumem_tui.simulator.allocator.timeline import growth_line
+from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of
 from gpumem_tui.text import flush_output
 from gpumem_tui.workload.errors import is_users, one_line, typed
 
@@ -64,9 +63,6 @@ if TYPE_CHECKING:
 def take_part(reporter: Reporter) -> None:
     """Make this process, which has just imported torch, part of the trial that `reporter` belongs to."""
     request = decode_request(reporter.request())
-    if request.simulated and (reason := too_old(torch.__version__)):
-        reporter.conclude(Failed("torch", f"torch {torch.__version__} of {sys.executable} {reason}"))
-        os._exit(1)
     version = request.workload.as_torch or torch.__version__
     ranks = ranks_here(os.environ).world_size or 1
     profile = profile_for(version, request.gpu).using(request.gpu, (ranks,) if ranks > 1 else ())
@@ -98,12 +94,20 @@ class _Trial:
         self.program = Program(
             recorder, memory, self.request.steps, self.sampled, self.done, self.reporter.wait_while_paused
         )
-        self.program.lengths = InputLengths(self.request.workload.longest, can_lengthen=self.request.simulated)
-        self.program.evaluations = Evaluations(are_wanted=self.request.workload.through == "eval")
+        workload = self.request.workload
+        self.program.lengths = InputLengths(
+            workload.longest, can_lengthen=self.request.simulated, are_noted=workload.command is not None
+        )
+        self.program.evaluations = Evaluations(are_wanted=workload.through == "eval")
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
         self.reporter.on_error = self.failed
         return self.program
+
+    def name_what_lives(self) -> None:
+        """Name what no phase has told of; which parts a model of the catalog has is known."""
+        workload = self.request.workload
+        self.program.name_what_lives(in_parts=workload.command is not None or workload.shape is None)
 
     def conclude_when_asked(self) -> None:
         """Have a signal end the run with the steps that were made. To be called in the main thread."""
@@ -218,9 +222,8 @@ class _Simulated(_Trial):
             self.program.note(f"rank {rank} of {ranks}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
-        command = self.request.workload.command
-        alone = command is None or not command.takes_batch  # of whose sizes two run at a time
-        self.compiler = follow_compiler(self.gpu.notes, self._tell, alone=alone)
+        takes_batch = self.request.workload.takes_batch  # of whose sizes two run at a time
+        self.compiler = follow_compiler(self.gpu.notes, self._tell, alone=not takes_batch)
         follow_libraries(self.program)
         answer_nvml(backend, self.profile.context_bytes)
         self.changes: Changes | None = None
@@ -232,7 +235,8 @@ class _Simulated(_Trial):
 
     def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
         done, unsure = super().trial_done(outcome, recorded, detail), self._unsure()
-        return replace(done, is_estimate=unsure["is_estimate"])
+        seconds = done.step_seconds if self.request.workload.command is not None else ()
+        return replace(done, is_estimate=unsure["is_estimate"], step_seconds=seconds)
 
     def _unsure(self) -> dict[str, Any]:
         return self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
@@ -246,10 +250,9 @@ class _Simulated(_Trial):
         from gpumem_tui.simulator.device.gpu import backend
         from gpumem_tui.simulator.device.scratch import assumptions
 
-        self.program.name_what_lives()
+        self.name_what_lives()
         gc.disable()  # the program is over, and a trace is a million objects without a cycle
-        command = self.request.workload.command
-        timeline = self.gpu.finish_folded(is_exact=command is None or not command.takes_batch)
+        timeline = self.gpu.finish_folded(is_exact=not self.request.workload.takes_batch)
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
         rank = self.request.workload.rank
@@ -262,10 +265,10 @@ class _Simulated(_Trial):
         reasons = assumptions(assumed, self.request.gpu)
         seconds = time.perf_counter() - self.started
         size = self.request.batch_size or 0
-        notes = tuple(line for line in (*self.all_notes(), growth_line(timeline)) if line)
-        done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=notes)
+        done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes())
         done = replace(
-            done, rows_asked_for=self.gpu.mode.rows_asked_for, parameters=self.program.parameters(),
+            done, rows_asked_for=self.gpu.mode.rows_asked_for,
+            parameters=0 if self.request.workload.command is None else self.program.parameters(),
             allocator=self.gpu.allocator.settings.text, **self._unsure(),
         )  # fmt: skip
         if self.changes is None:
@@ -282,8 +285,16 @@ class _Simulated(_Trial):
     def _out_of_memory(self, message: str) -> None:
         """Report that this batch does not fit: nothing the program does about it changes that."""
         self._follow_context()
-        self.program.name_what_lives()
+        self.name_what_lives()
         self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
+
+    def failed(self, detail: str, error: BaseException) -> None:
+        """Report what cannot be followed, of a workload that others than a trace answer for."""
+        from gpumem_tui.simulator.device.shapes import Untraceable
+
+        super().failed(detail, error)
+        if isinstance(error, Untraceable) and self.request.workload.command is None:
+            self.reporter.conclude(Failed("trace", detail))
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.workload.errors import described
@@ -360,7 +371,7 @@ class _Real(_Trial):
         super().sampled(sample)
 
     def outcome(self) -> ChildEvent:
-        self.program.name_what_lives()
+        self.name_what_lives()
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
         return self.trial_done("fit", history_of(self.recorder, failed=False))
@@ -392,7 +403,7 @@ class _Real(_Trial):
         if self.reporter.is_concluded or os.getpid() != self._pid:
             return
         try:
-            self.program.name_what_lives()
+            self.name_what_lives()
             recorded = history_of(self.recorder, failed=True)
             self.reporter.conclude(self.trial_done("oom", recorded, self._refused or one_line(error)))
         except Exception as ours:  # noqa: BLE001  it must not take the place of the program's own

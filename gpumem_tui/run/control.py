@@ -13,9 +13,10 @@ from typing import Protocol
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from gpumem_tui.host_memory import left_bytes
 from gpumem_tui.memory import GIB
-from gpumem_tui.run.children import CannotStart, Child, ChildDied, CommandChild, ForkedChild
+from gpumem_tui.run.children import CannotStart, Child, ChildDied
 from gpumem_tui.run.events import ChildEvent, Failed, Request, TraceRequest, TrialRequest
 from gpumem_tui.workload.command import Command
+from gpumem_tui.workload.line import line_of
 
 _TRACED_ACCUMULATION = {True: 16, False: 2}
 """Micro-batches that a trace accumulates at most."""
@@ -29,7 +30,7 @@ class Terms:
     """The terms that a child runs under, whatever its request is.
 
     Attributes:
-        python: the interpreter; a command brings its own.
+        python: the interpreter; a user's command brings its own.
         gpu_uuids: the only GPUs that a child on a real GPU may see.
         timeout_s: a child silent for longer than this hangs.
         target_batch: samples wanted per optimizer step over all GPUs; None for none.
@@ -158,15 +159,11 @@ def converse(
     check()
     real = isinstance(request, TrialRequest) and not request.simulated
     uuids = terms.gpu_uuids if real else ()
-    child: Child
-    command = request.workload.command
+    command = line_of(request.workload, terms.python)
     with ExitStack() as held:
         try:
-            if command is None:
-                child = ForkedChild(request, terms.python, uuids[0] if uuids else None)
-            else:
-                words = held.enter_context(_written(command, request, terms))
-                child = CommandChild(request, words, uuids)
+            words = held.enter_context(_written(command, request, terms))
+            child = Child(request, words, command.cwd, uuids)
         except CannotStart as error:
             raise Unusable(Failed("python", str(error))) from error
         except OSError as error:
@@ -226,7 +223,7 @@ class SideBySide:
         """Yield what a child reports, as `converse` does; what goes wrong beside another one is done again, alone.
 
         Args:
-            following: what is probably asked for next. Commands on simulated GPUs alone go on beside another.
+            following: what is probably asked for next. Only runs on simulated GPUs go on beside another.
         """
         begun, self._ahead = self._ahead, None
         if begun is not None and begun.request != request:
@@ -260,7 +257,7 @@ class SideBySide:
 
 
 def _may_be_beside(request: Request) -> bool:
-    return request.workload.command is not None and (isinstance(request, TraceRequest) or request.simulated)
+    return isinstance(request, TraceRequest) or request.simulated
 
 
 def has_room_for_two() -> bool:

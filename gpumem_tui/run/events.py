@@ -53,11 +53,9 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """Trace the step on the simulated GPU at three batch sizes and find the affine form through them.
+    """Trace the step on the simulated GPU at one batch size.
 
     Attributes:
-        batch_size: where there is no such form, trace at this size alone; None: say that there is none.
-        not_affine: why there is no such form, where that is known from an earlier trace: do not look for it again.
         change: of a command: the change to make to it, by name (see `changes`), or `PROPOSE`; empty for
             neither.
     """
@@ -67,8 +65,7 @@ class TraceRequest:
     workload: WorkloadSpec
     gpu: Gpu
     steps: int
-    batch_size: int | None = None
-    not_affine: str = ""
+    batch_size: int
     change: str = ""
     action: Literal["trace"] = "trace"
 
@@ -200,7 +197,7 @@ class TraceDone:
         parameters: of a command, the values in the parameters of its models, a shared one once; 0 where it is none.
         rows_asked_for: of a command, the largest part into which it cuts its batch (see `DeviceMode`); 0
             for none.
-        traced_layers: the depths of the networks that were traced instead of a deeper one (see `DeepTracer`);
+        traced_layers: the depths of the networks that were traced instead of a deeper one (see `layers`);
             empty where it was traced itself.
         batch_multiple: it answers for the multiples of it, as the program takes no others.
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
@@ -237,13 +234,10 @@ class Failed:
         kind: ``workload``: the user's file or options are wrong; ``python``: that interpreter is none;
             ``torch``: no usable torch in it; ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
         detail: one clear line.
-        peaks: of a step whose memory is no straight line in the batch size, (batch size, highest allocated bytes) at
-            two sizes; empty otherwise.
     """
 
     kind: Literal["workload", "python", "torch", "trace", "device"]
     detail: str
-    peaks: tuple[tuple[int, int], ...] = ()
     event: Literal["failed"] = "failed"
 
 

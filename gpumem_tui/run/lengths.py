@@ -99,10 +99,12 @@ class InputLengths:
     Args:
         longest: tokens of a sequence, or pixels of an image's longer side; None: as the program has them.
         can_lengthen: whether what is copied to the GPU comes by `arriving`.
+        are_noted: whether inputs are looked at; those of one known length need not be.
     """
 
-    def __init__(self, longest: int | None = None, *, can_lengthen: bool = False) -> None:
+    def __init__(self, longest: int | None = None, *, can_lengthen: bool = False, are_noted: bool = True) -> None:
         self.longest = longest
+        self._are_noted = are_noted
         self._can_lengthen = can_lengthen
         self._source = "--longest" if longest else ""
         self._begins_after = 1
@@ -122,6 +124,8 @@ class InputLengths:
 
     def trained_on(self, module: nn.Module, values: Any, step: int) -> None:
         """Note what a model was called with, to be trained in this step."""
+        if not self._are_noted:
+            return
         found = _Input.among(values)
         is_on_gpu = any(tensor.is_cuda for tensor in (*tensors_in(values), *_held_by_objects(values)))
         if found is None or (self._is_on_gpu and not is_on_gpu):

@@ -20,7 +20,7 @@ from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
 from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
 from gpumem_tui.step import Phase
-from gpumem_tui.step.phases import PhaseHooks, in_backward, mark_backward
+from gpumem_tui.step.phases import PhaseHooks, follow_steps, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
 from gpumem_tui.step.walking import (
     buffers_in,
@@ -39,7 +39,8 @@ _BETWEEN_SAMPLES_S = 0.05
 class Program:
     """A program that trains in this process.
 
-    A step is one of the first optimizer that steps, or an update that a program without any makes. The phases are told
+    A step is what the program says itself (`begin_step`), else one of the first optimizer that steps, or an update that
+    a program without any makes. The phases are told
     by hooks: forward begins when a module is called by no other, backward with `torch.autograd.backward`, the
     optimizer phase with any optimizer's `step`.
 
@@ -84,6 +85,9 @@ class Program:
         self._phase = Phase.BUILD
         self._depth = 0
         self._is_stepping = False
+        self._says_steps = False
+        """Whether the program says itself when a step begins."""
+
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._first: int | None = None
         self._round: set[int] = set()
@@ -112,7 +116,8 @@ class Program:
             register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True).remove
         )
         self._hooks.on_optimizer(self._enter_optimizer, self._leave_optimizer)
-        mark_backward(self._enter_backward, self._leave_backward)
+        self._hooks.callback(follow_steps(self._begin_said))
+        self._hooks.callback(mark_backward(self._enter_backward, self._leave_backward))
         for owner, name in self.resets:
             self._keep_peaks(owner, name)
 
@@ -179,7 +184,7 @@ class Program:
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_followed:
             return
-        if id(optimizer) == self._first and self.steps >= self._wanted:
+        if id(optimizer) == self._first and self.steps >= self._wanted and not self._says_steps:
             self._made_all()
         self._is_stepping = True
         for module in self._roots:
@@ -196,6 +201,8 @@ class Program:
             return
         self._is_stepping = False
         self.name(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
+        if self._says_steps:
+            return
         if self._first is None:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
@@ -209,6 +216,19 @@ class Program:
             self._made_all()
         if not in_backward():
             self._begin_next()
+
+    def _begin_said(self) -> None:
+        """Begin a step that the program says begins, and count the one before it."""
+        if not self._is_followed:
+            return
+        if self._says_steps:
+            self.steps += 1
+            self._time_step()
+            if self._has_all_steps():
+                self._made_all()
+        self._says_steps = True
+        self._begin_next()
+        self._step_began = time.perf_counter()
 
     def _has_all_steps(self) -> bool:
         """Return whether all steps were made; where their inputs differ in length, one more follows on the longest."""
@@ -233,7 +253,7 @@ class Program:
         parameters = list(parameters_in(*self._roots))
         if self._is_stepping:  # this was a closure's, and the update follows
             self._enter(Phase.OPTIMIZER)
-        if self._first is not None:
+        if self._first is not None or self._says_steps:
             self.name(Bucket.GRADIENTS, gradients_of(one for one in parameters if id(one) not in self._trained))
             return
         self._by_hand.after_backward(parameters)
@@ -243,7 +263,7 @@ class Program:
 
     def _count_update(self) -> None:
         """Count the step that a program without an optimizer has made since its last backward."""
-        if self._first is not None or not self._by_hand.has_stepped():
+        if self._says_steps or self._first is not None or not self._by_hand.has_stepped():
             return
         self.note("no optimizer of torch's: steps are its updates; what an optimizer of its own keeps is other memory")
         self.steps += 1
@@ -276,21 +296,26 @@ class Program:
 
     # What is known of its memory
 
-    def name_what_lives(self) -> None:
-        """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called."""
+    def name_what_lives(self, *, in_parts: bool = True) -> None:
+        """Name the models and gradients there are now: those, too, that no optimizer trains and nobody has called.
+
+        Args:
+            in_parts: whether parts of models are named: what is frozen, what is quantized, what are copies.
+        """
         things = gc.get_objects()
         modules = outermost(instances_of(nn.Module, things))
-        frozen = [one for one in modules if not any(parameter.requires_grad for parameter in parameters_in(one))]
-        copied = [one for one in copies(things, self._roots, self._trained) if one[2]]
-        named = parts_of_models((*frozen, *self._roots), bool(copied))  # a frozen one may have no forward, as a VAE
-        for bucket, part, tensors in copied + named:
-            self.name(bucket, tensors, part)
+        if in_parts:
+            frozen = [one for one in modules if not any(parameter.requires_grad for parameter in parameters_in(one))]
+            copied = [one for one in copies(things, self._roots, self._trained) if one[2]]
+            named = parts_of_models((*frozen, *self._roots), bool(copied))  # a frozen one may have no forward, as a VAE
+            for bucket, part, tensors in copied + named:
+                self.name(bucket, tensors, part)
         for module in modules:
             self._tag_module(module)
             self.name(Bucket.GRADIENTS, gradients_of(parameters_in(module)))
         for optimizer in instances_of(torch.optim.Optimizer, things):
             parameters = parameters_of(optimizer)
-            if parameters and self._trained.isdisjoint(map(id, parameters)):
+            if parameters and not self._says_steps and self._trained.isdisjoint(map(id, parameters)):
                 kind, made = type(optimizer).__name__, self.steps
                 self.note(f"an optimizer ({kind}) has not stepped within {made} steps of another: --steps runs more")
 

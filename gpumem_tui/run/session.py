@@ -45,7 +45,7 @@ def begin(
     _write_stack_at_signal(directory)
     session = _Session(directory)
     after_import("torch._compile", session.compiler_imported)
-    after_import("torch", lambda _: take_part(session.reporter()), Uncollected())
+    after_import("torch", lambda torch: session.torch_imported(torch, take_part), Uncollected())
     sys.excepthook = session.excepthook
     at_exit(session.ended)
     os.register_at_fork(after_in_child=session.leave)
@@ -71,6 +71,19 @@ class _Session:
         if self._reporter is None:
             self._reporter = Reporter(self._directory)
         return self._reporter
+
+    def torch_imported(self, torch: ModuleType, take_part: Callable[[Reporter], None]) -> None:
+        """Take part in the trial, unless this torch is too old to be asked for what that takes."""
+        from gpumem_tui.run.events import Failed, Ready, decode_request
+        from gpumem_tui.simulator.allocator.profile import profile_for, too_old
+
+        reporter, version = self.reporter(), torch.__version__
+        request = decode_request(reporter.request())
+        if request.simulated and (reason := too_old(version)):
+            reporter.report(Ready.of(version, profile_for(version, request.gpu)))
+            reporter.conclude(Failed("torch", f"torch {version} of {sys.executable} {reason}"))
+            os._exit(1)
+        take_part(reporter)
 
     def compiler_imported(self, module: ModuleType) -> None:
         """Note that the way to torch's compiler is there, and nothing has used it yet."""
@@ -167,7 +180,8 @@ class Reporter:
         from gpumem_tui.run.events import Failed
 
         self.on_error(detail, error)
-        self.conclude(Failed("workload", detail))
+        no_torch = isinstance(error, ImportError) and error.name == "torch"
+        self.conclude(Failed("torch" if no_torch else "workload", detail))
 
     def ended(self) -> None:
         """Say that the interpreter exits."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
-from gpumem_tui.run.control import Control, SideBySide, Unusable, converse
+from gpumem_tui.run.control import Control, SideBySide, Unusable
 from gpumem_tui.run.events import Failed, Output, Ready, Sample, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
@@ -23,12 +23,15 @@ from gpumem_tui.simulator.allocator.replay import (
     AffineTrace,
     NotAffine,
 )
-from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.simulator.allocator.timeline import Timeline, growth_line
+from gpumem_tui.simulator.fast.layers import NotRepeating, deepened, deepened_assumed, shallow_layers
 from gpumem_tui.step import Phase
-from gpumem_tui.workload.command import BATCH, Command
+from gpumem_tui.workload.command import BATCH
+from gpumem_tui.workload.spec import WorkloadSpec
 
 _OF_A_VALUE = re.compile(r"\b(AssertionError|ValueError|RuntimeError|TypeError|ZeroDivisionError)\b")
 """What programs raise about a number that they cannot work with."""
+_COMPILED = "a compiled model is traced at the batch size asked for alone: search finds the largest"
 _MOST_MULTIPLE = _NEAR_MULTIPLE = 8
 _COMPILES, _DOES_NOT = re.compile(r"torch[._]compile\b"), re.compile(r"no.?compile|compile\W+(false|0|no)\b", re.I)
 
@@ -93,63 +96,51 @@ def predict(
 def predicting(
     config: SearchConfig, control: Control, batch_size: int | None = None, not_affine: str = ""
 ) -> Iterator[Predicted | WhileTracing]:
-    """Trace a step. Yields what happens meanwhile, and last what is predicted."""
-    if config.workload.command is not None:
-        yield from _tracing_command(config, control, batch_size, not_affine)
-        return
-    ready: Ready | None = None
-    traced: Traced | Unknown = Unknown("the trace ended early")
-    peaks: tuple[tuple[int, int], ...] = ()
-    request = TraceRequest(config.workload, config.device.gpu, config.steps, batch_size, not_affine)
-    try:
-        for event in converse(request, config.terms, control):
-            if isinstance(event, Ready):
-                ready = event
-            elif isinstance(event, TraceDone) and ready is not None:
-                traced = config.traced(ready, event)
-            elif isinstance(event, Failed):
-                traced, peaks = _untraced(event, config, ready), event.peaks
-    except ChildDied as death:
-        if ready is None:
-            raise _no_python(config, str(death)) from death
-        if config.workload.shape is None and config.device.simulated:
-            raise
-        traced = Unknown(f"tracing failed: {death}")
-    if ready is None:
-        raise _no_python(config, "without saying why")
-    guess = _extrapolated(peaks, config, ready) if peaks else None
-    yield Predicted(Prediction(config.formula, traced), ready, guess)
+    """Trace a step. Yields what happens meanwhile to a command of the user's, and last what is predicted."""
+    with closing(SideBySide(config.terms, control)) as runner:
+        for event in _tracing(_Traces(config, runner), batch_size, not_affine):
+            if isinstance(event, Predicted) or config.workload.command is not None:
+                yield event
 
 
 @dataclass
-class _CommandTraces:
-    """The runs of a command that are traced, one for each batch size; `refused` says what it ended in at others."""
+class _Traces:
+    """The runs that are traced, one for each batch size; `refused` says what it ended in at others.
+
+    Attributes:
+        whole: of the network that these stand for; None for none.
+    """
 
     config: SearchConfig
     runner: SideBySide
-    not_affine: str = ""
     runs: dict[int, tuple[Ready, TraceDone]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     takes_many: bool = True
+    whole: _Traces | None = None
+    heard: Ready | None = None
 
-    def _request(self, size: int) -> TraceRequest:
+    @property
+    def ready(self) -> Ready | None:
+        """What the first process said of itself that was traced, else the last one; None before."""
+        return next((ready for ready, _ in self.runs.values()), self.heard)
+
+    def request(self, size: int) -> TraceRequest:
+        """Return what asks for a run."""
         config = self.config
-        return TraceRequest(
-            config.workload, config.device.gpu, config.steps, size, self.not_affine, change=config.change
-        )
+        return TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
 
-    def run(self, size: int, following: int | None = None) -> Iterator[WhileTracing]:
-        """Run the command at a batch size, and at the following one meanwhile if there is room.
+    def run(self, size: int, then: TraceRequest | None = None) -> Iterator[WhileTracing]:
+        """Run it at a batch size, and meanwhile what is asked for next if there is room.
 
         Raises:
             Unusable: it cannot be traced.
         """
         yield TraceProgress(size)
         ready: Ready | None = None
-        then = None if following is None or following in self.runs else self._request(following)
-        for event in self.runner.converse(self._request(size), then):
+        for event in self.runner.converse(self.request(size), then):
             if isinstance(event, Ready):
                 ready = event
+                (self.whole or self).heard = event
             elif isinstance(event, Output):
                 yield event
             elif isinstance(event, Sample):
@@ -166,18 +157,22 @@ class _CommandTraces:
     def alone(self, size: int, reason: str = "") -> Traced:
         """Return a run as a trace that answers for its batch size only, and why."""
         ready, done = self.runs[size]
-        return self.config.traced(ready, replace(done, only_at=size, not_affine=reason))
+        return self.config.traced(ready, replace(done, only_at=size, not_affine=reason, notes=self._notes(size)))
+
+    def _notes(self, size: int) -> tuple[str, ...]:
+        """Return what is to be known of a run, and that memory grows in it."""
+        return (*self.runs[size][1].notes, *filter(None, [growth_line(self.at(size))]))
 
     @property
     def rows(self) -> int:
         """The rows of the parts that the step cuts its batch into; 0 where it does not."""
         return max(done.rows_asked_for for _, done in self.runs.values())
 
-    def pair(self, then: int | None) -> Generator[WhileTracing, None, tuple[int, int]]:
+    def pair(self, then: TraceRequest | None) -> Generator[WhileTracing, None, tuple[int, int]]:
         """Run two sizes that the command takes, and return them: what it ends at, a multiple of 2, 4 or 8 may mend.
 
         Args:
-            then: the size that is run after these; None for none.
+            then: what is asked for after these; None for nothing.
 
         Raises:
             Unusable: it ends at these as well, or for another reason than a value; the first such error.
@@ -189,7 +184,7 @@ class _CommandTraces:
             if sizes == Sizes() and self._seems_compiled:
                 first, second = COMPILED_BATCH_SIZES
             try:
-                for size, following in ((first, second), (second, then)):
+                for size, following in ((first, self.request(second)), (second, then)):
                     if size not in self.runs:
                         yield from self.run(size, following)
                 return first, second
@@ -215,7 +210,7 @@ class _CommandTraces:
         Raises:
             NotAffine: the runs are of no such form.
         """
-        first, second = yield from self.pair(checked)
+        first, second = yield from self.pair(None if checked is None else self.request(checked))
         if checked in (first, second):
             checked = CHECKED_BATCH_SIZE if second == TRACED_BATCH_SIZES[1] else 2 * second
         if checked is not None:
@@ -234,7 +229,7 @@ class _CommandTraces:
             if not trace.holds(size, self.at(size)):
                 raise otherwise
         ready, done = self.runs[second]
-        notes = (*done.notes, *filter(None, [self.refusal]))
+        notes = (*self._notes(second), *filter(None, [self.refusal]))
         multiple = self.sizes.multiple
         return self.config.traced(ready, replace(done, trace=trace, only_at=0, batch_multiple=multiple, notes=notes))
 
@@ -259,7 +254,7 @@ class _CommandTraces:
         Raises:
             Unusable: it cannot be traced there.
         """
-        yield from self.run(small, large)
+        yield from self.run(small, self.request(large))
         yield from self.run(large)
         return self.nearly(small, large)
 
@@ -285,9 +280,11 @@ class _CommandTraces:
 
     @property
     def _seems_compiled(self) -> bool:
-        """Return whether a script of the command names `torch.compile`, and no word switches that off."""
+        """Return whether it is compiled: a script of a command names `torch.compile`, and no word switches that off."""
         command = self.config.workload.command
-        if command is None or not self.takes_many or any(map(_DOES_NOT.search, command.words)):
+        if command is None:
+            return self.config.workload.recipe.compile
+        if not self.takes_many or any(map(_DOES_NOT.search, command.words)):
             return False
         scripts = (Path(command.cwd, word) for word in command.words if word.endswith(".py"))
         return any(_COMPILES.search(path.read_text(errors="replace")) for path in scripts if path.is_file())
@@ -299,42 +296,125 @@ class _CommandTraces:
         return f"traced at multiples of {self.sizes.multiple}: {'; '.join(ends)}" if self.refused else ""
 
 
-def _tracing_command(
-    config: SearchConfig, control: Control, batch_size: int | None, not_affine: str
-) -> Iterator[Predicted | WhileTracing]:
-    """Trace a command: at the batch size asked for alone, or as an affine form of the batch, which that size checks."""
-    command = config.workload.command
-    assert command is not None
-    with closing(SideBySide(config.terms, control)) as runner:
-        yield from _tracing_with(_CommandTraces(config, runner), command, batch_size, not_affine)
-
-
-def _tracing_with(
-    traces: _CommandTraces, command: Command, batch_size: int | None, not_affine: str
-) -> Iterator[Predicted | WhileTracing]:
+def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterator[Predicted | WhileTracing]:
+    """Trace it: at the batch size asked for alone, or as an affine form of the batch, which that size checks."""
+    config = traces.config
     found: Traced | Unknown
     guess, is_near = None, False
-    if not command.takes_batch or not_affine:
-        size = batch_size or 1
+    try:
+        if reason := _only_at(config.workload, batch_size, not_affine):
+            found = yield from _alone(traces, batch_size or 1, reason)
+        else:
+            found, guess, is_near = yield from _affine(traces, batch_size)
+    except Unusable as error:
+        if traces.ready is None and config.workload.command is None:
+            raise _no_python(config, error) from error
+        if traces.ready is None or not _others_answer(error.kind, config):
+            raise
+        found = Unknown(str(error))
+    except ChildDied as death:
+        if traces.ready is None or not _others_answer("workload", config):
+            raise
+        found = Unknown(f"tracing failed: {death}")
+    assert traces.ready is not None
+    yield Predicted(Prediction(config.formula, found), traces.ready, guess, traces.sizes.multiple, is_near)
+
+
+def _only_at(workload: WorkloadSpec, batch_size: int | None, not_affine: str) -> str:
+    """Say why one batch size is traced alone; empty for an affine form."""
+    if workload.command is not None and not workload.command.takes_batch:
+        return not_affine or f"the command has no {BATCH} to vary the batch size by"
+    compiled = workload.command is None and workload.recipe.compile and batch_size is not None
+    return not_affine or (_COMPILED if compiled else "")
+
+
+def _alone(traces: _Traces, size: int, reason: str) -> Generator[WhileTracing, None, Traced]:
+    """Trace one batch size alone."""
+    try:
+        return (yield from _shallow(traces, size, reason))
+    except NotRepeating:
         yield from traces.run(size)
-        found = traces.alone(size, not_affine or f"the command has no {BATCH} to vary the batch size by")
+        return traces.alone(size, reason)
+
+
+def _affine(
+    traces: _Traces, batch_size: int | None
+) -> Generator[WhileTracing, None, tuple[Traced | Unknown, int | None, bool]]:
+    """Trace all batch sizes, else the one that is asked for, else guess a largest one, and say whether it is near."""
+    with suppress(NotRepeating, NotAffine):
+        return (yield from _shallow(traces, batch_size)), None, False
+    try:
+        return (yield from traces.fit(batch_size)), None, False
+    except NotAffine as found_out:
+        error = NotAffine.in_parts(traces.rows) if traces.rows else found_out
+    if batch_size is not None:
+        return traces.alone(batch_size, str(error)), None, False
+    sizes = error.sizes if traces.rows else tuple(traces.runs)[:2]
+    for size in sizes:
+        if size not in traces.runs:
+            yield from traces.run(size)
+    untraced = Unknown("; ".join(filter(None, [str(error), traces.refusal])))
+    if sizes == COMPILED_BATCH_SIZES and (near := traces.nearly(*sizes, must_be_alike=True)):
+        return untraced, near, True
+    return untraced, traces.guess(sizes), False
+
+
+def _shallow(traces: _Traces, batch_size: int | None, only_at: str = "") -> Generator[WhileTracing, None, Traced]:
+    """Trace a deep network of the catalog by three shallow ones of the same layers, in a fraction of the time.
+
+    Two tell what a layer adds, and the third, at another batch size, must be exactly as these predict.
+
+    Args:
+        only_at: why one batch size is traced alone; empty for an affine form.
+
+    Raises:
+        NotRepeating, NotAffine: it is no such network; it is to be traced itself.
+    """
+    config, shape = traces.config, traces.config.workload.shape
+    least = 0 if shape is None or config.workload.command is not None else shallow_layers(shape, config.workload.recipe)
+    if shape is None or not least:
+        raise NotRepeating("not a deep network of the catalog")
+    depths = least, least + 1, least + 2
+    one, two, three = (
+        _Traces(
+            replace(config, workload=replace(config.workload, shape=replace(shape, layers=depth))),
+            traces.runner,
+            whole=traces,
+        )
+        for depth in depths
+    )
+
+    def deep(trace: AffineTrace, size: int, checked: int) -> Generator[WhileTracing, None, AffineTrace]:
+        if size not in two.runs:
+            yield from two.run(size, three.request(checked))
+        yield from three.run(checked)
+        if one.rows:
+            raise NotRepeating("the step cuts its batch into parts")
+        shallow = one.at(size), two.at(size), three.at(checked)
+        return deepened(trace, shallow, checked, shape.layers - least)
+
+    if only_at:
+        assert batch_size is not None
+        first = second = batch_size
+        yield from one.run(first, two.request(first))
+        trace = AffineTrace.constant(one.at(first))
+        found = yield from deep(trace, first, first)
     else:
-        try:
-            found = yield from traces.fit(batch_size)
-        except NotAffine as found_out:
-            error = NotAffine.in_parts(traces.rows) if traces.rows else found_out
-            if batch_size is not None:
-                found = traces.alone(batch_size, str(error))
-            else:
-                sizes = error.sizes if traces.rows else tuple(traces.runs)[:2]
-                for size in sizes:
-                    if size not in traces.runs:
-                        yield from traces.run(size)
-                found, guess = Unknown("; ".join(filter(None, [str(error), traces.refusal]))), traces.guess(sizes)
-                if sizes == COMPILED_BATCH_SIZES and (near := traces.nearly(*sizes, must_be_alike=True)):
-                    guess, is_near = near, True
-    ready = next(iter(traces.runs.values()))[0]
-    yield Predicted(Prediction(traces.config.formula, found), ready, guess, traces.sizes.multiple, is_near)
+        first, second = yield from one.pair(two.request(TRACED_BATCH_SIZES[0]))
+        trace = AffineTrace.fit((first, one.at(first)), (second, one.at(second)))
+        found = yield from deep(trace, first, CHECKED_BATCH_SIZE * first // TRACED_BATCH_SIZES[0])
+        if batch_size == 1:
+            yield from one.run(1, two.request(1))
+            if not trace.holds(1, one.at(1)):
+                single = yield from deep(AffineTrace.constant(one.at(1)), 1, 1)
+                found = replace(found, apart=((1, single.at(1)),))
+    traces.runs.update(one.runs)
+    ready, done = one.runs[second]
+    assumed = deepened_assumed(done.assumed, two.runs[first][1].assumed, shape.layers - least)
+    notes = (*done.notes, *filter(None, [growth_line(found.at(second))]))
+    at = first if only_at else 0
+    told = replace(done, trace=found, assumed=assumed, notes=notes, only_at=at, not_affine=only_at)
+    return config.traced(ready, replace(told, traced_layers=depths))
 
 
 def near_guess(
@@ -351,7 +431,7 @@ def near_guess(
         return predicted.guess
     if 0 < small < large and isinstance(traced, Unknown) and config.device.simulated:
         with suppress(Unusable, ChildDied):
-            return (yield from _CommandTraces(config, runner, traced.reason).between(small, large))
+            return (yield from _Traces(config, runner).between(small, large))
     return None
 
 
@@ -364,18 +444,23 @@ def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready:
     return size + max(0, int((capacity - peak) / slope)) if slope > 0 else None
 
 
-def _no_python(config: SearchConfig, death: str) -> Unusable:
-    ended = f"{config.python} ended before it had imported torch ({death})"
+def _no_python(config: SearchConfig, error: Unusable) -> Unusable:
+    if error.kind in ("python", "torch"):
+        return error
+    ended = f"{config.python} ended before it had imported torch ({error})"
     return Unusable(Failed("python", f"{ended}: give --python the interpreter you train in"))
 
 
-def _untraced(event: Failed, config: SearchConfig, ready: Ready | None) -> Unknown:
-    """Say why there is no trace, where others still answer: the formula for a catalog model, trials on a real GPU.
+def _others_answer(kind: str, config: SearchConfig) -> bool:
+    """Return whether others answer where there is no trace: the formula for a catalog model, trials on a real GPU.
 
     A torch too old to simulate a GPU trains on a real one all the same.
+
+    Args:
+        kind: of the failure.
     """
-    others = config.workload.shape is not None or not config.device.simulated
-    too_old = event.kind == "torch" and ready is not None
-    if event.kind == "trace" or (event.kind == "workload" and others) or (too_old and not config.device.simulated):
-        return Unknown(event.detail)
-    raise Unusable(event)
+    if config.workload.command is not None:
+        return False
+    may_train = not config.device.simulated
+    has_formula = config.workload.shape is not None
+    return {"trace": True, "torch": may_train, "workload": may_train or has_formula}.get(kind, False)

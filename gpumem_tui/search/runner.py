@@ -70,7 +70,7 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
             if_it_fits = [*verdict.tried(results, given), full]
             yield from _trial(size, strategy.next_size(if_it_fits, settings), config, runner, results)
             settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
-            may_run = config.workload.command is not None and settings.sizes != given  # it ran when it was traced
+            may_run = settings.sizes != given  # it ran when it was traced
             if (verdict.always_raises(results) and not may_run) or (grows is False and results[-1].outcome == "fit"):
                 break
             if levelled := _levelled(traced, results):
@@ -122,10 +122,11 @@ def _trial(
                 if isinstance(event, Sample):
                     yield TrialProgress(number, size, event)
                 elif isinstance(event, Output):
-                    yield event
+                    if config.workload.command is not None:
+                        yield event
                 elif isinstance(event, TrialDone):
                     result = event
-                elif isinstance(event, Failed) and config.workload.command is not None and event.kind == "workload":
+                elif isinstance(event, Failed) and event.kind == "workload":
                     result = _without_figures(size, event.detail, {})
                 elif isinstance(event, Failed):
                     raise Unusable(event)

@@ -7,8 +7,8 @@ process speaks it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Container
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,9 +17,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpumem_tui.step import Phase
-from gpumem_tui.step.walking import modules_in
-
-OnPhase = Callable[[Phase], None]
 
 
 def in_backward() -> bool:
@@ -137,24 +134,19 @@ class PhaseHooks(ExitStack):
         self.callback(mark_backward(begins))
 
 
-@contextmanager
-def watch_phases(
-    model: nn.Module, entering: OnPhase, stepped: Callable[[torch.optim.Optimizer], None]
-) -> Iterator[None]:
-    """Call `entering` as each phase begins and `stepped` with every optimizer after its step.
+_followers: list[Callable[[], None]] = []
 
-    Forward begins when `model` is called outside of backward, or a part of it before the whole was.
+
+def begin_step() -> None:
+    """Say that a step begins, and that the one before it is over: whoever follows the program hears of it.
+
+    For programs whose steps nothing else tells, as one without an optimizer.
     """
-    current = [Phase.BATCH]
+    for begins in list(_followers):
+        begins()
 
-    def enter(phase: Phase) -> None:
-        current[0] = phase
-        entering(phase)
 
-    with PhaseHooks() as hooks:
-        hooks.on_forward(
-            set(map(id, modules_in(model))), lambda: current[0], lambda *_: enter(Phase.FORWARD), root=model
-        )
-        hooks.on_optimizer(lambda _: enter(Phase.OPTIMIZER), stepped)
-        hooks.on_backward(lambda: enter(Phase.BACKWARD))
-        yield
+def follow_steps(begins: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called as a program says that a step begins; returns what undoes that."""
+    _followers.append(begins)
+    return lambda: _followers.remove(begins)

@@ -57,6 +57,8 @@ class RunningModules:
         """Call the modules of `model`, too, by their qualified names from now on, without what torch.compile adds."""
         named = nn.Module.named_modules(model)
         self._names.update((id(module), f"{name}.".replace("_orig_mod.", "")[:-1]) for name, module in named)
+        if self._running == [type(model).__name__]:  # its first call, which has just begun
+            self._running[0] = self._names[id(model)]
 
     @contextmanager
     def watching(self) -> Iterator[None]:

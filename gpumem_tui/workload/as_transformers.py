@@ -6,7 +6,6 @@ GPT-2's ``gelu_new`` keeps every step of its formula, Llama's repeated key and v
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,11 +15,9 @@ from importlib.util import find_spec
 from gpumem_tui.catalog.config_file import ConfigFile, ModelFile
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.workload.command import BATCH, Command
+from gpumem_tui.workload import line
+from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import HuggingFaceModel, WorkloadSpec
-
-PROGRAM = "gpumem_tui.workload.hugging_face"
-"""The program that trains what transformers builds."""
 
 _ASKED_FOR_S = 20.0
 """So long for an interpreter to say whether it finds transformers."""
@@ -80,17 +77,4 @@ def program(path: str, recipe: Recipe, python: str, seq_len: int, image_size: in
     Args:
         seq_len: tokens a sample. `image_size`: pixels a side. 0 for what the file says.
     """
-    words = [python, "-m", PROGRAM, "--config", path, "--batch-size", BATCH]
-    options: dict[str, object] = {
-        "seq-len": seq_len, "image-size": image_size, "precision": recipe.precision,
-        "optimizer": recipe.optimizer, "recompute": recipe.recompute, "attention": recipe.attention,
-    }  # fmt: skip
-    if recipe.has_frozen_layers:
-        options["freeze"] = recipe.freeze
-    if recipe.has_adapters:
-        options |= {"lora-rank": recipe.lora_rank, "lora-targets": recipe.lora_targets}
-        options |= {"base-quantization": recipe.base_quantization, "adapter": recipe.adapter}
-        options |= {"adapter-dtype": recipe.adapter_dtype}
-    words += [word for option, value in options.items() if value for word in (f"--{option}", str(value))]
-    words += ["--compile"] if recipe.compile else []
-    return Command(tuple(words), os.getcwd())
+    return line.program(python, {"config": path, "seq_len": seq_len, "image_size": image_size}, recipe)

@@ -17,7 +17,7 @@ LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 _NETWORKS = os.path.join(_PACKAGE, "workload", "models", "")
 _MOST_CHARACTERS = 300
-_TWO_DEVICES = "Expected all tensors to be on the same device"
+TWO_DEVICES = "Expected all tensors to be on the same device"
 _OF_CUDA = re.compile(r"_cuda\b|^(amp_C|apex_C|flash_attn\w*|xformers)$|lib(cuda|cudart|cublas\w*|nvrtc)\.so")
 """Modules that are compiled for CUDA, and the libraries that loading them looks for."""
 
@@ -53,7 +53,7 @@ def typed(error: BaseException) -> str:
 
 def located(error: BaseException) -> str:
     """Return type, message and place of an error of a workload, and what to do where that is plain."""
-    remedy = "; put model and batch on the `device` that is given" if _TWO_DEVICES in str(error) else ""
+    remedy = "; put model and batch on the `device` that is given" if TWO_DEVICES in str(error) else ""
     return f"{typed(error)} ({_place(error) or 'at an unknown place'}){remedy}"
 
 

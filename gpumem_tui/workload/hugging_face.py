@@ -1,14 +1,12 @@
-"""Trains a Hugging Face model built from its config.json: a program that is followed like a user's own command.
+"""A Hugging Face model built from its config.json, trained on random data.
 
-``python -m gpumem_tui.workload.hugging_face --config config.json --batch-size 4`` builds the class that the
-configuration names, with the transformers of the interpreter that runs it, on the GPU and without weights from
-anywhere, and trains it on random data as transformers' Trainer does: its own loss, of whose outputs only the loss
-outlives the forward pass; no padding and no attention mask.
+It is the class that the configuration names, of the transformers of the interpreter that runs it, without weights from
+anywhere, and it is trained as transformers' Trainer does: its own loss, of whose outputs only the loss outlives the
+forward pass; no padding and no attention mask.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,28 +19,13 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
 from gpumem_tui.errors import in_one_line
-from gpumem_tui.formula.recipe import (
-    ADAPTER_DTYPES,
-    ADAPTERS,
-    ALL_LINEAR,
-    ATTENTIONS,
-    BASE_QUANTIZATIONS,
-    NOTHING_FROZEN,
-    OPTIMIZERS,
-    PRECISIONS,
-    RECOMPUTES,
-    Attention,
-    Recipe,
-)
+from gpumem_tui.formula.recipe import ALL_LINEAR, Recipe
 from gpumem_tui.formula.records import PRECISION_RECORDS, PrecisionRecord
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.models.layers import KERNELS
 from gpumem_tui.workload.optimizers import optimizer_of
 from gpumem_tui.workload.quantized import four_bit_settings, materialize, pack_base
 from gpumem_tui.workload.trained import adapt, freeze_transformers, trained
-
-MOST_STEPS = 10_000
-"""What follows the program ends it long before."""
 
 _HEADS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -60,41 +43,90 @@ _OTHERWISE = "give your step with --workload, or your command after --"
 _USUAL_SIDE, _COLOURS = 224, 3
 """Of images, where the configuration does not say."""
 
-_OF_ADAPTERS = ("adapter", "lora_rank", "adapter_dtype", "base_quantization")
 _MEL_FRAMES_A_POSITION = 2
 """Whisper's encoder halves the frames (WhisperEncoder: the second convolution has stride 2)."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train until whoever follows has seen enough.
+class HuggingFaceWorkload:
+    """The Workload of a configuration, by a recipe.
 
-    Raises:
-        WorkloadError: there is no transformers here, or it cannot build or train this model so; one line.
+    Args:
+        path: of the config.json.
+        seq_len: tokens a sample. `image_size`: pixels a side, 0 for what the file says.
     """
-    asked = _parsed(arguments)
-    transformers = _transformers()
-    with _or_one_line(f"transformers {transformers.__version__} cannot read {asked.config}"):
-        config, packed_as = _config(transformers, asked)
-    kind = _class(transformers, config)
-    record = PRECISION_RECORDS[asked.precision]
-    device = torch.device("cuda")
-    with _or_one_line(f"{kind.__name__} cannot be built"):
-        model: Any = _build(kind, config, record, torch.device("meta") if asked.lora_rank else device)
-    if asked.lora_rank:
-        settings = four_bit_settings(transformers, asked.base_quantization, record, packed_as)
-        model = _adapted(model, asked, device, settings)
-    if asked.recompute == "full":
-        if not getattr(model, "supports_gradient_checkpointing", False):
-            raise WorkloadError(f"--recompute full: {kind.__name__} has no gradient checkpointing; use none")
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if asked.freeze != NOTHING_FROZEN:
-        freeze_transformers(model, asked.freeze)
-    if asked.compile:
-        model.compile()
-    optimizer = optimizer_of(asked.optimizer, model)
-    with _or_one_line(f"{kind.__name__} cannot be trained on a batch as it is made here"):
-        make_batch = batches(model, asked.seq_len)
-        _train(model, optimizer, lambda: make_batch(asked.batch_size, device), record, asked.attention)
+
+    def __init__(self, path: str, recipe: Recipe, seq_len: int, image_size: int = 0) -> None:
+        self.name = path
+        self.recipe = recipe
+        self._seq_len, self._image_size = seq_len, image_size
+        self._precision = PRECISION_RECORDS[recipe.precision]
+        self._scaler: torch.amp.GradScaler | None = None
+        self._make_batch: Callable[[int, torch.device], dict[str, Tensor]] = lambda *_: {}
+        self._batch: dict[str, Tensor] = {}
+        self._loss: Tensor | None = None
+        self._what = ""
+
+    def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Return the model and its optimizer.
+
+        Raises:
+            WorkloadError: there is no transformers here, or it cannot build or train this model so; one line.
+        """
+        recipe, record = self.recipe, self._precision
+        transformers = _transformers()
+        with _or_one_line(f"transformers {transformers.__version__} cannot read {self.name}"):
+            config, packed_as = _config(transformers, self.name, self._image_size)
+        kind = _class(transformers, config)
+        with _or_one_line(f"{kind.__name__} cannot be built"):
+            model: Any = _build(kind, config, record, torch.device("meta") if recipe.has_adapters else device)
+        if recipe.has_adapters:
+            settings = four_bit_settings(transformers, recipe.base_quantization, record, packed_as)
+            model = _adapted(model, recipe, device, settings)
+        if recipe.recompute == "full":
+            if not getattr(model, "supports_gradient_checkpointing", False):
+                raise WorkloadError(f"--recompute full: {kind.__name__} has no gradient checkpointing; use none")
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if recipe.has_frozen_layers:
+            freeze_transformers(model, recipe.freeze)
+        if recipe.compile:
+            model.compile()
+        optimizer = optimizer_of(recipe.optimizer, model)
+        self._scaler = torch.amp.GradScaler(device.type) if record.scales_loss else None
+        self._what = f"{kind.__name__} cannot be trained on a batch as it is made here"
+        with _or_one_line(self._what):
+            self._make_batch = batches(model, self._seq_len)
+        return model, optimizer
+
+    def make_batch(self, batch_size: int, device: torch.device) -> dict[str, Tensor]:
+        """Return random inputs and labels. Those of the step before live until then, as in a loop."""
+        with _or_one_line(self._what):
+            self._batch = self._make_batch(batch_size, device)
+        return self._batch
+
+    def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
+        """Run forward, backward and the optimizer's step, and drop the gradients."""
+        assert optimizer is not None, "build() made one"
+        attention = self.recipe.attention
+        chosen_kernel = nullcontext() if attention == "auto" else sdpa_kernel(KERNELS[attention])
+        with _or_one_line(self._what), chosen_kernel:
+            loss = self._loss = self._loss_of(
+                model, cast("dict[str, Tensor]", batch)
+            )  # which stays until the next one, as in a loop
+            if self._scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                self._scaler.scale(loss).backward()
+                self._scaler.step(optimizer)
+                self._scaler.update()
+            optimizer.zero_grad()
+
+    def _loss_of(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        name = self._precision.autocast
+        dtype: torch.dtype | None = getattr(torch, name) if name else None
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+            loss: Tensor = model(**batch).loss
+        return loss
 
 
 @contextmanager
@@ -111,26 +143,6 @@ def _or_one_line(what: str) -> Iterator[None]:
         raise WorkloadError(f"--config: {what} ({type(error).__name__}: {first}): {_OTHERWISE}") from error
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpumem_tui.workload.hugging_face", description=__doc__)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--seq-len", type=int, default=0)
-    parser.add_argument("--image-size", type=int, default=0)
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--recompute", choices=RECOMPUTES, default="none")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--attention", choices=ATTENTIONS, default="auto")
-    parser.add_argument("--freeze", default=NOTHING_FROZEN)
-    parser.add_argument("--lora-rank", type=int, default=0)
-    parser.add_argument("--lora-targets", default=ALL_LINEAR)
-    parser.add_argument("--adapter", choices=ADAPTERS, default="lora")
-    parser.add_argument("--adapter-dtype", choices=ADAPTER_DTYPES, default="base")
-    parser.add_argument("--base-quantization", choices=BASE_QUANTIZATIONS, default="none")
-    return parser.parse_args(arguments)
-
-
 def _transformers() -> Any:
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything there is to know is in the file
     try:
@@ -142,18 +154,18 @@ def _transformers() -> Any:
         ) from error
 
 
-def _config(transformers: Any, asked: argparse.Namespace) -> tuple[Any, object]:
+def _config(transformers: Any, path: str, image_size: int) -> tuple[Any, object]:
     """Return the configuration, as the transformers here reads it, and what it says of how its weights are quantized.
 
     `options` asks whether they are to be trained unquantized.
     """
-    config = transformers.AutoConfig.from_pretrained(asked.config)
+    config = transformers.AutoConfig.from_pretrained(path)
     quantization = getattr(config, "quantization_config", None)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.use_cache = False
-    if asked.image_size:
-        config.image_size = asked.image_size
+    if image_size:
+        config.image_size = image_size
     return config, quantization
 
 
@@ -201,7 +213,7 @@ def _uninitialized() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _adapted(model: Any, asked: argparse.Namespace, device: torch.device, settings: Any | None) -> Any:
+def _adapted(model: Any, recipe: Recipe, device: torch.device, settings: Any | None) -> Any:
     """Put adapters in a model made on ``meta``, and it on the device: all of it frozen and, if asked, quantized.
 
     By PEFT where it is there and the base is not quantized, or by bitsandbytes. Else by our own.
@@ -211,21 +223,21 @@ def _adapted(model: Any, asked: argparse.Namespace, device: torch.device, settin
     """
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
-    adapted = chosen(linear, asked.lora_targets)
-    if (asked.base_quantization == "none" or settings is not None) and (peft := _peft()) is not None:
+    adapted = chosen(linear, recipe.lora_targets)
+    if (recipe.base_quantization == "none" or settings is not None) and (peft := _peft()) is not None:
         dtype = model.dtype
         if settings is not None:
             pack_base(model, settings, device)
         materialize(model, device)
-        wanted = peft.LoraConfig(r=asked.lora_rank, target_modules=adapted, use_dora=asked.adapter == "dora")
-        wide = asked.adapter_dtype == "fp32"
+        wanted = peft.LoraConfig(r=recipe.lora_rank, target_modules=adapted, use_dora=recipe.adapter == "dora")
+        wide = recipe.adapter_dtype == "fp32"
         made = peft.get_peft_model(model, wanted, autocast_adapter_dtype=wide)
         if not wide:  # beside packed weights PEFT makes them in fp32 all the same
             for adapter in trained(made):
                 adapter.data = adapter.data.to(dtype)
         return made.base_model.model.train()
     with torch.device("meta"):
-        adapt(model, linear, adapted, Recipe(**{name: getattr(asked, name) for name in _OF_ADAPTERS}))
+        adapt(model, linear, adapted, recipe)
     materialize(model, device)
     return model
 
@@ -314,36 +326,3 @@ def batches(model: Any, seq_len: int) -> Callable[[int, torch.device], dict[str,
 def _takes_text(config: Any) -> bool:
     """Return whether a model of images and text is trained, here on text alone."""
     return hasattr(config, "vision_config") and hasattr(config, "text_config")
-
-
-def _train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    make_batch: Callable[[], dict[str, Tensor]],
-    record: PrecisionRecord,
-    attention: Attention,
-) -> None:
-    scaler = torch.amp.GradScaler("cuda") if record.scales_loss else None
-    dtype: torch.dtype | None = getattr(torch, record.autocast) if record.autocast else None
-
-    def loss_of(batch: dict[str, Tensor]) -> Tensor:
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-            loss: Tensor = model(**batch).loss
-        return loss
-
-    with nullcontext() if attention == "auto" else sdpa_kernel(KERNELS[attention]):
-        for _ in range(MOST_STEPS):
-            batch = make_batch()  # stays through the step, as a data loader's does in its loop
-            loss = loss_of(batch)
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-            optimizer.zero_grad()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gpumem_tui.catalog.config_file import ModelFile
 from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.command import Command
-
-if TYPE_CHECKING:
-    from gpumem_tui.step.workload import Workload
 
 
 def split_file(text: str) -> tuple[Path, str]:
@@ -96,14 +93,16 @@ class WorkloadSpec:
         return self.shape.name if self.shape is not None else str(self.file)
 
     @property
-    def takes_cuda(self) -> bool:
-        """Return whether what runs asks for CUDA by name: a user's file may, and so does torch's compiler."""
-        return self.file is not None or self.recipe.compile
+    def takes_batch(self) -> bool:
+        """Return whether it is run at any batch size; a command's line has to say where the size goes."""
+        return self.command is None or self.command.takes_batch
 
     @property
     def noun(self) -> str:
-        """The word for it in a sentence where it is run: a command, or a model that this program wrote one for."""
-        return "the command" if self.hugging_face is None else "the model"
+        """The word for it in a sentence where it is run: a user's command or file, or a model."""
+        if self.file is not None:
+            return "the workload file"
+        return "the model" if self.hugging_face is not None or self.command is None else "the command"
 
     @property
     def network(self) -> str:
@@ -141,17 +140,3 @@ class WorkloadSpec:
             through=values["through"],
             as_torch=values["as_torch"],
         )
-
-    def load(self) -> Workload:
-        """Return the runnable workload of a model or a file; a command runs by itself. Imports torch.
-
-        Raises:
-            WorkloadError: the file or the combination of options cannot be trained; one clear line.
-        """
-        from gpumem_tui.workload.standard import CatalogWorkload
-        from gpumem_tui.workload.user_file import load_workload_file
-
-        if self.shape is not None:
-            return CatalogWorkload(self.shape, self.recipe)
-        assert self.file is not None
-        return load_workload_file(*split_file(self.file))

@@ -6,6 +6,8 @@ import importlib.util
 import itertools
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.step.workload import Workload, WorkloadError
-from gpumem_tui.workload.errors import typed
+from gpumem_tui.workload.errors import TWO_DEVICES, located, typed
 
 _SIGNATURES = {
     "build": "build(device)",
@@ -108,6 +110,19 @@ def _owner(module: ModuleType, source: str, name: str) -> Any:
         ) from error
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Have an exit within the file's functions be an error, and say what to do where devices are mixed."""
+    try:
+        yield
+    except SystemExit as error:
+        raise WorkloadError(f"the step ends the program: {located(error)}") from error
+    except RuntimeError as error:
+        if TWO_DEVICES not in str(error):
+            raise
+        raise WorkloadError(f"the step fails: {located(error)}") from error
+
+
 @dataclass(frozen=True)
 class _FileWorkload:
     """The user's functions, with what `build` returns checked."""
@@ -117,7 +132,8 @@ class _FileWorkload:
     owner: Any
 
     def build(self, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-        built: object = self.owner.build(device)
+        with _explained():
+            built: object = self.owner.build(device)
         if not isinstance(built, tuple) or len(built) != 2:
             raise self._bad_build(f"returned {_kind(built)}")
         model, optimizer = built
@@ -128,10 +144,12 @@ class _FileWorkload:
         return model, optimizer
 
     def make_batch(self, batch_size: int, device: torch.device) -> object:
-        return self.owner.make_batch(batch_size, device)
+        with _explained():
+            return self.owner.make_batch(batch_size, device)
 
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
-        self.owner.train_step(model, optimizer, batch)
+        with _explained():
+            self.owner.train_step(model, optimizer, batch)
 
     def _bad_build(self, what: str) -> WorkloadError:
         code = getattr(self.owner.build, "__code__", None)

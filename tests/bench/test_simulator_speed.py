@@ -13,17 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import MIB
-from gpumem_tui.run.events import TraceDone, TraceRequest
-from gpumem_tui.run.main import trace
+from gpumem_tui.run.events import TraceDone
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.predicting import predict
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import CachingAllocator
 from gpumem_tui.simulator.allocator.finder import BatchFinder
-from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.replay import replay
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -41,10 +41,11 @@ def _median_s(function: Callable[[], object], runs: int = 5) -> float:
 
 def _traced(model: str) -> tuple[TraceDone, float]:
     gpu = find_gpu("a100-80gb")
-    request = TraceRequest(WorkloadSpec(Recipe(), shape=find_model(model)), gpu, steps=3)
-    done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
-    assert isinstance(done, TraceDone)
-    return done, done.seconds
+    workload = WorkloadSpec(Recipe(), shape=find_model(model))
+    started = time.perf_counter()
+    traced = predict(SearchConfig(workload, Device(gpu, simulated=True)), batch_size=8).prediction.traced
+    assert isinstance(traced, Traced)
+    return traced.done, time.perf_counter() - started
 
 
 _SCRIPT = """
@@ -87,8 +88,8 @@ _ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 @pytest.mark.parametrize("model", ["gpt2", "llama-3-8b"])
 def test_trace_and_replay(model: str) -> None:
     done, seconds = _traced(model)
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"\n{model}: three traces of three steps {seconds:.2f} s, peak host memory {host:,.0f} MiB")
+    host = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"\n{model}: traced {seconds:.2f} s, peak host memory {host:,.0f} MiB")
     affine = done.trace
     print(
         f"{model}: {len(affine.at_none.events):,} events, replay {_median_s(lambda: replay(affine.at(8))) * 1e3:.1f} ms"

@@ -126,7 +126,7 @@ def test_an_interpreter_that_is_none(program: Program) -> None:
     done = program("search", "--json", "--python", "/bin/ls")
     assert done.code == 2
     assert done.out == ""
-    assert done.err.startswith("gpumem-tui: /bin/ls ended before it had imported torch (exited with code 2")
+    assert done.err.startswith("gpumem-tui: /bin/ls ended before it had imported torch (the model ended (exit code 2)")
     assert done.err.count("\n") == 1
 
 
@@ -158,7 +158,7 @@ def _python_with_torch(folder: Path, text: str) -> str:
     """An interpreter whose module torch is `text`."""
     (folder / "torch.py").write_text(text)
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python)
 
@@ -205,7 +205,7 @@ def test_without_a_torch_that_traces_the_formula_answers(
 def test_a_torch_that_came_out_later_is_said(program: Program, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.99.1'\n")
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH=$PYTHONPATH:{tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     options = ("--model", "mlp", "--layers", "1", "--batch-size", "4", "--gpu", "sim:t4-16gb")
     done = program("predict", *options, "--python", str(python))

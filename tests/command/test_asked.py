@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumem_tui.simulator.cuda.presented import device_for
+from tests.in_process import as_cuda
 from tests.simulator.simulated_steps import simulated_gpu
 
 pytestmark = pytest.mark.scripts
@@ -70,7 +70,7 @@ def imports_of_fakes(tree: ast.AST) -> Iterator[str]:
 @pytest.fixture
 def tensors() -> Iterator[dict[str, torch.Tensor]]:
     """A weight without data on the host, one on the device, and what a step makes of it."""
-    with device_for(simulated_gpu(), user_code=True):
+    with as_cuda(simulated_gpu()):
         host, device = nn.Linear(1024, 1024), nn.Linear(1024, 1024).cuda()
         yield {"host": host.weight, "device": device.weight, "made": device.weight * 2}
 

@@ -25,6 +25,7 @@ from gpumem_tui.run.control import Control, Terms, converse
 from gpumem_tui.run.events import ChildEvent, Failed, Output, TraceDone, TraceRequest
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
+from tests.conftest import START_COLD
 from tests.waiting import wait_for_file, wait_until
 
 ROOT = str(Path(__file__).parents[2])
@@ -89,12 +90,18 @@ class Folder:
         """Trace a command that runs a script, and return all that is reported."""
         (self.path / name).write_text(textwrap.dedent(script))
         command = Command((python, name, *words), str(self.path))
-        request = TraceRequest(WorkloadSpec(Recipe(), command=command), find_gpu("a100-80gb"), steps=3)
+        request = TraceRequest(WorkloadSpec(Recipe(), command=command), find_gpu("a100-80gb"), steps=3, batch_size=1)
         return list(converse(request, Terms(python), Control()))
 
 
 def printed(events: Sequence[ChildEvent]) -> list[str]:
     return [event.text for event in events if isinstance(event, Output)]
+
+
+@pytest.fixture(autouse=True)
+def _cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the start itself that is tested."""
+    monkeypatch.setattr(interpreters.CommandServer, "__init__", START_COLD)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +161,7 @@ def test_each_run_draws_numbers_of_its_own(folder: Folder) -> None:
 
 def test_runs_are_forked(folder: Folder) -> None:
     (line,) = printed(folder.run(_WHO))
-    assert line.endswith("fork_server.py")
+    assert line.endswith("command_server.py")
 
 
 @pytest.mark.parametrize(

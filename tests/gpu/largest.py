@@ -10,16 +10,18 @@ import torch
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.run.cuda_recorder import CudaRecorder, is_out_of_memory
-from gpumem_tui.run.events import TraceDone, TraceRequest
-from gpumem_tui.run.main import trace
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.predicting import predict
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.settings import memory_fraction
-from gpumem_tui.step.run import Recorder, StepRun
+from gpumem_tui.step.run import Recorder
 from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.matrix import Edge
 from tests.gpu.sides import hide_gpus
+from tests.in_process import as_cuda, followed, workload_of
 
 EDGE_STEPS = 2
 MOST_TRIALS = 12
@@ -75,14 +77,12 @@ def find(start: int, trial: Callable[[int], str]) -> Found:
 def predict_edge(edge: Edge, gpu: Gpu, write: Write) -> None:
     """By replay of a trace. Call in a process of its own, which sees no real GPU from then on."""
     hide_gpus()
-    request = TraceRequest(edge.workload, gpu, EDGE_STEPS)
-    profile = profile_for(torch.__version__, gpu)
-    done = trace(request, profile, report=lambda _: None)
-    if isinstance(done, TraceDone):
-        capacity_bytes = gpu.cuda_total_bytes - profile.context_bytes
-        predicted = Predicted(BatchFinder(done.trace).largest(capacity_bytes, edge.limit_bytes))
+    config = SearchConfig(edge.workload, Device(gpu, simulated=True), steps=EDGE_STEPS)
+    traced = predict(config).prediction.traced
+    if isinstance(traced, Traced):
+        predicted = Predicted(BatchFinder(traced.trace).largest(traced.capacity_bytes, edge.limit_bytes))
     else:
-        predicted = Predicted(None, f"not traced: {done}")
+        predicted = Predicted(None, f"not traced: {traced.reason}")
     write(msgspec.json.encode(predicted))
 
 
@@ -96,16 +96,16 @@ def try_on_gpu(edge: Edge, batch_size: int, write: Write) -> None:
 
 def try_in_rehearsal(edge: Edge, batch_size: int, gpu: Gpu, write: Write) -> None:
     """What `try_on_gpu` does, on the simulated GPU."""
-    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
 
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), limit_bytes=edge.limit_bytes)
-    with simulate(simulated) as device:
-        write(_outcome(edge, batch_size, device, simulated).encode())
+    with as_cuda(simulated):
+        write(_outcome(edge, batch_size, torch.device("cuda"), simulated).encode())
 
 
 def _outcome(edge: Edge, batch_size: int, device: torch.device, recorder: Recorder) -> str:
     try:
-        StepRun(edge.workload.load(), batch_size, device, recorder).run(EDGE_STEPS)
+        followed(workload_of(edge.workload), batch_size, EDGE_STEPS, recorder)
     except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
         free_bytes, _ = torch.get_device_module(device).mem_get_info(device)
         return OUT_OF_MEMORY if is_out_of_memory(error, free_bytes) else located(error)

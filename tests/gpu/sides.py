@@ -12,19 +12,21 @@ import msgspec
 import torch
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.cuda_recorder import CudaRecorder, HistoryIncomplete, MemoryRecorder
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.step import Phase
-from gpumem_tui.step.run import StepRun, no_collection
 from gpumem_tui.workload.errors import located
 from tests.gpu.forks import Write
 from tests.gpu.history import History, HistoryError, pack, pack_timeline
 from tests.gpu.matrix import STEPS, Configuration
 from tests.gpu.nvml import device_memory, own_bytes
+from tests.in_process import as_cuda, followed, workload_of
 from tests.published.measurements import PhasePeaks, Side
 
+_FIRST = torch.device("cuda", 0)
 Entries = Callable[[], Iterable[Mapping[str, Any]]]
 """What yields the allocator's history entries so far, of one device."""
 
@@ -41,7 +43,6 @@ class _Meter:
     """A recorder that also reads the allocator's peaks at the end of each phase, and starts them anew."""
 
     recorder: MemoryRecorder
-    device: torch.device
     phases: list[PhasePeaks] = field(default_factory=list)
     _phase: tuple[int, Phase] | None = None
 
@@ -61,32 +62,31 @@ class _Meter:
 
     def close(self) -> None:
         """The phase that runs ends here."""
-        memory: Any = torch.get_device_module(self.device)
+        memory: Any = torch.cuda
         if self._phase is not None:
-            stats = memory.memory_stats(self.device)
+            stats = memory.memory_stats(_FIRST)
             requested, allocated, reserved = (
                 stats[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "reserved")
             )
             step, phase = self._phase
             self.phases.append(PhasePeaks(step, phase.value, requested, allocated, reserved))
             self._phase = None
-        memory.reset_peak_memory_stats(self.device)
+        memory.reset_peak_memory_stats(_FIRST)
 
 
 def real(configuration: Configuration, write: Write) -> None:
     """Run on ``cuda:0``. Call in a process that has not touched CUDA."""
-    device = torch.device("cuda", 0)
     torch.cuda.init()
-    torch.zeros(1, device=device)
+    torch.zeros(1, device=_FIRST)
     torch.cuda.empty_cache()
-    context_bytes = _beside_allocator(device)
-    recorder = CudaRecorder(device)
+    context_bytes = _beside_allocator(_FIRST)
+    recorder = CudaRecorder(_FIRST)
 
     def entries() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][0]
+        found: list[dict[str, Any]] = torch.cuda.memory._snapshot(_FIRST)["device_traces"][0]
         return found
 
-    sided = _run(configuration, device, recorder, context_bytes, write, entries)
+    sided = _run(configuration, recorder, context_bytes, write, entries)
     nvml = device_memory()
     side = msgspec.structs.replace(
         sided.side,
@@ -99,24 +99,24 @@ def real(configuration: Configuration, write: Write) -> None:
 def simulated(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     """Run on the simulated GPU. Call in a process of its own, which sees no real one from then on."""
     hide_gpus()
-    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
 
     profile = profile_for(torch.__version__, gpu)
     simulated_gpu = SimulatedGpu(gpu, profile, on_backward_error=lambda error: write(failed(located(error))))
-    with simulate(simulated_gpu) as device:
-        write(msgspec.json.encode(_run(configuration, device, simulated_gpu, profile.context_bytes, write)))
+    with as_cuda(simulated_gpu):
+        write(msgspec.json.encode(_run(configuration, simulated_gpu, profile.context_bytes, write)))
 
 
 def rehearsed(configuration: Configuration, gpu: Gpu, write: Write) -> None:
     """What `real` does, on the simulated GPU with an allocator that keeps a history such as CUDA's."""
-    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
     from tests.gpu.placement import HistoryKeepingAllocator
 
     profile = profile_for(torch.__version__, gpu)
     allocator = HistoryKeepingAllocator(gpu.cuda_total_bytes - profile.context_bytes)
     simulated_gpu = SimulatedGpu(gpu, profile, allocator=allocator)
-    with simulate(simulated_gpu) as device:
-        sided = _run(configuration, device, simulated_gpu, profile.context_bytes, write, lambda: allocator.entries)
+    with as_cuda(simulated_gpu):
+        sided = _run(configuration, simulated_gpu, profile.context_bytes, write, lambda: allocator.entries)
     write(msgspec.json.encode(sided))
 
 
@@ -130,10 +130,8 @@ def failed(why: str) -> bytes:
     return msgspec.json.encode(Sided(Side(error=why)))
 
 
-@no_collection()
 def _run(
     configuration: Configuration,
-    device: torch.device,
     recorder: MemoryRecorder,
     context_bytes: int,
     write: Write,
@@ -143,15 +141,14 @@ def _run(
 
     The figures are written before the history is taken apart, so that they are there whatever becomes of it.
     """
-    memory: Any = torch.get_device_module(device)
-    meter = _Meter(recorder, device)
+    memory: Any = torch.cuda
+    meter = _Meter(recorder)
     error = ""
     started = time.perf_counter()
-    run = None  # kept until the figures are read: it holds the model
+    made = None  # kept until the figures are read: it holds the model
     try:
-        workload = configuration.workload.load()
-        run = StepRun(workload, configuration.batch_size, device, meter)
-        run.run(STEPS)
+        with Uncollected():
+            made = followed(workload_of(configuration.workload), configuration.batch_size, STEPS, meter)
     except Exception as raised:  # noqa: BLE001  whatever it is, it is what this configuration does here
         error = located(raised)
     seconds = time.perf_counter() - started
@@ -159,14 +156,15 @@ def _run(
     side = Side(
         error=error,
         phases=tuple(meter.phases),
-        alloc_retries=memory.memory_stats(device).get("num_alloc_retries", 0),
+        alloc_retries=memory.memory_stats(_FIRST).get("num_alloc_retries", 0),
         context_bytes=context_bytes,
-        context_end_bytes=_beside_allocator(device),
+        context_end_bytes=_beside_allocator(_FIRST),
         unavailable=dict.fromkeys(("buckets", "history"), "the run's process ended before it was read"),
         seconds=seconds,
     )
     write(msgspec.json.encode(Sided(side)))
     history, buckets, unavailable = _composition(meter, entries)
+    del made
     return Sided(msgspec.structs.replace(side, buckets=buckets, unavailable=unavailable), history)
 
 
@@ -190,7 +188,7 @@ def _beside_allocator(device: torch.device) -> int:
 
     Without NVML, and on the simulated GPU, what is used of the whole device counts as this process's.
     """
-    memory: Any = torch.get_device_module(device)
+    memory: Any = torch.cuda
     reserved: int = memory.memory_reserved(device)
     own = own_bytes() if device.type == "cuda" else ""
     if isinstance(own, int):

@@ -20,7 +20,8 @@ from gpumem_tui.options.workload import (
     visible_gpus,
     with_ranks,
 )
-from gpumem_tui.workload.as_transformers import PROGRAM, has_transformers
+from gpumem_tui.workload import train
+from gpumem_tui.workload.as_transformers import has_transformers
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -64,7 +65,7 @@ class TestWorkload:
         assert spec.network == "traced as transformers' GPT2LMHeadModel"
         assert spec.command is not None
         assert spec.shape is not None
-        assert spec.command.words[:3] == (str(bare), "-m", PROGRAM)
+        assert spec.command.words[:2] == (str(bare), train.__file__)
         assert WorkloadSpec.from_wire(json.loads(json.dumps(asdict(spec)))) == spec
         for changed in (
             replace(options, recompute="selective"),
@@ -135,9 +136,7 @@ class TestWorkload:
         spec = options.spec("/usr/bin/python3")
         assert spec.command is not None
         text = " ".join(spec.command.words)
-        assert text.endswith(
-            "--lora-rank 4 --lora-targets all-linear --base-quantization nf4 --adapter lora --adapter-dtype base"
-        )
+        assert text.endswith("--seq-len 2048 --adapter lora --lora-rank 4 --base-quantization nf4")
         assert WorkloadSpec.from_wire(asdict(spec)) == spec
 
     @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ that others published) and traces each run again with the torch installed here.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -47,12 +46,11 @@ from tests.published.measurements import (
 
 if TYPE_CHECKING:
     from gpumem_tui.simulator.device.gpu import SimulatedGpu
-    from gpumem_tui.step.workload import Workload
 
 # Predictions
 
 
-def traced(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> dict[Kind, int]:
+def traced(workload: WorkloadSpec, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> dict[Kind, int]:
     """The peaks of `steps` steps on the simulated GPU, unlimited, by a version of torch, else the installed one."""
     return _peaks(_run(workload, gpu, batch_size, steps, version), None)
 
@@ -67,17 +65,15 @@ def _peaks(simulated: SimulatedGpu, context_bytes: int | None) -> dict[Kind, int
     }
 
 
-def _run(workload: Workload, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> SimulatedGpu:
+def _run(workload: WorkloadSpec, gpu: Gpu, batch_size: int, steps: int, version: str = "") -> SimulatedGpu:
     import torch
 
-    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
-    from gpumem_tui.step.run import StepRun
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
+    from tests.in_process import trained, workload_of
 
     simulated = SimulatedGpu(gpu, profile_for(version or torch.__version__, gpu), unlimited=True)
-    gc.collect()
-    with simulate(simulated) as device:
-        StepRun(workload, batch_size, device, simulated).run(steps)
-    return simulated
+    with trained(workload_of(workload), batch_size, steps, simulated):
+        return simulated
 
 
 def traced_published(peak: PublishedPeak) -> int:
@@ -104,7 +100,7 @@ def _published_run(peak: PublishedPeak) -> SimulatedGpu:
 @lru_cache(maxsize=1)  # a figure and its range are asked for one after the other
 def _run_of(encoded: bytes) -> SimulatedGpu:
     peak = msgspec.json.decode(encoded, type=PublishedPeak)
-    return _run(peak.workload().load(), find_gpu(peak.gpu), peak.batch_size, PUBLISHED_STEPS, peak.torch)
+    return _run(peak.workload(), find_gpu(peak.gpu), peak.batch_size, PUBLISHED_STEPS, peak.torch)
 
 
 @contextmanager
@@ -199,9 +195,7 @@ def recorded_rows(recordings: Iterable[Recorded], as_recorded: bool) -> Iterator
         if not isinstance(run, RecordedRun) or run.real.error or (as_recorded and run.simulated.error):
             continue
         again = (
-            None
-            if as_recorded
-            else traced(run.workload.load(), run.machine.gpu, run.batch_size, run.steps, run.machine.torch)
+            None if as_recorded else traced(run.workload, run.machine.gpu, run.batch_size, run.steps, run.machine.torch)
         )
         kinds: tuple[Kind, ...] = ("allocated", "reserved", "device_used")
         for kind in kinds:

@@ -7,7 +7,6 @@ recomputed.
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, replace
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
@@ -16,7 +15,6 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB
-from gpumem_tui.workload.spec import WorkloadSpec
 
 RECIPE = Recipe(precision="amp-bf16", optimizer="adamw")
 BATCH_SIZE = 4
@@ -96,16 +94,14 @@ def traced_bytes(shape: ModelShape, batch_size: int) -> int:
     import torch
 
     from gpumem_tui.simulator.allocator.profile import profile_for
-    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
-    from gpumem_tui.step.run import StepRun
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
+    from gpumem_tui.workload.standard import CatalogWorkload
+    from tests.in_process import trained
 
     gpu = find_gpu(_GPU)
     simulated = SimulatedGpu(gpu, profile_for(torch.__version__, gpu), unlimited=True)
-    workload = WorkloadSpec(RECIPE, shape=shape).load()
-    gc.collect()
-    with simulate(simulated) as device:
-        StepRun(workload, batch_size, device, simulated).run(_STEPS)
-    return simulated.allocator.stats.peak_allocated_bytes
+    with trained(CatalogWorkload(shape, RECIPE), batch_size, _STEPS, simulated, RECIPE):
+        return simulated.allocator.stats.peak_allocated_bytes
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.replay import replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
-from gpumem_tui.simulator.cuda.world import rank_zero_of
-from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
+from gpumem_tui.simulator.device.gpu import SimulatedGpu
+from tests.in_process import as_cuda, world
 
 _WIDTH, _HIDDEN, _HEADS, _GROUPS, _LAYERS, _WORDS = 4096, 14336, 32, 8, 32, 128_256
 SETTINGS = {"default": AllocatorSettings(), "expandable": AllocatorSettings.parse("expandable_segments:True")}
@@ -214,7 +214,8 @@ def traced(row: Row) -> Timeline:
     """Two training steps of one rank."""
     gpu = find_gpu("h100-80gb")
     simulated = SimulatedGpu(gpu, profile_for(_TORCH, gpu), unlimited=True)
-    with rank_zero_of(row.gpus), simulate(simulated) as device:
+    device = torch.device("cuda")
+    with as_cuda(simulated), world(row.gpus):
         train(sharded(row, device), row, device)
         return simulated.finish()
 

@@ -113,7 +113,7 @@ class TestRecordings:
     def test_runs_are_traced_again_by_default(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         _write(tmp_path, _run(real=_side(2000, 4000), simulated=_side(1000, 4000)))
         body = json.loads(_table(capsys, tmp_path, "--json"))
-        now = traced(_WORKLOAD.load(), _GPU, batch_size=4, steps=2)
+        now = traced(_WORKLOAD, _GPU, batch_size=4, steps=2)
         assert {row["kind"]: row["traced_bytes"] for row in body["rows"]} == now
 
     def test_a_run_that_failed_has_no_row(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

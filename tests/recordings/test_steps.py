@@ -47,13 +47,12 @@ def _asked(timeline: Timeline) -> Iterator[tuple[str, int, str]]:
 def _traced(run: RecordedRun) -> tuple[list[tuple[str, int, str]], int]:
     """Return what the simulated GPU is asked for, by the recorded torch's rules, and the most that it is at once."""
     from gpumem_tui.simulator.allocator.profile import profile_for
-    from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
-    from gpumem_tui.step.run import StepRun
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
+    from tests.in_process import trained, workload_of
 
     gpu = run.machine.gpu
     simulated = SimulatedGpu(gpu, profile_for(run.machine.torch, gpu))
-    with simulate(simulated) as device:
-        StepRun(run.workload.load(), run.batch_size, device, simulated).run(_STEPS)
+    with trained(workload_of(run.workload), run.batch_size, _STEPS, simulated, run.workload.recipe):
         return list(_asked(simulated.finish())), simulated.allocator.stats.peak_requested_bytes
 
 

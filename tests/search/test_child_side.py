@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 CHILD = (
-    "changes", "command_trial", "events", "fork_server", "lengths", "libraries", "main", "program", "replacements",
+    "changes", "command_server", "command_trial", "events", "lengths", "libraries", "program", "replacements",
     "stand_ins",
 )  # fmt: skip
 OWNER = ("children", "control", "interpreters")

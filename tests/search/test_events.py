@@ -70,7 +70,7 @@ EVENTS: list[ChildEvent] = [
 REQUESTS: list[Request] = [
     TrialRequest(CATALOG, GPU, True, 8, 3, limit_bytes=2**30, others_bytes=7),
     TrialRequest(FILE, GPU, False, 8, 3),
-    TraceRequest(FILE, GPU, 2),
+    TraceRequest(FILE, GPU, 2, 4),
 ]
 
 

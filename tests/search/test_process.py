@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpumem_tui.run import interpreters
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.events import Failed, Ready, Sample
 from gpumem_tui.search.verdict import concluded
 from tests.search.trials import Trial, workload
 from tests.waiting import wait_until, wait_until_gone
+
+ENDS = """
+def make_batch(batch_size, device):
+    print("last\\x1b words", flush=True)
+    {how}
+"""
 
 PAUSE_POLLS = 60
 """The parent polls ten times a second: a pause of 6 s."""
@@ -29,8 +34,9 @@ def test_a_trial_reports_readiness_phases_and_its_outcome(tmp_path: Path) -> Non
     first, *samples, _ = trial.events
     assert isinstance(first, Ready)
     assert first.profile.endswith("sm_80")
-    step = ["batch", "forward", "backward", "optimizer"]
-    assert [s.phase for s in samples if isinstance(s, Sample)] == ["build", *step, *step, "batch"]
+    phases = [s.phase for s in samples if isinstance(s, Sample)]
+    assert (phases[0], phases[-1]) == ("batch", "batch")
+    assert set(phases) <= {"batch", "forward", "backward", "optimizer"}
     assert all(sum(s.buckets.values()) == s.allocated_bytes for s in samples if isinstance(s, Sample))
     assert trial.result.outcome == "fit"
     assert trial.result.steps == 2
@@ -38,63 +44,37 @@ def test_a_trial_reports_readiness_phases_and_its_outcome(tmp_path: Path) -> Non
     assert sum(trial.result.buckets.values()) == trial.result.peak_allocated_bytes
 
 
-def test_of_interpreters_that_are_alike_one_waits_for_more() -> None:
-    interpreters.close_idle()
-    before = set(psutil.Process().children())
-    with open(os.devnull, "r+b") as nothing:
-        descriptors = (nothing.fileno(),) * 3
-        servers = [interpreters.fork(sys.executable, descriptors, os.environ, simulated=True) for _ in range(2)]
-    started = set(psutil.Process().children()) - before
-    assert len(started) == 2
-    for server in servers:
-        assert server.code(60.0) is not None, "nothing is asked of its child, which ends"
-        interpreters.give_back(server)
-    (kept,) = started & set(psutil.Process().children())
-    interpreters.close_idle()
-    assert kept not in psutil.Process().children()
-
-
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"^killed by SIGKILL \(host memory full\?\): last words$"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", r"^killed by SIGSEGV: last words$"),
-        ("os._exit(7)", r"^exited with code 7: last words$"),
-        ("os.closerange(3, 4096)", r"^exited with code 1: OSError: \[Errno 9\] Bad file descriptor$"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"^killed by signal 9 \(host memory full\?\): last words$"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", r"^killed by signal 11: last words$"),
     ],
-    ids=["SIGKILL", "SIGSEGV", "exit", "closed files"],
+    ids=["SIGKILL", "SIGSEGV"],
 )
 def test_how_a_process_died_is_one_line(tmp_path: Path, fault: str, line: str) -> None:
-    spec = workload(
-        tmp_path,
-        f"""
-        def make_batch(batch_size, device):
-            print("last\\x1b words", flush=True)
-            {fault}
-        """,
-    )
+    spec = workload(tmp_path, ENDS.format(how=fault))
     with pytest.raises(ChildDied, match=line):
         Trial(spec).run()
 
 
-@pytest.mark.parametrize(
-    ("silence", "line"),
-    [("", "no sign of life for 1 s"), ("os.closerange(3, 4096)", "closed its pipe and ran on for 1 s")],
-    ids=["hangs", "hangs with its files closed"],
-)
-def test_a_process_that_hangs_is_given_up(tmp_path: Path, silence: str, line: str) -> None:
+def test_an_end_without_a_word_is_one_line(tmp_path: Path) -> None:
+    spec = workload(tmp_path, ENDS.format(how="os._exit(7)"))
+    ended = "the workload file ended (exit code 7) before its first optimizer step: last words"
+    assert Trial(spec).run().failure.detail == ended
+
+
+def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,
-        f"""
+        """
         def train_step(model, optimizer, batch):
-            {silence}
             time.sleep(60)
         """,
     )
     trial = Trial(spec, timeout_s=1.0)
-    with pytest.raises(ChildDied, match=line):
-        trial.run()
-    wait_until_gone([trial.child.pid])
+    assert re.search("no optimizer step within 1 s", trial.run().failure.detail)
+    wait_until_gone([trial.pid])
 
 
 def test_an_exit_is_the_outcome_of_the_step(tmp_path: Path) -> None:
@@ -105,10 +85,9 @@ def test_an_exit_is_the_outcome_of_the_step(tmp_path: Path) -> None:
             sys.exit("no data here")
         """,
     )
-    result = Trial(spec).run().result
-    assert result.outcome == "error"
-    assert result.detail.startswith("SystemExit: no data here (")
-    assert "workload.py:" in result.detail
+    detail = Trial(spec).run().failure.detail
+    assert detail.startswith("the step ends the program: SystemExit: no data here (")
+    assert "workload.py:" in detail
 
 
 def test_what_the_user_prints_is_kept_apart(tmp_path: Path) -> None:
@@ -139,8 +118,7 @@ def test_what_the_user_starts_shares_neither_pipe(tmp_path: Path) -> None:
         """,
     )
     assert Trial(spec).run().result.outcome == "fit"
-    if sys.platform == "linux":
-        assert "pipe:" not in (tmp_path / "files").read_text()
+    assert "socket:" not in (tmp_path / "files").read_text()
     assert (tmp_path / "stdin").read_text() == "nothing to read\n"
 
 
@@ -180,7 +158,7 @@ def test_what_the_user_left_running_is_ended_with_the_trial(tmp_path: Path, star
     started = time.monotonic()
     assert trial.run().result.outcome == "fit"
     assert time.monotonic() - started < 30, "it waited for what holds the pipe"
-    wait_until_gone([trial.child.pid, int((tmp_path / "pid").read_text())])
+    wait_until_gone([trial.pid, int((tmp_path / "pid").read_text())])
 
 
 @pytest.mark.slow
@@ -283,7 +261,7 @@ class TestFileThatNamesCuda:
 
     def test_another_gpu(self, tmp_path: Path) -> None:
         result = Trial(workload(tmp_path, "def make_batch(n, device): return torch.zeros(n, device='cuda:1')")).run()
-        assert "invalid device ordinal (cuda:1 of 1 GPU" in result.result.detail
+        assert "invalid device ordinal (cuda:1 of 1 GPU" in result.failure.detail
 
     def test_what_is_compiled_by_another_backend_is_an_estimate(self, tmp_path: Path) -> None:
         compiles = """

@@ -26,7 +26,7 @@ from gpumem_tui.run import command_trial
 from gpumem_tui.run.command_trial import _Real
 from gpumem_tui.run.control import Control, Terms, converse
 from gpumem_tui.run.cuda_recorder import history_of
-from gpumem_tui.run.events import ChildEvent, Failed, Output, TrialDone, TrialRequest, decode_event
+from gpumem_tui.run.events import ChildEvent, Failed, Output, TrialDone, TrialRequest
 from gpumem_tui.run.neighbours import Neighbours, own_bytes
 from gpumem_tui.run.session import Reporter
 from gpumem_tui.search.config import SearchConfig
@@ -93,8 +93,9 @@ class Lab:
         limit_bytes: int | None = None,
         others_bytes: int = 0,
         environment: dict[str, str] | None = None,
+        functions: str = "",
     ) -> list[ChildEvent]:
-        """Every event of one trial."""
+        """Every event of one trial: of the script, or of a workload file's three functions."""
         machine = machine or Machine()
         script = textwrap.dedent(SCRIPT)
         within = textwrap.indent(textwrap.dedent(within).strip(), "    ").strip()
@@ -109,12 +110,15 @@ class Lab:
             **(environment or {}),
         }.items():
             self.set_environment(name, value)
-        command = Command((sys.executable, "train.py"), str(self.folder))
+        workload = WorkloadSpec(Recipe(), command=Command((sys.executable, "train.py"), str(self.folder)))
+        if functions:
+            (self.folder / "workload.py").write_text(functions)
+            workload = WorkloadSpec(Recipe(), file=str(self.folder / "workload.py"))
         seen = tuple(uuids) or tuple(card.uuid for card in machine.cards)
         request = TrialRequest(
-            WorkloadSpec(Recipe(), command=command), GPU, not is_real, batch, 2, limit_bytes, others_bytes, seen
+            workload, GPU, not is_real, batch, 2, limit_bytes, others_bytes, seen
         )  # fmt: skip
-        return list(converse(request, Terms("", seen, 60.0), Control()))
+        return list(converse(request, Terms(sys.executable, seen, 60.0), Control()))
 
 
 @pytest.fixture
@@ -408,53 +412,29 @@ def test_the_devices_figure_counts_only_where_a_context_can_be_what_is_left(
     assert bool(neighbours.note) is not is_measured
 
 
-# A trial of a model or of a workload file
+# A trial of a workload file
 
-MODEL = """
-import os
-from threading import Event
-from types import SimpleNamespace
-from tests.cuda_standin import install_from_environment
-install_from_environment()
+FUNCTIONS = """
 import torch
-from gpumem_tui.run.events import TrialRequest, encode
-from gpumem_tui.run.main import _Trial
-from gpumem_tui.simulator.allocator.profile import profile_for
-from tests.search.test_real_trial import ANY, GPU
 
 def build(device):
     model = torch.nn.Linear(1024, 4096, device=device)
     return model, torch.optim.AdamW(model.parameters())
+
+def make_batch(batch_size, device):
+    return torch.randn(batch_size, 1024, device=device)
 
 def train_step(model, optimizer, batch):
     for _ in range(2):
         model(batch).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-
-steps = Event()
-steps.set()
-uuid = os.environ["CUDA_VISIBLE_DEVICES"]
-for size in (64, 1 << 30):
-    request = TrialRequest(ANY, GPU, False, size, 2, others_bytes=0, gpu_uuids=(uuid,))
-    trial = _Trial(request, profile_for(torch.__version__, GPU), lambda _: None, steps)
-    made = lambda size, device: torch.randn(size, 1024, device=device)
-    workload = SimpleNamespace(name="test", build=build, make_batch=made, train_step=train_step)
-    print(encode(trial.on_real_gpu(workload)).decode())
 """
 
 
-def test_a_model_that_fits_and_one_that_does_not(fake_machine: FakeMachine) -> None:
+def test_a_workload_that_fits_and_one_that_does_not(lab: Lab) -> None:
     machine = Machine([Card(others_bytes=GIB, others_later_bytes=3 * GIB)])
-    fake_machine.show(machine.driver())
-    played = {ENVIRONMENT: machine.text(), "CUDA_VISIBLE_DEVICES": Card().uuid, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, "-c", MODEL], env={**fake_machine.environment, **played}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    events = [decode_event(line.encode()) for line in ran.stdout.splitlines() if line]
-    assert len(events) == 2, ran.stderr
-    fits, full = (done([event]) for event in events)
+    fits, full = (done(lab.run(machine, functions=FUNCTIONS, batch=size)) for size in (64, 1 << 30))
     assert (fits.outcome, fits.steps, fits.buckets_unknown) == ("fit", 2, "")
     assert fits.buckets is not None
     assert fits.buckets["batch_data"] == 64 * 1024 * 4

@@ -15,9 +15,10 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.run import interpreters
-from gpumem_tui.run.children import CannotStart, CommandChild, ForkedChild
+from gpumem_tui.run.children import CannotStart, Child
 from gpumem_tui.run.events import TrialRequest
 from gpumem_tui.workload.command import Command
+from gpumem_tui.workload.line import line_of
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.trials import workload
 
@@ -31,14 +32,13 @@ def request(spec: WorkloadSpec) -> TrialRequest:
     return TrialRequest(spec, find_gpu("a100-80gb"), simulated=True, batch_size=1, steps=1)
 
 
-def starter(folder: Path, kind: str) -> Callable[[], ForkedChild | CommandChild]:
-    """Starts a trial's process of either kind."""
-    if kind == "child":
-        of_file = request(workload(folder))
-        return lambda: ForkedChild(of_file, sys.executable, None)
-    command = Command((sys.executable, "-c", "pass"), str(folder))
-    of_command = request(WorkloadSpec(Recipe(), command=command))
-    return lambda: CommandChild(of_command, command.words, ())
+def starter(folder: Path, kind: str) -> Callable[[], Child]:
+    """Starts a trial's process: forked by an interpreter that is kept, or a fresh one."""
+    spec = workload(folder)
+    if kind == "fresh":
+        spec = WorkloadSpec(Recipe(), command=Command((sys.executable, "-c", "pass"), str(folder)))
+    line = line_of(spec, sys.executable)
+    return lambda: Child(request(spec), line.filled(1), line.cwd, ())
 
 
 @contextmanager
@@ -51,12 +51,12 @@ def at_most_open(files: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("kind", ["child", "command"])
+@pytest.mark.parametrize("kind", ["forked", "fresh"])
 def test_too_many_open_files(tmp_path: Path, kind: str) -> None:
     """However far it got: one more file may be opened each time, until the process starts."""
-    interpreters.close_idle()  # those of earlier tests end by themselves after a while
     start = starter(tmp_path, kind)
     start().end()  # what the first start keeps open is open
+    interpreters.close_idle()  # those of earlier tests end by themselves after a while
     before = open_files()
     failures: list[str] = []
     lowest = os.dup(0)
@@ -71,23 +71,18 @@ def test_too_many_open_files(tmp_path: Path, kind: str) -> None:
         if started is not None:
             started.end()
             break
+        interpreters.close_idle()
         assert open_files() == before
     assert len(failures) > 2
+    interpreters.close_idle()
     assert {failure.partition(" (")[0] for failure in failures} == {"no process can be started: Too many open files"}
     assert open_files() == before
 
 
-@pytest.mark.parametrize("kind", ["child", "command"])
+@pytest.mark.parametrize("kind", ["forked", "fresh"])
 def test_no_place_for_temporary_files(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start, before = starter(tmp_path, kind), open_files()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(CannotStart, match=f"no process can be started: .*{tmp_path}/missing"):
         start()
-    assert open_files() == before
-
-
-def test_a_python_that_is_none(tmp_path: Path) -> None:
-    before = open_files()
-    with pytest.raises(CannotStart, match="--python /no/python: cannot be run"):
-        ForkedChild(request(workload(tmp_path)), "/no/python", None)
     assert open_files() == before

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
-from gpumem_tui.run.children import ForkedChild
-from gpumem_tui.run.events import ChildEvent, Sample, TrialDone, TrialRequest
+from gpumem_tui.run.children import Child
+from gpumem_tui.run.events import ChildEvent, Failed, Sample, TrialDone, TrialRequest
 from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.workload.line import line_of
 from gpumem_tui.workload.spec import WorkloadSpec
 
 SOUND = """
@@ -52,7 +53,8 @@ class Trial:
     def __init__(self, spec: WorkloadSpec, steps: int = 2, timeout_s: float = 60.0) -> None:
         self.events: list[ChildEvent] = []
         self.timeout_s = timeout_s
-        self.child = ForkedChild(TrialRequest(spec, A100.gpu, True, 1, steps), sys.executable, None)
+        line = line_of(spec, sys.executable)
+        self.child = Child(TrialRequest(spec, A100.gpu, True, 1, steps), line.filled(1), line.cwd, ())
 
     def run(self, wait: Callable[[], None] = lambda: None, held: Callable[[], bool] = lambda: False) -> Trial:
         """Read its events to the end, then end it. Silence counts from the first step on: imports take their time.
@@ -61,16 +63,28 @@ class Trial:
             ChildDied: it did not finish its work.
         """
         try:
-            for event in self.child.events(wait, self.timeout_s, lambda: held() or not self.step):
+            for event in self.child.events(wait, self.timeout_s, lambda: held() or not self.has_begun):
                 self.events.append(event)
         finally:
+            self.pid = self.child.pid
             self.child.end()
         return self
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the first step has."""
+        return any(isinstance(event, Sample) for event in self.events)
+
+    @property
     def step(self) -> int:
-        """The step it is in, 0 before the first."""
+        """How many steps it has made."""
         return max((event.step for event in self.events if isinstance(event, Sample)), default=0)
+
+    @property
+    def failure(self) -> Failed:
+        """What it reported last, which is why there is no outcome."""
+        assert isinstance(self.events[-1], Failed)
+        return self.events[-1]
 
     @property
     def result(self) -> TrialDone:

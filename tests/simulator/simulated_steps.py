@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,8 @@ from gpumem_tui.simulator.allocator.caching import CachingAllocator
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
-from gpumem_tui.step import Phase
-from gpumem_tui.step.phases import watch_phases
-from gpumem_tui.step.run import no_collection
 from gpumem_tui.workload.standard import CatalogWorkload
+from tests import in_process
 
 GPT2 = find_model("gpt2").overridden(layers=2, hidden=64, heads=4, vocab=512, seq_len=64)
 LLAMA = find_model("llama-3.2-1b").overridden(layers=2, hidden=64, heads=4, kv_heads=2, vocab=512, seq_len=64)
@@ -51,30 +49,10 @@ def on(name: str = "a100-80gb", limit_bytes: int | None = None) -> Iterator[tupl
 def trained(
     shape: ModelShape, recipe: Recipe, batch_size: int, steps: int = 2, gpu: SimulatedGpu | None = None
 ) -> SimulatedGpu:
-    """A GPU on which a catalog model was built and trained, its phases marked and its tensors tagged."""
+    """A GPU on which a catalog model was built and trained, followed as a command is."""
     gpu = gpu or simulated_gpu(unlimited=True)
-    workload = CatalogWorkload(shape, recipe)
-    begun = 0
-
-    def entering(phase: Phase) -> None:
-        if phase is Phase.OPTIMIZER:
-            gpu.tag(Bucket.GRADIENTS, [p.grad for p in model.parameters() if p.grad is not None])
-        gpu.mark(begun, phase)
-
-    def stepped(optimizer: torch.optim.Optimizer) -> None:
-        gpu.tag(Bucket.OPTIMIZER, _tensors(optimizer.state.values()))
-
-    with no_collection(), simulate(gpu) as device:
-        gpu.mark(0, Phase.BUILD)
-        model, optimizer = workload.build(device)
-        gpu.tag(Bucket.PARAMETERS, [*model.parameters(), *model.buffers()])
-        with watch_phases(model, entering, stepped):
-            for begun in range(1, steps + 1):  # noqa: B007  `entering` reads it
-                entering(Phase.BATCH)
-                batch = workload.make_batch(batch_size, device)
-                gpu.tag(Bucket.BATCH_DATA, batch)
-                workload.train_step(model, optimizer, batch)
-    return gpu
+    with in_process.trained(CatalogWorkload(shape, recipe), batch_size, steps, gpu, recipe):
+        return gpu
 
 
 def held(timeline: Timeline, bucket: Bucket) -> tuple[int, int]:
@@ -98,7 +76,3 @@ def most_held(timeline: Timeline) -> int:
         live += size if number > 0 else -size
         most = max(most, live)
     return most
-
-
-def _tensors(states: Iterable[dict[str, object]]) -> Iterator[torch.Tensor]:
-    return (value for state in states for value in state.values() if isinstance(value, torch.Tensor))

@@ -14,8 +14,8 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.simulator.device.answers import Answers
 from gpumem_tui.simulator.device.gpu import simulate
-from gpumem_tui.step.run import StepRun
-from gpumem_tui.workload.spec import WorkloadSpec
+from gpumem_tui.workload.standard import CatalogWorkload
+from tests.in_process import timeline_of
 from tests.simulator.simulated_steps import on, simulated_gpu
 
 Made = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...] | None
@@ -143,11 +143,8 @@ def _convolutions() -> Timeline:
 
 
 def _catalog_model(recipe: Recipe) -> Timeline:
-    workload = WorkloadSpec(recipe, shape=find_model("gpt2").overridden(layers=3)).load()
-    gpu = simulated_gpu(unlimited=True)
-    with simulate(gpu) as device:
-        StepRun(workload, 1, device, gpu).run(2)
-        return gpu.finish()
+    workload = CatalogWorkload(find_model("gpt2").overridden(layers=3), recipe)
+    return timeline_of(workload, 1, 2, recipe)
 
 
 RUNS: dict[str, Callable[[], Timeline]] = {

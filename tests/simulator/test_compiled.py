@@ -38,10 +38,10 @@ from torch.utils.checkpoint import checkpoint
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.compiled.following import follow_compiler
 from gpumem_tui.simulator.cuda.presented import presented_as_cuda
-from gpumem_tui.simulator.cuda.world import rank_zero_of
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
 from gpumem_tui.text import minor_of
+from tests.in_process import world
 
 leave_compiler_unloaded(torch)
 notes = {}
@@ -183,13 +183,13 @@ with simulate(gpu), presented_as_cuda(gpu):
     ran = Ran()
     kept("checkpoint", ran, matrix())
     kept("attention again", Attends(), torch.randn(1, 16, 1024, 64, device="cuda", requires_grad=True))
-    with rank_zero_of(2):
+    with world(2):
         mesh = init_device_mesh("cuda", (2,))
         cut = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         kept("tensor parallel", parallelize_module(Cut().cuda(), mesh, cut), matrix())
         assert mesh.device_type == "cuda"
     found["of one graph each"] = list(notes)
-    with rank_zero_of(2):
+    with world(2):
         kept("data parallel", DistributedDataParallel(nn.Sequential(Cut(), Cut()).cuda(), [0]), matrix())
     module = nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()).cuda()
     module.compile()

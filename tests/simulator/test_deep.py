@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.recipe import (
     BASE_QUANTIZATIONS,
@@ -23,12 +23,14 @@ from gpumem_tui.formula.recipe import (
     Recompute,
     Sharding,
 )
-from gpumem_tui.simulator.allocator.profile import profile_for
-from gpumem_tui.simulator.device.gpu import register
-from gpumem_tui.simulator.fast.tracing import DeepTracer, Tracer, shallow_layers
+from gpumem_tui.simulator.allocator.replay import CHECKED_BATCH_SIZE, TRACED_BATCH_SIZES, AffineTrace, NotAffine
+from gpumem_tui.simulator.allocator.timeline import Timeline
+from gpumem_tui.simulator.device.scratch import assumptions
+from gpumem_tui.simulator.fast.layers import Assumed, NotRepeating, deepened, deepened_assumed, shallow_layers
 from gpumem_tui.step.workload import Workload
-from gpumem_tui.workload.spec import WorkloadSpec
-from tests.simulator.simulated_steps import GPT2, LLAMA
+from gpumem_tui.workload.standard import CatalogWorkload
+from tests.in_process import trained
+from tests.simulator.simulated_steps import GPT2, LLAMA, simulated_gpu
 
 VIT = find_model("vit-b-16").overridden(hidden=64, heads=4, ffn=128, image_size=64)
 BERT = find_model("bert-base").overridden(hidden=64, heads=4, ffn=128, vocab=512, seq_len=64)
@@ -43,45 +45,59 @@ def few_experts(name: str) -> ModelShape:
     return fewer if shape.latent is not None else fewer.overridden(heads=4, kv_heads=2, vocab=512, seq_len=64)
 
 
-def tracer(workload: Workload, recipe: Recipe) -> Tracer:
-    register()
-    gpu = find_gpu("a100-80gb")
+class Deep:
+    """A network traced by shallow ones, one layer more than the deepest of them; and what it is when it is run itself.
 
-    def failed(error: Exception) -> None:
-        raise AssertionError(error)
+    Args:
+        of: gives the workload of so many layers.
+        shallow: layers of the shallowest.
+    """
 
-    return Tracer(lambda: workload, recipe, gpu, profile_for(torch.__version__, gpu), 2, failed)
+    def __init__(self, of: Callable[[int], Workload], recipe: Recipe, shallow: int) -> None:
+        self._of, self._recipe, self._shallow = of, recipe, shallow
+
+    def at(self, layers: int, batch_size: int) -> tuple[Timeline, Assumed]:
+        """Run a network of so many layers, and say what was assumed of it."""
+        gpu = simulated_gpu(unlimited=True)
+        with trained(self._of(layers), batch_size, 2, gpu, self._recipe):
+            return gpu.finish(), assumptions(gpu.mode.assumed, gpu.gpu)
+
+    def itself(self, batch_size: int) -> tuple[Timeline, Assumed]:
+        """Run the network itself."""
+        return self.at(self._shallow + 3, batch_size)
+
+    def by_shallow(self, size: int) -> tuple[Timeline, Assumed]:
+        """Work out a run of the network from those of shallow ones.
+
+        Raises:
+            NotRepeating, NotAffine: layers are not all alike.
+        """
+        (first, before), (second, _) = (self.at(self._shallow, one) for one in TRACED_BATCH_SIZES)
+        deeper, after = self.at(self._shallow + 1, TRACED_BATCH_SIZES[0])
+        deepest, _ = self.at(self._shallow + 2, CHECKED_BATCH_SIZE)
+        trace = AffineTrace.fit(*zip(TRACED_BATCH_SIZES, (first, second), strict=True))
+        found = deepened(trace, (first, deeper, deepest), CHECKED_BATCH_SIZE, 3)
+        return found.at(size), deepened_assumed(before, after, 3)
 
 
-def both(shape: ModelShape, recipe: Recipe) -> tuple[DeepTracer, Tracer]:
-    """What traces this shape by shallow ones, and what traces it itself: one layer more than the deepest of them."""
-
-    def tracer_of(depth: int) -> Tracer:
-        return tracer(WorkloadSpec(recipe, shape=replace(shape, layers=depth)).load(), recipe)
-
+def deep(shape: ModelShape, recipe: Recipe) -> Deep:
     shallow = shallow_layers(replace(shape, layers=100), recipe) or 3
-    layers = shallow + 3
-    return DeepTracer(tracer_of, layers, shallow), tracer_of(layers)
+    return Deep(lambda layers: CatalogWorkload(replace(shape, layers=layers), recipe), recipe, shallow)
 
 
 def same(shape: ModelShape, recipe: Recipe) -> bool:
     """Whether shallow networks gave the trace, which must then be the network's own, event for event."""
-    deep, whole = both(shape, recipe)
-    found = deep.affine()
-    if not deep.traced_layers:
+    traced = deep(shape, recipe)
+    try:
+        found = traced.by_shallow(4)
+    except (NotRepeating, NotAffine):
         return False
-    assert found.at(4) == whole.at(4)
-    assert deep.assumed == whole.assumed
+    assert found == traced.itself(4)
     return True
 
 
 def test_a_deep_networks_trace_is_its_own() -> None:
-    deep, whole = both(GPT2, Recipe("bf16", recompute="full"))
-    found = deep.with_single(deep.affine())
-    assert deep.traced_layers == (3, 4, 5)
-    assert found.at(7) == whole.at(7)
-    assert found.at(1) == whole.at(1)
-    assert deep.assumed == whole.assumed
+    assert same(GPT2, Recipe("bf16", recompute="full"))
 
 
 class InTurns:
@@ -109,14 +125,9 @@ class InTurns:
         optimizer.zero_grad()
 
 
-def test_layers_that_are_not_alike_are_all_traced() -> None:
-    recipe = Recipe()
-    deep = DeepTracer(lambda layers: tracer(InTurns(layers), recipe), 6, 3)
-    found = deep.affine()
-    assert deep.traced_layers == ()
-    whole = tracer(InTurns(6), recipe)
-    assert found.at(7) == whole.at(7)
-    assert deep.at(2) == whole.at(2)
+def test_layers_that_are_not_alike_are_refused() -> None:
+    with pytest.raises(NotRepeating):
+        Deep(InTurns, Recipe(), 3).by_shallow(4)
 
 
 def test_only_deep_networks_of_equal_blocks_are_traced_by_shallow_ones() -> None:
@@ -194,6 +205,4 @@ def test_frozen_layers(freeze: str, recompute: Recompute) -> None:
 @pytest.mark.parametrize("sharding", ["zero1"])
 def test_what_is_shared_out_by_size_is_traced_itself(sharding: Sharding) -> None:
     """`DistributedDataParallel` and `ZeroRedundancyOptimizer` go by the sizes of all parameters together."""
-    deep, whole = both(LLAMA, Recipe(sharding=sharding, gpus=8))
-    assert deep.affine() == whole.affine()
-    assert deep.traced_layers == ()
+    assert not same(LLAMA, Recipe(sharding=sharding, gpus=8))

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.simulator.device.shapes import Untraceable
+from tests.in_process import as_cuda
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on, simulated_gpu
 
 KNOWN_KEYS = {
@@ -236,7 +236,7 @@ def test_the_device_module_takes_the_keywords_of_torch(module: ModuleType) -> No
         if inspect.isfunction(found) and not name.startswith("_") and found.__module__.startswith("torch.")
     }
     assert len(functions) > 5
-    with device_for(simulated_gpu(), user_code=True):
+    with as_cuda(simulated_gpu()):
         for name, signature in functions.items():
             keywords = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
             try:
@@ -345,7 +345,7 @@ def test_dropout_keeps_one_byte_an_element_for_its_mask() -> None:
 @pytest.mark.parametrize("pinned", [True, False])
 def test_activations_saved_on_the_host_have_no_data_there(pinned: bool) -> None:
     gpu = simulated_gpu()
-    with device_for(gpu, user_code=True):
+    with as_cuda(gpu):
         saved = torch.autograd.graph.save_on_cpu(pin_memory=pinned)
         activations = torch.randn(2**18, device="cuda")
         numbers = torch.arange(2**18, device="cpu")

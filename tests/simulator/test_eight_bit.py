@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpumem_tui.simulator.cuda.presented import device_for
+from tests.in_process import as_cuda
 from tests.simulator.simulated_steps import simulated_gpu
 
 TOKENS, INPUTS, OUTPUTS = 512, 1024, 2048
@@ -15,7 +15,7 @@ TOKENS, INPUTS, OUTPUTS = 512, 1024, 2048
 def test_a_layer_takes_what_its_operators_run_on_a_gpu(threshold: float) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
     gpu = simulated_gpu(unlimited=True)
-    with device_for(gpu, user_code=True):
+    with as_cuda(gpu):
         layer = bitsandbytes.nn.Linear8bitLt(INPUTS, OUTPUTS, bias=False, has_fp16_weights=False, threshold=threshold)
         layer.cuda()
         values = torch.randn(TOKENS, INPUTS, device="cuda", dtype=torch.bfloat16, requires_grad=True)

@@ -7,10 +7,10 @@ import torch
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.profile import profile_for
-from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.step.cuda_history import HistoryNotes
 from tests.cuda_standin import cuda_played
+from tests.in_process import as_cuda
 
 
 def test_its_figures_have_pytorchs_names_and_count_as_it_does() -> None:
@@ -19,7 +19,7 @@ def test_its_figures_have_pytorchs_names_and_count_as_it_does() -> None:
         cuda.allocate(512)
         names = set(torch.cuda.memory_stats())
     shape = find_gpu("a100-80gb")
-    with device_for(SimulatedGpu(shape, profile_for(torch.__version__, shape)), user_code=True):
+    with as_cuda(SimulatedGpu(shape, profile_for(torch.__version__, shape))):
         before = torch.cuda.memory_stats()
         notes = HistoryNotes(torch.device("cuda", 0))
         kept = torch.empty(100, device="cuda")

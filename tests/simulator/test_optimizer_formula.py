@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
-from gpumem_tui.catalog.loader import find_gpu, find_model
+from gpumem_tui.catalog.loader import find_model
 from gpumem_tui.catalog.shapes import ModelShape
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import OPTIMIZERS, Optimizer, Recipe
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.replay import Replay, replay
-from gpumem_tui.simulator.device.gpu import register
-from gpumem_tui.simulator.fast.tracing import Tracer
-from gpumem_tui.workload.spec import WorkloadSpec
+from gpumem_tui.workload.standard import CatalogWorkload
+from tests.in_process import timeline_of
 
 GPT2 = replace(find_model("gpt2"), layers=2, seq_len=128)
 UPDATED = replace(GPT2, seq_len=16, tied_head=False)
@@ -27,15 +24,7 @@ _WORKSPACES_BYTES = 20 * MIB
 
 
 def traced(shape: ModelShape, recipe: Recipe) -> Replay:
-    register()
-    gpu = find_gpu("a100-80gb")
-
-    def failed(error: Exception) -> None:
-        raise AssertionError(error)
-
-    load = WorkloadSpec(recipe, shape=shape).load
-    tracer = Tracer(load, recipe, gpu, profile_for(torch.__version__, gpu), 2, failed)
-    return replay(tracer.at(2))
+    return replay(timeline_of(CatalogWorkload(shape, recipe), 2, 2, recipe))
 
 
 @pytest.mark.parametrize("shape", [GPT2, UPDATED, VIT], ids=["gpt2", "updated", "vit"])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpumem_tui.simulator.cuda.presented import device_for
+from tests.in_process import as_cuda
 from tests.simulator.simulated_steps import on, simulated_gpu
 
 WIDE = 1024
@@ -23,7 +23,7 @@ WIDE = 1024
 @pytest.fixture
 def layer() -> Iterator[nn.Linear]:
     """A layer on the host, where the simulated GPU is CUDA."""
-    with device_for(simulated_gpu(), user_code=True):
+    with as_cuda(simulated_gpu()):
         yield nn.Linear(WIDE, WIDE)
 
 

@@ -12,15 +12,15 @@ from torch import nn
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.allocator.profile import profile_for
-from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
+from tests.in_process import as_cuda
 from tests.simulator.simulated_steps import simulated_gpu
 
 
 @pytest.fixture
 def gpu() -> Iterator[SimulatedGpu]:
     found = simulated_gpu()
-    with device_for(found, user_code=True):
+    with as_cuda(found):
         yield found
 
 
@@ -50,7 +50,7 @@ def test_the_reserve_is_as_published(
 def test_an_lstm_takes_what_it_took_on_an_h200() -> None:
     """The events of `lstm` in shared histories: torch 2.11, cuDNN 9.19, 2 layers, 1,024 units, 32 times 128 steps."""
     gpu = simulated_gpu(unlimited=True)
-    with device_for(gpu, user_code=True):
+    with as_cuda(gpu):
         layer = nn.LSTM(1024, 1024, 2, dropout=0.2, batch_first=True).cuda()
         values = torch.randn(32, 128, 1024, device="cuda", requires_grad=True)
         before = gpu.recorder.allocations
@@ -155,7 +155,7 @@ def test_autocast_runs_float16_whatever_its_type(gpu: SimulatedGpu) -> None:
 )
 def test_cudnn_runs_bfloat16_since_9_13(name: str, version: str, is_cudnns: bool) -> None:
     card = find_gpu(name)
-    with device_for(SimulatedGpu(card, profile_for(version, card)), user_code=True):
+    with as_cuda(SimulatedGpu(card, profile_for(version, card))):
         layer = nn.LSTM(40, 96).cuda()
         with torch.autocast("cuda", dtype=torch.bfloat16):  # asked of what comes in, before that is cast
             output, _ = layer(torch.randn(7, 3, 40, device="cuda", dtype=torch.bfloat16))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.catalog.shapes import ModelShape
@@ -14,15 +13,15 @@ from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Precision, Recipe, Recompute, Sharding
 from gpumem_tui.formula.weights import block_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.run.events import TraceDone, TraceRequest
-from gpumem_tui.run.main import trace
-from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.search import predicting
+from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import Replay, replay
 from gpumem_tui.simulator.allocator.timeline import Timeline
-from gpumem_tui.simulator.fast.tracing import Tracer
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 from gpumem_tui.workload.standard import CatalogWorkload
+from tests.in_process import timeline_of
 
 GPUS, STEPS = 8, 3
 SHAPE = find_model("gpt2").overridden(layers=4, hidden=512, heads=8, vocab=8192, seq_len=64)
@@ -40,9 +39,7 @@ def _recipe(sharding: Sharding, precision: Precision = "fp32") -> Recipe:
 
 def _run(recipe: Recipe, shape: ModelShape = SHAPE) -> Timeline:
     """One run at a batch size of 2."""
-    gpu = find_gpu("a100-80gb")
-    profile = profile_for(torch.__version__, gpu)
-    return Tracer(lambda: CatalogWorkload(shape, recipe), recipe, gpu, profile, STEPS, lambda _: None).at(2)
+    return timeline_of(CatalogWorkload(shape, recipe), 2, STEPS, recipe)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +74,14 @@ def _at(result: Replay, phase: Phase, bucket: Bucket) -> int:
     return next(p.breakdown[bucket] for p in result.phases if p.step == STEPS and p.phase is phase)
 
 
-def test_a_sharded_step_is_traced_at_every_batch_size(timelines: dict[str, Timeline]) -> None:
+def test_a_sharded_step_is_traced_at_every_batch_size(stages: dict[str, Replay]) -> None:
     gpu = find_gpu("a100-80gb")
-    request = TraceRequest(WorkloadSpec(_recipe("zero3"), shape=SHAPE), gpu, steps=STEPS)
-    done = trace(request, profile_for(torch.__version__, gpu), report=lambda _: None)
-    assert isinstance(done, TraceDone), done
-    assert done.trace.at(2) == timelines["zero3"]
+    workload = WorkloadSpec(_recipe("zero3"), shape=SHAPE)
+    traced = predicting.predict(SearchConfig(workload, Device(gpu, simulated=True), steps=STEPS)).prediction.traced
+    assert isinstance(traced, Traced), traced
+    here, there = stages["zero3"], replay(traced.trace.at(2))
+    assert there.peak_allocated_bytes == here.peak_allocated_bytes
+    assert there.breakdown == here.breakdown
 
 
 def test_fsdp_shards_parameters_and_state_to_an_eighth(stages: dict[str, Replay]) -> None:

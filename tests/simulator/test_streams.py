@@ -14,10 +14,10 @@ from gpumem_tui.run.events import TraceDone, decode_event, encode
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, replay
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
-from gpumem_tui.simulator.cuda.presented import device_for
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.snapshots.recording import record, snapshot
 from gpumem_tui.step import Phase
+from tests.in_process import as_cuda
 
 SIZE = 40 * MIB
 
@@ -27,7 +27,7 @@ def gpu() -> Iterator[SimulatedGpu]:
     """The GPU as a program on it finds it."""
     shape = find_gpu("a100-80gb")
     simulated = SimulatedGpu(shape, profile_for(torch.__version__, shape))
-    with device_for(simulated, user_code=True):
+    with as_cuda(simulated):
         yield simulated
 
 

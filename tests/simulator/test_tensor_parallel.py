@@ -11,7 +11,6 @@ from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import Bucket
-from gpumem_tui.simulator.cuda.world import world_of
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, held, most_held, on, trained
@@ -35,8 +34,7 @@ _BLOCK_BYTES = 512
     ids=lambda one: one.name if isinstance(one, ModelShape) else f"{one.precision}-{one.sequence_parallel}",
 )
 def test_one_rank_holds_what_the_formula_says(shape: ModelShape, recipe: Recipe) -> None:
-    with world_of(recipe):
-        timeline = trained(shape, recipe, SAMPLES).finish()
+    timeline = trained(shape, recipe, SAMPLES).finish()
 
     counted = predict(shape, recipe, SAMPLES)
     assert counted.peak_bytes == pytest.approx(most_held(timeline) - 2 * CUBLAS_WORKSPACE_BYTES, rel=0.01)

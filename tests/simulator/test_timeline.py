@@ -12,8 +12,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
 from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.step import Phase
-from gpumem_tui.step.phases import watch_phases
-from gpumem_tui.step.run import StepRun
+from tests import in_process
 from tests.simulator.simulated_steps import MLP, simulated_gpu, trained
 
 
@@ -42,17 +41,6 @@ def test_a_run_that_survives_an_out_of_memory_counts_to_its_end() -> None:
     assert recorder.finish(failed=True).events == (1,)
 
 
-def test_forward_begins_with_the_first_part_that_is_called() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    phases: list[Phase] = []
-    with watch_phases(model, phases.append, lambda _: None):
-        model.forward(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        model(torch.ones(1, 2)).sum().backward()
-    assert phases == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.FORWARD, Phase.BACKWARD]
-
-
 class _OwnOptimizers:
     """A workload whose step has an optimizer that `build` does not give."""
 
@@ -74,8 +62,7 @@ class _OwnOptimizers:
 
 def test_the_state_of_an_optimizer_that_only_the_step_knows_is_optimizer_state() -> None:
     workload, gpu = _OwnOptimizers(), simulated_gpu()
-    with simulate(gpu) as device:
-        StepRun(workload, 1, device, gpu).run(2)
+    with in_process.trained(workload, 1, 2, gpu):
         timeline = gpu.finish()
         held = Counter[Bucket]()
         for found in timeline.held_after(len(timeline.events) - 1):

@@ -14,7 +14,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown
 from gpumem_tui.probe.wire import Trained, TrainedModel, TrainedParameter
 from gpumem_tui.watch.shape import Derived, derive
-from gpumem_tui.workload.spec import WorkloadSpec
+from gpumem_tui.workload.standard import CatalogWorkload
 
 Dims = tuple[int, ...]
 
@@ -46,7 +46,7 @@ def architecture(shape: ModelShape) -> ModelShape:
 
 def our_model(shape: ModelShape) -> dict[str, Dims]:
     with torch.device("meta"):
-        model, _ = WorkloadSpec(recipe=Recipe(optimizer="sgd"), shape=shape).load().build(torch.device("meta"))
+        model, _ = CatalogWorkload(shape, Recipe(optimizer="sgd")).build(torch.device("meta"))
     assert isinstance(model, torch.nn.Module)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 

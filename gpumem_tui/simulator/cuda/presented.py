@@ -21,14 +21,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.nn.modules import module as modules
 from torch.utils import _device as default_devices
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator.cuda import names as cuda_names
 from gpumem_tui.simulator.cuda.loading import Loading
-from gpumem_tui.simulator.cuda.names import CUDA, CudaGenerator, CudaNames, by_number, presented, simulated
+from gpumem_tui.simulator.cuda.names import CudaGenerator, CudaNames, by_number, presented, simulated
 from gpumem_tui.simulator.device import host, kinds, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
-from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend, simulate
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
 from gpumem_tui.simulator.device.kinds import become, fake_device_of, known_length, make_parameter, make_subclass
 from gpumem_tui.simulator.device.mode import DeviceMode
 from gpumem_tui.simulator.device.streams import SimulatedEvent, SimulatedStream, StreamContext
@@ -41,23 +42,6 @@ _CUDNN_VERSION = 91002
 
 _CUDNN_BENCHMARK_LIMIT = 10
 """torch's default (`benchmark_limit_cudnn` in aten/src/ATen/Context.h)."""
-
-
-@contextmanager
-def device_for(gpu: SimulatedGpu, *, user_code: bool) -> Iterator[torch.device]:
-    """Run within `simulate(gpu)`, and yield the device as the code that trains on it is to name it.
-
-    Args:
-        gpu: the simulated GPU.
-        user_code: it may name CUDA itself, as in ``torch.autocast("cuda")``; the catalog's models use the device that
-            they are given, and need no such translation, which takes its time.
-    """
-    with simulate(gpu) as device:
-        if not user_code:
-            yield device
-            return
-        with presented_as_cuda(gpu):
-            yield CUDA
 
 
 @contextmanager
@@ -278,6 +262,14 @@ def _follow_devices_in_python(replacements: Replacements, gpu: SimulatedGpu) -> 
     replacements.set(nn.Parameter, "device", property(device_of_parameter))
     for kind in (FakeTensor, nn.Parameter):
         replacements.set(kind, "is_cuda", property(is_here))
+    checks = original(checkpoint, "_allowed_determinism_checks_to_fns")
+    look = checks["default"]
+
+    def look_at(tensor: torch.Tensor) -> dict[str, Any]:
+        found = look(tensor)
+        return {**found, "device": presented(found["device"])}
+
+    replacements.set(checkpoint, "_allowed_determinism_checks_to_fns", {**checks, "default": look_at})
     plain_repr: Any = FakeTensor.__repr__
 
     def shown(tensor: FakeTensor, **_: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -19,7 +18,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 
-from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.importing import after_import
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.cuda.collectives import OF_OBJECTS, OF_TENSORS, among_equals
@@ -32,23 +30,6 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 
 c10d: Any = dist.distributed_c10d
 _torch_distributed: Any = dist
-
-
-@contextmanager
-def rank_zero_of(ranks: int) -> Iterator[None]:
-    """Have this process be rank 0 of `ranks` within the context."""
-    _answer_once()
-    dist.init_process_group("fake", store=_torch_distributed.HashStore(), rank=0, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def world_of(recipe: Recipe) -> AbstractContextManager[None]:
-    """Return the world that the recipe's step lives in: of its ranks where they share what they hold, else none."""
-    alone = recipe.ranks == 1 and recipe.sharding == "none"
-    return nullcontext() if alone else rank_zero_of(recipe.ranks)
 
 
 def answer_alone(rank: int) -> None:

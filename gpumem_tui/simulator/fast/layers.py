@@ -21,6 +21,9 @@ from itertools import takewhile, zip_longest
 from operator import eq
 from typing import Literal, NamedTuple
 
+from gpumem_tui.catalog.shapes import ModelShape
+from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.weights import frozen_blocks, only_head
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.timeline import Mark, Timeline
 from gpumem_tui.step import Site
@@ -34,11 +37,61 @@ _COMPARED = 512
 _END = -1
 """Stands for a kind behind the last entry."""
 
+_FIRST_INNER_AND_LAST = 3
+"""Layers alike that a shallow network has at least: what the first and the last do apart is then not taken for what all
+do (a sharded layer is gathered before it is needed, by the one before)."""
+
 _What = Literal["allocate", "release", "release in use", "complete", "mark", "empty"]
 
 
 class NotRepeating(ValueError):
     """Two runs differ by more than repetitions of what both do."""
+
+
+def shallow_layers(shape: ModelShape, recipe: Recipe) -> int:
+    """Return how many layers the shallowest network has that stands for this shape; 0 to trace it itself.
+
+    Blocks of transformers are alike, but for the first ones of some mixtures of experts, and for those that are frozen
+    before others. It pays from twice as many layers on: three depths are traced. What is compiled as a whole is traced
+    as a whole.
+    """
+    if not shape.record.has_attention or recipe.compile:
+        return 0
+    dense = shape.dense_layers if shape.experts is not None else 0
+    frozen = 0 if only_head(recipe) else frozen_blocks(shape, recipe)
+    layers = _FIRST_INNER_AND_LAST + max(dense, frozen)
+    return layers if shape.layers > 2 * (layers + 1) else 0
+
+
+def deepened(trace: AffineTrace, runs: tuple[Timeline, Timeline, Timeline], checked: int, layers: int) -> AffineTrace:
+    """Return the trace of a network of so many layers more than the one that `trace` is of.
+
+    Args:
+        runs: of that network and of one layer more, both at one batch size; and of two layers more, at the batch size
+            `checked`, which must be exactly as the other two predict.
+
+    Raises:
+        NotRepeating: layers are not all alike.
+    """
+    shallow, deeper, deepest = runs
+    pattern = LayerPattern.between(shallow, deeper)
+    if pattern.extended(trace, 2).at(checked) != deepest:
+        raise NotRepeating("the run of the deepest is not what those of fewer layers predict")
+    return pattern.extended(trace, layers)
+
+
+Assumed = tuple[tuple[str, int, str], ...]
+"""Operators whose kernels' scratch is not known, how often each ran, and why it is not."""
+
+
+def deepened_assumed(shallow: Assumed, deeper: Assumed, layers: int) -> Assumed:
+    """Return what is assumed of a network of so many layers more than the shallow one; the deeper has one more."""
+    before = {operator: times for operator, times, _ in shallow}
+    found = []
+    for operator, times, why in deeper:
+        first = before.get(operator, 0)
+        found.append((operator, first + layers * (times - first), why))
+    return tuple(found)
 
 
 class _Entry(NamedTuple):
