@@ -14,6 +14,7 @@ import pytest
 from gpumem_tui.catalog.loader import find_gpu
 from tests.cli.conftest import Finished, Program
 from tests.search.trials import workload
+from tests.sharing import made_once
 
 _BYTES = {"type": "integer", "minimum": 0}
 _BUCKET_NAMES = ("parameters", "gradients", "optimizer", "activations", "batch_data")
@@ -115,13 +116,14 @@ TINY = (*SMALL, "--hidden", "64", "--heads", "2", "--vocab", "512", "--seq-len",
 
 
 @pytest.fixture(scope="module")
-def gpt2(program: Program) -> Finished:
-    return program("search", "--json", *SMALL)
+def gpt2(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return made_once(tmp_path_factory, "searched", lambda: program("search", "--json", *SMALL))
 
 
 @pytest.fixture(scope="module")
-def predicted(program: Program) -> Finished:
-    return program("predict", "--batch-size", "8", "--target-batch", "256", "--json", *SMALL)
+def predicted(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    arguments = ("predict", "--batch-size", "8", "--target-batch", "256", "--json", *SMALL)
+    return made_once(tmp_path_factory, "predicted", lambda: program(*arguments))
 
 
 def test_search_finds_and_verifies_gpt2_on_a_simulated_a100(gpt2: Finished) -> None:

@@ -23,7 +23,7 @@ from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.command.running import TIMEOUT_S, Project
-from tests.sharing import WarmPython
+from tests.sharing import WarmPython, made_once
 from tests.terminal.terminal import terminal
 from tests.warm import TRANSFORMERS
 
@@ -156,9 +156,13 @@ BLOCK = 512
 
 
 @pytest.fixture(scope="module")
-def counts() -> dict[str, tuple[int, int]]:
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, int]]:
     """Parameters and their tensors, as transformers builds each model on tensors without data."""
     pytest.importorskip("transformers")
+    return made_once(tmp_path_factory, "counts", _counted)
+
+
+def _counted() -> dict[str, tuple[int, int]]:
     done = subprocess.run(
         [WarmPython.path(TRANSFORMERS), "-c", COUNT],
         input=json.dumps({**CONFIGS, **{f"{name} own": values for name, values in OWN_CONFIGS.items()}}),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpumem_tui.catalog.loader import find_gpu
+from tests.sharing import made_once
 
 PYTHONS = [path for path in os.environ.get("GPUMEM_TUI_PYTHONS", "").split(os.pathsep) if path]
 """Interpreters with other versions of torch, as those of `tests/command/test_torch_versions.py`."""
@@ -256,9 +257,14 @@ MATRIX = 4 * 1024 * 1024
 @pytest.fixture(
     scope="module", params=[sys.executable, *(pytest.param(path, marks=pytest.mark.versions) for path in PYTHONS)]
 )
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What forward leaves by program, eager and compiled: its result, and what it keeps for backward."""
-    command = [request.param, "-c", PROGRAMS, pickle.dumps(find_gpu("a100-80gb")).hex()]
+    python = [sys.executable, *PYTHONS].index(request.param)
+    return made_once(tmp_path_factory, f"compiled{python}", lambda: _found_by(request.param))
+
+
+def _found_by(python: str) -> dict[str, Any]:
+    command = [python, "-c", PROGRAMS, pickle.dumps(find_gpu("a100-80gb")).hex()]
     paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=paths)
     assert done.returncode == 0, done.stderr
