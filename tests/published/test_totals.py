@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
 import pytest
 
 from tests.published.totals import TRANSFORMERS, Total, load
 
 _ALWAYS = ("gmn-timm-resnet-50-64", "gmn-timm-vit-b-16-32", "gmn-own-resnet-50-128", "gmn-own-vgg16-128")
-"""The others, of the same programs, take a minute together."""
+"""Of the others the smallest and the largest batch of each network is `slow`."""
 
 _WIDEST_PERCENT = 33
 _LOOSEST_PERCENT = 0.2
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.id, marks=[] if row.id in _ALWAYS else [pytest.mark.slow]) for row in load()]
-)
+def _marked() -> Iterator[Any]:
+    for _, of_one in groupby(load(), lambda row: (row.program, row.network)):
+        rows = sorted(of_one, key=lambda row: row.batch_size)
+        for row in rows:
+            ends = pytest.mark.slow if row in (rows[0], rows[-1]) else pytest.mark.exhaustive
+            yield pytest.param(row, id=row.id, marks=[] if row.id in _ALWAYS else ends)
+
+
+@pytest.mark.parametrize("row", _marked())
 def test_a_total_lies_where_the_table_says(row: Total) -> None:
     if row.network in TRANSFORMERS:
         pytest.importorskip("transformers")

@@ -19,6 +19,7 @@ from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.fast.repeats import Repeats
 from gpumem_tui.step import Phase
+from tests.pairs import pairwise
 
 Loop = Callable[["Training"], None]
 
@@ -187,9 +188,7 @@ def _run(
     return simulated, Counted.runs
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
-@pytest.mark.parametrize("with_loss", [False, True], ids=["loss outside", "loss inside"])
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.strip("_"))
+@pytest.mark.parametrize(("loop", "with_loss", "autocast"), pairwise(LOOPS, (False, True), (False, True)))
 def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast: bool) -> None:
     ran, often = _run(loop, None, answers=False, with_loss=with_loss, autocast=autocast)
     answered, seldom = _run(loop, None, answers=True, with_loss=with_loss, autocast=autocast)

@@ -53,6 +53,7 @@ print("after:", *(name for owner, name, _ in changed(before) if owner == "torch.
 """
 
 
+@pytest.mark.slow
 def test_all_that_changes_in_torch_is_in_the_register() -> None:
     done = subprocess.run([sys.executable, "-c", CHANGES], capture_output=True, text=True, timeout=300, check=True)
     *lines, after = done.stdout.splitlines()

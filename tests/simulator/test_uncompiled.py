@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -63,6 +65,7 @@ assert torch.compile(lambda x: x.view(6) + 1, backend="eager", dynamic=True)(tor
 """
 
 
+@pytest.mark.slow
 def test_symbolic_sizes_are_as_torch_has_them_and_loaded_by_their_first_use() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -85,6 +88,7 @@ assert product.to_local().tolist() == [[2.0] * 3] * 4
 """
 
 
+@pytest.mark.slow
 def test_distributed_tensors_are_known_as_such_once_they_are_loaded(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DISTRIBUTED, str(tmp_path / "store")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
