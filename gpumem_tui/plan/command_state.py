@@ -52,6 +52,11 @@ class CommandPlanState:
         return self.config.device.gpu if self.plan is None else self.plan.gpu
 
     @property
+    def works_out(self) -> bool:
+        """Return whether the trace is being asked on the planned GPU."""
+        return self.plan is not None and self.answer is None and not self.failure
+
+    @property
     def spared(self) -> tuple[Combination, ...]:
         """The changes that were not needed."""
         return () if self.plan is None else self.plan.spared
@@ -107,11 +112,16 @@ def reaching(state: CommandPlanState, sample: Sample) -> CommandPlanState:
     return replace(state, reached=how_far(replace(sample, progress=replace(sample.progress, elapsed_s=0.0))))
 
 
+def unanswered(state: CommandPlanState, failure: str) -> CommandPlanState:
+    """Note why the trace says nothing on the planned GPU."""
+    return replace(state, failure=failure)
+
+
 def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
     """Plan for another GPU, on which the trace is yet to be asked."""
     if state.plan is None or gpu == state.gpu:
         return state
-    return replace(state, plan=replace(state.plan, elsewhere=gpu), answer=None)
+    return replace(state, plan=replace(state.plan, elsewhere=gpu), answer=None, failure="")
 
 
 def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> CommandPlanState:

@@ -6,6 +6,8 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.scenes import plan as plan_scene
+from tests.scenes.command_plan import ScriptedRuns, command_app, command_config
+from tests.scenes.command_plan import plan_screen as command_screen
 from tests.scenes.pictures import SIZES, Before, Compare, pressed, stands_still
 from tests.scenes.plan import FITS, GPT2, LLAMA, RESNET
 from tests.scenes.reading import assert_shown, read_picture
@@ -27,6 +29,13 @@ async def held(pilot: Pilot[int]) -> None:
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_too_large(snap_compare: Compare, size: tuple[int, int]) -> None:
     assert snap_compare(plan_scene.app(LLAMA), terminal_size=size, run_before=after())
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_command_that_is_too_large(snap_compare: Compare, size: tuple[int, int]) -> None:
+    app = command_app(ScriptedRuns(command_config(), batch_size=64))
+    there = pressed(there=lambda _: command_screen(app).settled)
+    assert snap_compare(app, terminal_size=size, run_before=there)
 
 
 def test_it_fits(snap_compare: Compare) -> None:

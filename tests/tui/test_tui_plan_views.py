@@ -13,6 +13,8 @@ from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import Answer, answer, largest_by_gpu, traced_answer
+from gpumem_tui.plan.command import CommandPlan
+from gpumem_tui.plan.command_state import CommandPlanState, planned_for, unanswered
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves, memory_over_step
 from gpumem_tui.plan.goals import QUANTITIES
 from gpumem_tui.plan.judgement import judgements
@@ -38,10 +40,12 @@ from gpumem_tui.tui.plan.numbers import (
     ledger_rows,
     pane_places,
     pane_row,
+    shown_command,
     shown_model,
     verdict_rows,
 )
 from gpumem_tui.tui.plan.panes import PaneRequest, judgement_rows, model_content
+from tests.plan.commands import base_predicted, command_config
 from tests.plan.plans import with_figures
 from tests.scenes.plan import FITS, GPT2, LLAMA, RESNET, HandTracer, traced_of
 
@@ -198,6 +202,16 @@ def test_one_sample_is_one() -> None:
     one = Plan(find_model("gpt2-xl"), Recipe(), find_gpu("rtx-4090-24gb"))
     text = " ".join(said(model_content(requested("techniques", one), HandTracer(print)).view(ROOMY, "")))
     assert "1 pass × 1 = 1 sample a step" in text
+
+
+def test_a_command_says_why_its_trace_tells_nothing_of_a_gpu() -> None:
+    config = command_config()
+    state = CommandPlanState(config, 8, CommandPlan(config, 8, base_predicted(config)))
+    assert "working it out" in said(verdict_rows(shown_command(state, 0), 80))[0]
+    failed = unanswered(planned_for(state, find_gpu("t4-16gb")), "NotAffine: of no form")
+    shown = shown_command(failed, 0)
+    assert "– NotAffine: of no form" in said(verdict_rows(shown, 80))[0]
+    assert "Formula" not in said(ledger_rows(shown, 80))[0]
 
 
 # Controls

@@ -147,7 +147,7 @@ def _technique_rows(effect: Effect, found: Alone, width: int, *, here: bool) -> 
     if is_traced:
         largest = ABSENT if most is None else f"{most:,}" if most else "none"
     else:
-        largest = f"≈{most:,}" if most else f"≈{ABSENT if most is None else 'none'}"
+        largest = f"≈{most:,}" if most else ABSENT if most is None else "≈none"
     if change.key in found.waiting:
         largest = f"{PENDING} {largest}"
     saves = f"{'' if is_traced and found.saves_known else '≈'}{compact_bytes(effect.saved_bytes)}"

@@ -114,7 +114,7 @@ def shown_command(state: CommandPlanState, elapsed_s: int) -> Shown:
     if workload.hugging_face is not None:
         name = report.workload_line(workload, 0 if plan is None else plan.base.done.parameters)
     traced: TracedAnswer | Unknown | None = found
-    if plan is None and not state.busy:
+    if found is None and not state.busy and not state.works_out:
         traced = Unknown(state.failure or f"{noun} as it is has not been traced")
     return Shown(
         name,
@@ -234,9 +234,10 @@ def _traced_verdict(shown: Shown, waited: str) -> Row:
     if isinstance(found, Unknown):
         return [(f"{ABSENT} {found.reason}", MUTED)]
     room = room_words(found.fit, found.free_range)
+    where = "" if shown.formula is not None else f" on {shown.gpu.title}"  # which no control says
     if found.fit == "does not fit":
-        return [_verdict(found), (f" by {room.removesuffix(' missing')}", "")]
-    return [_verdict(found), (f" · {'' if found.fits or found.fit == 'may fit' else 'runs, '}{room}", "")]
+        return [_verdict(found), (f" by {room.removesuffix(' missing')}{where}", "")]
+    return [_verdict(found), (f" · {'' if found.fits or found.fit == 'may fit' else 'runs, '}{room}{where}", "")]
 
 
 def _bar(gpu: Gpu, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> Row:

@@ -206,7 +206,7 @@ class CommandPlanned:
     @property
     def busy(self) -> bool:
         """Return whether something runs, or is worked out."""
-        return self.state.busy or (self.state.plan is not None and self.state.answer is None)
+        return self.state.busy or self.state.works_out
 
     @property
     def leaving_code(self) -> int:
@@ -239,9 +239,13 @@ class CommandPlanned:
         plan = self.state.plan
 
         def work() -> None:
-            found = plan.answer()
-            found.worked_out()
-            self._tell(partial(commands.answered, answer=found))
+            try:
+                found = plan.answer()
+                found.worked_out()
+            except Exception as error:  # noqa: BLE001  named on the screen; else it would be waited for for ever
+                self._tell(partial(commands.unanswered, failure=own_error(error)))
+            else:
+                self._tell(partial(commands.answered, answer=found))
 
         threading.Thread(target=work, name="plan on a GPU", daemon=True).start()
 
