@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from gpumem_tui.simulator.fast.layers import Assumed, NotRepeating, deepened, de
 from gpumem_tui.step.workload import Workload
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.in_process import trained
+from tests.pairs import pairwise
 from tests.simulator.simulated_steps import GPT2, LLAMA, simulated_gpu
 
 VIT = find_model("vit-b-16").overridden(hidden=64, heads=4, ffn=128, image_size=64)
@@ -144,22 +144,6 @@ SHAPES = [GPT2, BERT, VIT, LLAMA, *map(few_experts, ("qwen3-30b-a3b", "gpt-oss-2
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
-def pairwise(firsts: Iterable[Any], seconds: Sequence[Any], thirds: tuple[Any, Any]) -> list[Any]:
-    """All combinations of three: those that have every two of them together are `slow`, the others are `exhaustive`."""
-    return [
-        pytest.param(
-            first,
-            second,
-            third,
-            marks=pytest.mark.slow if (row + column + place) % 2 == 0 else pytest.mark.exhaustive,
-            id="-".join(str(getattr(one, "name", one)) for one in (first, second, third)),
-        )
-        for row, first in enumerate(firsts)
-        for column, second in enumerate(seconds)
-        for place, third in enumerate(thirds)
-    ]
-
-
 def optimizer_of(shape: ModelShape, recompute: Recompute) -> Optimizer:
     """The optimizer whose turn it is."""
     turn = SHAPES.index(shape) * len(RECOMPUTES) + RECOMPUTES.index(recompute)
@@ -170,7 +154,9 @@ def test_every_optimizer_has_its_turn() -> None:
     assert {optimizer_of(shape, recompute) for shape in SHAPES for recompute in RECOMPUTES} == set(OPTIMIZERS)
 
 
-@pytest.mark.parametrize(("shape", "recompute", "precision"), pairwise(SHAPES, RECOMPUTES, ("amp-fp16", "bf16")))
+@pytest.mark.parametrize(
+    ("shape", "recompute", "precision"), pairwise(SHAPES, RECOMPUTES, ("amp-fp16", "bf16"), pytest.mark.slow)
+)
 def test_every_family_of_blocks_with_an_optimizer(
     shape: ModelShape, recompute: Recompute, precision: Precision
 ) -> None:
@@ -186,7 +172,7 @@ def test_weights_that_are_gathered_ahead(sharding: Sharding, recompute: Recomput
 
 @pytest.mark.parametrize(
     ("quantization", "adapter", "shape"),
-    pairwise(BASE_QUANTIZATIONS, ("lora", "dora"), (GPT2, few_experts("qwen3-30b-a3b"))),
+    pairwise(BASE_QUANTIZATIONS, ("lora", "dora"), (GPT2, few_experts("qwen3-30b-a3b")), pytest.mark.slow),
 )
 def test_adapters(quantization: BaseQuantization, adapter: Adapter, shape: ModelShape) -> None:
     recompute: Recompute = "none" if shape is GPT2 else "full"

@@ -22,6 +22,7 @@ from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.in_process import timeline_of
+from tests.pairs import pairwise
 
 GPUS, STEPS = 8, 3
 SHAPE = find_model("gpt2").overridden(layers=4, hidden=512, heads=8, vocab=8192, seq_len=64)
@@ -112,22 +113,22 @@ def test_gathered_weights_are_temporary_not_activations(timelines: dict[str, Tim
     assert _most(timelines["zero2"], Bucket.TEMPORARY) > 0.9 * 4 * count_parameters(SHAPE)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, LLAMA], ids=["gpt2", "llama"])
-@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3", "fsdp2"])
+STAGES: tuple[Sharding, ...] = ("zero1", "zero2", "zero3", "fsdp2")
+FURTHER = (("bf16", "none"), ("fp32", "none"), ("fp32", "full"), ("amp-bf16", "full"), ("bf16", "full"))
+
+
 @pytest.mark.parametrize(
-    ("precision", "recompute"),
+    ("step", "sharding", "shape"),
     [
-        ("amp-bf16", "none"),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("fp32", "none"), ("bf16", "none"), ("fp32", "full"), ("amp-bf16", "full"), ("bf16", "full"))
-        ),
+        *pairwise((("amp-bf16", "none"),), STAGES, (SHAPE, LLAMA)),
+        *pairwise(FURTHER, STAGES, (SHAPE, LLAMA), pytest.mark.slow),
     ],
 )
 def test_formula_and_trace_put_the_same_in_the_same_buckets(
-    shape: ModelShape, sharding: Sharding, precision: Precision, recompute: Recompute
+    step: tuple[Precision, Recompute], sharding: Sharding, shape: ModelShape
 ) -> None:
     """Autocast's copies, gathered weights, gradients on their way and buffers to send them: the most of each bucket."""
+    precision, recompute = step
     recipe = replace(_recipe(sharding, precision), recompute=recompute)
     traced, formula = _run(recipe, shape), predict(shape, recipe, 2)
     by_autocast = precision == "amp-bf16" and sharding != "fsdp2"
