@@ -178,8 +178,8 @@ class Connection(WatchedHost):
 
     def _take(self, report: HostReport, note: str) -> None:
         now_s = time.monotonic()
-        live = replace(self.status, phase=HostPhase.LIVE, report=report, problem="", note=note)
-        self._status.put(replace(live, received_s=now_s, retry_s=None))
+        live = HostStatus(self.host, HostPhase.LIVE, report=report, received_s=now_s, note=note)
+        self._status.put(live)
 
 
 class Readings:
