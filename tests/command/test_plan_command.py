@@ -113,10 +113,12 @@ def test_an_optimizer_that_is_kept(project: Project, optimizer: str, said: str) 
 
 def test_a_batch_size_that_is_not_given_is_the_usual_one(project: Project) -> None:
     project.write("train.py", SCRIPT)
-    done = project.plan("python", "train.py", "--batch-size", "{batch}", options=("--no-what-if",))
+    options = ("--no-what-if", "--accumulation", "4")
+    done = project.plan("python", "train.py", "--batch-size", "{batch}", options=options)
     assert done.code == 0, done.stderr
     assert "planning for batch 8; --batch-size takes another" in done.stderr
     assert done.json["workload"]["batch_size"] == 8
+    assert done.json["accumulation"] == {"steps": 4, "global_batch_size": 32, "target_batch": 32}
 
 
 def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
