@@ -24,7 +24,7 @@ def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading
     expected = watched.expected
     if isinstance(expected, Unknown):
         return expected
-    kind = find_gpu(DEFAULT_GPU) if gpu is None else planned_gpu(gpu)
+    kind = find_gpu(DEFAULT_GPU) if gpu is None else _planned_gpu(gpu)
     if isinstance(kind, Unknown):
         return kind
     activation_bytes = Unknown("no step") if sample is None else sample.peak_buckets[Bucket.ACTIVATIONS]
@@ -32,7 +32,7 @@ def plan_of(watched: WatchedProcess, sample: ProbeSample | None, gpu: GpuReading
     return Plan(expected.shape, expected.recipe, kind, batch_size=max(1, samples))
 
 
-def planned_gpu(gpu: GpuReading) -> Reading[Gpu]:
+def _planned_gpu(gpu: GpuReading) -> Reading[Gpu]:
     """Return a GPU as plans know it, or why it cannot be known; what others use of it is left out."""
     if isinstance(gpu.memory, Unknown):
         return gpu.memory
