@@ -90,7 +90,6 @@ def _policy(recipe: Recipe) -> MixedPrecisionPolicy:
 
 _BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "qkv", "gate_proj", "up_proj", "0")
 """What layers are called that a half of a block begins with; in a `Sequential` the first."""
-_BY_ROWS = ("out_proj", "proj", "down_proj", "2")
 _SEQUENCE = 1
 
 
