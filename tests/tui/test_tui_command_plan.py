@@ -14,6 +14,7 @@ from gpumem_tui.run.control import Control
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import PickScreen, TextScreen
+from gpumem_tui.tui.kit.help import key_lines
 from gpumem_tui.tui.kit.row_list import RowList
 from tests.scenes.command_plan import ScriptedRuns, command_app, command_config, plan_screen, state_of
 from tests.scenes.pictures import until
@@ -214,3 +215,12 @@ async def test_escape_ends_the_runs_and_the_time_left_is_said() -> None:
         await pilot.press("escape")
         await until(pilot, lambda: not state_of(app).busy)
         assert "r runs them" in _text(app)
+
+
+async def test_the_help_names_the_keys_that_a_command_has() -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _finished(pilot, app)
+        keys = ["".join(text for text, _ in line) for line in key_lines(plan_screen(app))]
+    assert any(line.split()[:6] == ["n", "t", "p", "b", "a", "numbers,"] for line in keys)
+    assert not [line for line in keys if "curves" in line or "control under" in line or "type a number" in line]

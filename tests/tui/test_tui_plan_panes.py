@@ -15,9 +15,10 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.techniques import cheapest_combination, techniques
 from gpumem_tui.tui.app import GpuMemApp
 from gpumem_tui.tui.kit.dialogs import TextScreen
-from gpumem_tui.tui.kit.help import HelpScreen
+from gpumem_tui.tui.kit.help import HelpScreen, key_lines
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import RowList
+from gpumem_tui.tui.plan.numbers import PANES
 from gpumem_tui.tui.plan.planned import of_model
 from gpumem_tui.tui.plan.screen import PlanScreen
 from tests.scenes import plan as plan_scene
@@ -169,6 +170,15 @@ async def test_help_opens_in_every_pane(pane: str) -> None:
             await pilot.press(key)
             assert isinstance(pilot.app.screen, TextScreen | HelpScreen)
             await pilot.press("escape")
+
+
+async def test_the_help_names_the_key_of_every_pane() -> None:
+    async with plan_scene.app(GPT2).run_test(size=SMALL) as pilot:
+        await plan_scene.settled(pilot)
+        screen = pilot.app.screen
+        assert isinstance(screen, PlanScreen)
+        named = {word for line in key_lines(screen) for word in "".join(text for text, _ in line[:1]).split()}
+    assert set(PANES.values()) <= named
 
 
 # What leaves the screen

@@ -284,11 +284,11 @@ class HostsScreen(TableScreen[HostsState]):
         """Sort the list that has the cursor the other way round."""
         self.action_flip("reverse" if self._processes.has_focus else "order_reverse")
 
-    def has_key(self, action: str) -> bool:
+    def has_key(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Return whether an action can be done here: not to what is past, nor to processes unless that is allowed."""
         if action == "connect":
             return self.replay is None
-        return self._allow_signals if action == "end" else super().has_key(action)
+        return self._allow_signals if action == "end" else super().has_key(action, parameters)
 
     def help_lines(self) -> Iterator[Row]:
         """Yield what is done to hosts, and what is not."""

@@ -93,7 +93,7 @@ def key_lines(screen: MainScreen) -> Iterator[Row]:
         while len(" ".join(fitting)) > _LONGEST_NAME:
             fitting.pop()
         yield from help_entries([(" ".join(fitting), f"{words[:1].lower()}{words[1:]}")])
-    yield from help_entries(screen.MORE_KEYS)
+    yield from help_entries(screen.more_keys())
     yield []
 
 

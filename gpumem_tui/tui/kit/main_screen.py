@@ -161,14 +161,12 @@ class MainScreen(SizedScreen):
     Attributes:
         SMALLEST: columns and rows below which the screen only says that it needs them.
         TOPIC: its page of the manual; `TABLES`: the heads of that page's tables that its help shows, empty for all.
-        MORE_KEYS: keys that no binding has, such as digits, and what they do.
         ending: the program is being left: nothing is begun any more.
     """
 
     SMALLEST: ClassVar[tuple[int, int]] = (1, 1)
     TOPIC: ClassVar[str] = ""
     TABLES: ClassVar[tuple[str, ...]] = ()
-    MORE_KEYS: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     ending = False
 
@@ -231,7 +229,11 @@ class MainScreen(SizedScreen):
         """Return the lines of the help between its keys and the manual's tables."""
         return ()
 
-    def has_key(self, _action: str) -> bool:
+    def more_keys(self) -> Sequence[tuple[str, str]]:
+        """Return keys that no binding has, such as digits, and what they do."""
+        return ()
+
+    def has_key(self, _action: str, _parameters: tuple[object, ...]) -> bool:
         """Return whether an action can ever be done on this screen; the help has its key even while it does nothing."""
         return True
 
@@ -241,8 +243,8 @@ class MainScreen(SizedScreen):
         known: set[type] = set()
         for node in nodes:
             for binding in bindings_of(type(node)) if type(node) not in known else ():
-                action = binding.action.partition("(")[0].rpartition(".")[2]
-                shown = node.check_action(*_parsed(binding.action)) if node is self.app else self.has_key(action)
+                offered = node.check_action if node is self.app else self.has_key
+                shown = offered(*_parsed(binding.action))
                 if binding.tooltip and shown:
                     yield binding
             known.add(type(node))

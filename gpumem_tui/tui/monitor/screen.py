@@ -270,11 +270,11 @@ class MonitorScreen(ProcessActions):
         """Choose no process any more."""
         self._enter(replace(self._state, cursor=None))
 
-    def has_key(self, action: str) -> bool:
+    def has_key(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Return whether an action can be done here: not to what is past or elsewhere."""
         if action in ("pause", "span"):
             return self.replay is None
-        return self.may_end if action == "end" else super().has_key(action)
+        return self.may_end if action == "end" else super().has_key(action, parameters)
 
     def help_first(self) -> Iterator[Row]:
         """Yield all alerts that there are now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -38,6 +38,7 @@ from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.plan.controls import PlanControls
 from gpumem_tui.tui.plan.explain import control_help, explanation
 from gpumem_tui.tui.plan.numbers import (
+    OF_EVERY_SUBJECT,
     PANES,
     PaneNames,
     fact_rows,
@@ -55,7 +56,9 @@ not after 5 ms."""
 _TURNS: list[float] = []
 """The turns that threads had before each Plan screen that is there; the first is given back when the last one goes."""
 _CLOCK_S = _ENDS_WITHIN_S = 1.0
-_PANES = "Numbers, techniques, curves, every GPU, batch sizes, places, limits, judgement, compare"
+_PANES = "Numbers, techniques, every GPU, batch sizes, places"
+_PANES_OF_MODELS = "Curves, limits, judgement, compare"
+_ESCAPE = "Back to the controls; there, or without any, end what runs"
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
@@ -86,14 +89,14 @@ class PlanScreen(MainScreen):
     SMALLEST = (72, 18)
     TOPIC = "plan"
     TABLES = ("number", "column")
-    MORE_KEYS = (
-        ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
-        ("tab", "controls, ledger, pane"),
-        ("wheel", "turns the control under the pointer"),
-    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, f"pane('{pane}')", pane, show=False, tooltip=_PANES) for pane, key in PANES.items()),
-        Binding("escape", "controls", "controls", show=False, tooltip="Back to the controls; there, end what runs"),
+        *(Binding(PANES[pane], f"pane('{pane}')", pane, show=False, tooltip=_PANES) for pane in OF_EVERY_SUBJECT),
+        *(
+            Binding(key, f"pane('{pane}')", pane, show=False, tooltip=_PANES_OF_MODELS)
+            for pane, key in PANES.items()
+            if pane not in OF_EVERY_SUBJECT
+        ),
+        Binding("escape", "controls", "controls", show=False, tooltip=_ESCAPE),
         Binding("u", "undo", "undo", tooltip="Undo: take the last change back"),
         Binding("ctrl+r", "redo", "redo", show=False, tooltip="Redo: make it again"),
         Binding("r", "trace", "run", tooltip="Trace again, where that failed; run the what-ifs not run so far"),
@@ -184,15 +187,15 @@ class PlanScreen(MainScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only what does something for what is planned."""
         match action:
-            case "pane":
-                return parameters[0] in self._planned.panes
             case "trace":
                 return self._planned.can_run()
             case _:
-                return self.has_key(action)
+                return self.has_key(action, parameters)
 
-    def has_key(self, action: str) -> bool:
+    def has_key(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Return whether an action can ever be done for what is planned; a model's GPU is a control."""
+        if action == "pane":
+            return parameters[0] in self._planned.panes
         return action != "gpu" if self._model is not None else action not in _OF_MODELS
 
     def action_gpu(self) -> None:
@@ -298,6 +301,16 @@ class PlanScreen(MainScreen):
         elif isinstance(rows, RowList):
             found = explanation(None if model is None else model.plan, rows.key)
         self.app.push_screen(HelpScreen.of(self) if found is None else TextScreen(*found))
+
+    def more_keys(self) -> Sequence[tuple[str, str]]:
+        """Return the keys of the controls, where there are any, and the one between lists."""
+        if self._model is None:
+            return (("tab", "ledger, facts, pane"),)
+        return (
+            ("0 … 9", "type a number, or pick a choice by its place; backspace takes a digit away, esc the number"),
+            ("tab", "controls, ledger, pane"),
+            ("wheel", "turns the control under the pointer"),
+        )
 
     def help_lines(self) -> Iterable[Row]:
         """Return the legend of the bars."""

@@ -58,9 +58,9 @@ class ReplayKeys(MainScreen):
         """Offer to seek a moment only where a recording is played."""
         return self.replay is not None if action in _ACTIONS else True
 
-    def has_key(self, action: str) -> bool:
+    def has_key(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Return whether an action can be done here: only of what is played can a moment be sought."""
-        return self.replay is not None if action in _ACTIONS else super().has_key(action)
+        return self.replay is not None if action in _ACTIONS else super().has_key(action, parameters)
 
     def help_first(self) -> Iterable[Row]:
         """Return how a time is typed, where a recording is played."""

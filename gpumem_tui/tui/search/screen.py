@@ -256,9 +256,9 @@ class SearchScreen(SteeredScreen):
         """Copy the command with the largest batch size to the clipboard."""
         copy_to_clipboard(self, command_found(self._state))
 
-    def has_key(self, action: str) -> bool:
+    def has_key(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Return whether an action can be done here: only a command has output."""
-        return self._is_command if action in ("log", "enlarge", "copy") else super().has_key(action)
+        return self._is_command if action in ("log", "enlarge", "copy") else super().has_key(action, parameters)
 
     def help_lines(self) -> list[Row]:
         """Return what the columns and the marks of this search mean."""
