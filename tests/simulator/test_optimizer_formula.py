@@ -15,7 +15,8 @@ from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.replay import Replay, replay
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, register
-from gpumem_tui.workload.optimizers import EightBitAdamW, optimizer_factory
+from gpumem_tui.step.eight_bit import EightBitAdamW
+from gpumem_tui.workload.optimizers import optimizer_factory
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.in_process import as_cuda, timeline_of
 
