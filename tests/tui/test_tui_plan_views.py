@@ -13,7 +13,7 @@ from gpumem_tui.catalog.loader import find_gpu, find_model, gpus, models
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import Answer, answer, largest_by_gpu, traced_answer
-from gpumem_tui.plan.command import CommandPlan
+from gpumem_tui.plan.command import CommandPlan, largest_of_command
 from gpumem_tui.plan.command_state import CommandPlanState, planned_for, unanswered
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves, memory_over_step
 from gpumem_tui.plan.goals import QUANTITIES
@@ -32,7 +32,7 @@ from gpumem_tui.tui.kit.figures import compact_bytes, said, signed, span_width
 from gpumem_tui.tui.plan.controls import control_rows
 from gpumem_tui.tui.plan.curves import chart_rows, open_curve, value_rows
 from gpumem_tui.tui.plan.explain import control_help, explanation
-from gpumem_tui.tui.plan.lists import Compared, compare_rows, gpu_rows, limit_rows
+from gpumem_tui.tui.plan.lists import Compared, batch_rows, compare_rows, gpu_rows, limit_rows
 from gpumem_tui.tui.plan.numbers import (
     PANES,
     fact_rows,
@@ -479,3 +479,20 @@ def test_every_gpu_has_a_line_and_the_chosen_one_says_what_it_lacks() -> None:
     rows = gpu_rows(largest_by_gpu(replace(GPT2, recipe=Recipe("bf16")), None), GPT2, ROOMY, "t4-16gb")
     assert {row.key for row in rows if row.key} == set(gpus())
     assert "has no bfloat16 arithmetic" in " ".join(said(rows))
+
+
+def test_a_gpu_of_a_command_says_what_its_tilde_stands_for_where_one_batch_is_known() -> None:
+    config = command_config()
+    plan = CommandPlan(config, 8, base_predicted(config))
+    found = [replace(one, traced=Unknown("the command has no {batch}")) for one in largest_of_command(plan)]
+    text = " ".join(said(gpu_rows(found, plan, ROOMY, "t4-16gb")))
+    assert "from the trace of another kind of GPU" in text
+    assert "the command has no {batch}" in text
+
+
+def test_the_planned_batch_stands_out_among_the_others() -> None:
+    config = command_config()
+    found = CommandPlan(config, 8, base_predicted(config)).answer().batches()
+    rows = batch_rows(found, 8, "", "", ROOMY)
+    assert len(found) > 3
+    assert [text.strip() for line in rows[2:] for text, style in line.spans if style == "bold $primary"] == ["8"]

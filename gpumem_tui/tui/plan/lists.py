@@ -110,11 +110,11 @@ def _gpu_notes(one: LargestOnGpu, plan: Subject) -> Iterator[str]:
         by = f"at {cost.price.words} an hour, {cost.price.source}"
         yield f"a million {of} cost {span(*cost.per_million)} by the roofline, {by}"
     yield from one.lacks
+    if one.answer is not None and not one.same_architecture:
+        yield "from the trace of another kind of GPU: kernels here may take more or less scratch memory"
     if isinstance(one.traced, Unknown):
         yield one.traced.reason
-    elif one.answer is not None and not one.same_architecture:
-        yield "from the trace of another kind of GPU: kernels here may take more or less scratch memory"
-    elif one.traced is not None and not one.same_architecture:
+    elif one.answer is None and one.traced is not None and not one.same_architecture:
         yield "from the trace of another architecture, with this one's context"
 
 
@@ -127,8 +127,8 @@ def _indented(texts: Iterator[str], width: int) -> list[ListRow]:
 _NUMBER = 10
 
 
-def batch_rows(found: Sequence[TracedAnswer], size: str, note: str, width: int) -> list[ListRow]:
-    """Return batch sizes by trace; the planned one is marked.
+def batch_rows(found: Sequence[TracedAnswer], planned: int, size: str, note: str, width: int) -> list[ListRow]:
+    """Return batch sizes by trace; the one of `planned` samples is marked.
 
     Args:
         size: the batch in the place of its number, where the subject does not say it. `note`: why there is one only.
@@ -141,7 +141,7 @@ def batch_rows(found: Sequence[TracedAnswer], size: str, note: str, width: int) 
         lines.append(
             row(
                 MARKS[one.fit],
-                (f"{size or format(here, ','):<{_NUMBER}}", ""),
+                (f"{size or format(here, ','):<{_NUMBER}}", "bold $primary" if here == planned else ""),
                 *((f"{compact_bytes(size_bytes):>{_NUMBER}}", "") for size_bytes in sizes),
             )
         )

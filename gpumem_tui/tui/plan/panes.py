@@ -196,7 +196,8 @@ def _batches_content(found: TracedAnswer, size: str, note: str) -> PaneContent:
     batches = found.batches()
     for one in batches:
         _ = one.fit, one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_used_bytes
-    return PaneContent(lambda width, _: batch_rows(batches, size, note, width))
+    planned = found.plan.batch_size
+    return PaneContent(lambda width, _: batch_rows(batches, planned, size, note, width))
 
 
 def _places_content(found: TracedAnswer) -> PaneContent:
