@@ -118,6 +118,20 @@ async def test_another_gpu_is_answered_without_running_again() -> None:
     assert runs.made == made
 
 
+async def test_another_gpu_is_offered_once_there_is_a_trace_to_answer_for_it() -> None:
+    runs = ScriptedRuns(command_config(), fails="train.py has no step")
+    app = command_app(runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: bool(state_of(app).failure))
+        await pilot.press("g")
+        assert "g GPU" not in _text(app)
+        assert not isinstance(app.screen, PickScreen)
+        runs.fails = ""
+        await pilot.press("r")
+        await _finished(pilot, app)
+        await until(pilot, lambda: "g GPU" in _text(app))
+
+
 async def test_enter_plans_for_the_gpu_under_the_cursor() -> None:
     app = command_app(ScriptedRuns(command_config()))
     async with app.run_test(size=(80, 24)) as pilot:

@@ -67,6 +67,9 @@ class Planned(Protocol):
     def stop(self) -> None:
         """End what runs; what was found stays."""
 
+    def can_move(self) -> bool:
+        """Return whether another GPU can be planned for."""
+
     def plan_for(self, gpu: Gpu) -> None:
         """Plan for another GPU."""
 
@@ -140,6 +143,10 @@ class ModelPlanned:
     def stop(self) -> None:
         """End the trace."""
         self.trace = self.tracer.stop(self.plan)
+
+    def can_move(self) -> bool:
+        """Return that another GPU can be planned for: the formula answers at once."""
+        return True
 
     def plan_for(self, gpu: Gpu) -> None:
         """Plan for another GPU, which undo takes back."""
@@ -230,6 +237,10 @@ class CommandPlanned:
     def stop(self) -> None:
         """End the run; what was found stays."""
         self._control.cancel()
+
+    def can_move(self) -> bool:
+        """Return whether there is the trace that answers for another GPU."""
+        return self.state.plan is not None
 
     def plan_for(self, gpu: Gpu) -> None:
         """Plan for another GPU: answered without running again."""

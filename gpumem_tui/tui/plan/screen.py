@@ -122,7 +122,7 @@ class PlanScreen(MainScreen):
         self._planned = make(self._tell)
         self._clock = clock
         self._waits_since_s = self._took_s = 0.0
-        self._could_run = False
+        self._could = (False, False)
         self._pane = "numbers" if self._model is not None else "techniques"
 
     @property
@@ -189,6 +189,8 @@ class PlanScreen(MainScreen):
         match action:
             case "trace":
                 return self._planned.can_run()
+            case "gpu":
+                return self.has_key(action, parameters) and self._planned.can_move()
             case _:
                 return self.has_key(action, parameters)
 
@@ -421,8 +423,8 @@ class PlanScreen(MainScreen):
         self.query_one("#verdict", RowList).show(lambda width, _: verdict_rows(shown, width, waited))
 
     def _draw_numbers(self) -> None:
-        if self._could_run is not (can_run := self._planned.can_run()):
-            self._could_run = can_run
+        if self._could != (can := (self._planned.can_run(), self._planned.can_move())):
+            self._could = can
             self.refresh_bindings()
         self._draw_header()
         self._draw_verdict()
