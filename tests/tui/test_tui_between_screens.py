@@ -23,6 +23,7 @@ from gpumem_tui.tui.search.screen import SearchScreen
 from gpumem_tui.tui.search.state import Stage
 from tests.scenes import plan as plan_scene
 from tests.scenes import search as scene
+from tests.scenes.command_plan import ScriptedRuns, command_app, command_config, plan_screen, state_of
 from tests.scenes.pictures import until
 from tests.scenes.plan import plan_now
 
@@ -73,6 +74,14 @@ async def test_another_plan_is_taken_up_and_undo_leads_back() -> None:
         assert plan_now(pilot) == plan_scene.FITS
         await pilot.press("u")
         assert plan_now(pilot) == plan_scene.GPT2
+
+
+async def test_a_model_is_not_planned_on_the_screen_of_a_command() -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: plan_screen(app).settled and state_of(app).plan is not None)
+        app.screen.post_message(MainScreen.Wanted("plan", plan_scene.GPT2))
+        await until(pilot, lambda: any("a command is planned here" in toast.message for toast in app._notifications))
 
 
 # Typed ahead: the key that leaves comes before what an earlier one opened is there

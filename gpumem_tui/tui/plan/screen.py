@@ -330,12 +330,12 @@ class PlanScreen(MainScreen):
             copy_to_clipboard(self, line)
 
     def take_over(self, what: object) -> str:
-        """Go on from another plan or another GPU; undo leads back."""
-        match what:
-            case Plan() if self._model is not None:
-                self._step(lambda state: states.replaced(state, what))
-            case Gpu():
-                self._plan_for(what)
+        """Go on from another plan, which undo takes back; a command's screen says that it plans none of a model."""
+        if not isinstance(what, Plan):
+            return ""
+        if self._model is None:
+            return "a command is planned here: `gpumem-tui` without it plans for a process"
+        self._step(lambda state: states.replaced(state, what))
         return ""
 
     def action_search(self) -> None:
