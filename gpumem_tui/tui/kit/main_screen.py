@@ -29,7 +29,7 @@ class Act(Enum):
     ATTACH = "no probe is put into a process"
     LOOK = "no process is asked to record a step"
     SEARCH = "no search is started"
-    WRITE = "no file is written or deleted"
+    WRITE = "no file is written"
 
 
 TO_PROCESSES = frozenset({Act.END, Act.ATTACH, Act.LOOK})
