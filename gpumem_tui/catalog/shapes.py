@@ -102,6 +102,10 @@ class GpuSpeed:
     nvlink: float | None = None
 
 
+TYPED_CONTEXT = "--context-bytes"
+"""The source of a context that was typed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """The bytes that a process holds of a GPU beside its allocator, and where they are known from."""
@@ -115,6 +119,11 @@ class Context:
     def between(self) -> Range:
         """From the least to the most."""
         return Range(self.low_bytes, self.high_bytes)
+
+    @property
+    def typed_bytes(self) -> int | None:
+        """What was typed; None for what was measured."""
+        return self.expected_bytes if self.source == TYPED_CONTEXT else None
 
 
 @dataclass(frozen=True, slots=True)

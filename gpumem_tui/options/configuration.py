@@ -14,7 +14,7 @@ import msgspec
 from gpumem_tui.catalog.calibration import calibrated
 from gpumem_tui.catalog.calibration import load as load_calibrations
 from gpumem_tui.catalog.loader import models
-from gpumem_tui.catalog.shapes import CatalogError, Context
+from gpumem_tui.catalog.shapes import TYPED_CONTEXT, CatalogError, Context
 from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
@@ -34,9 +34,6 @@ from gpumem_tui.search.config import Device, SearchConfig, SearchTerms
 from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.workload.spec import WorkloadSpec
-
-TYPED_CONTEXT = "--context-bytes"
-"""The source of a context that was typed."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,15 @@ def options_of(plan: Plan, python: str | None = None) -> Options:
         changes=draft.changes,
         **asdict(plan.recipe),
     )
-    return Options(trained, device, python=python, headroom=plan.headroom, target_batch=plan.target_batch)
+    typed = None if plan.gpu.context is None else plan.gpu.context.typed_bytes
+    return Options(
+        trained,
+        device,
+        python=python,
+        headroom=plan.headroom,
+        target_batch=plan.target_batch,
+        context_bytes=typed,
+    )
 
 
 def configure(options: Options) -> SearchConfig:

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
 from gpumem_tui.catalog.loader import models
+from gpumem_tui.catalog.shapes import TYPED_CONTEXT
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.techniques import why_not
 from gpumem_tui.memory import Unknown
-from gpumem_tui.plan.answers import (
-    LargestOnGpu,
-)
+from gpumem_tui.plan.answers import LargestOnGpu
 from gpumem_tui.plan.curves import Curve, curves, memory_over_step
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.plan import Draft, Plan, device_option, draft_of
@@ -40,6 +39,8 @@ def command_line(plan: Plan) -> str | Unknown:
     words += _options(draft.changes.items())
     words += _options((name, value) for name, value in asdict(recipe).items() if value != getattr(Recipe(), name))
     words += ["--batch-size", str(plan.batch_size), "--gpu", device]
+    if plan.gpu.context is not None and plan.gpu.context.typed_bytes is not None:
+        words += [TYPED_CONTEXT, str(plan.gpu.context.typed_bytes)]
     if plan.headroom != DEFAULT_HEADROOM:
         words += ["--headroom", repr(plan.headroom)]
     if plan.target_batch is not None:

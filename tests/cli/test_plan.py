@@ -138,6 +138,14 @@ def test_a_model_of_a_file_survives_too_and_is_searched(tmp_path: Path) -> None:
     )
 
 
+def test_a_context_that_was_typed_survives_too_and_is_searched() -> None:
+    plan = parsed("gpumem-tui plan --model gpt2 --gpu sim:a100-80gb --context-bytes 2GiB")
+    line = command_line(plan)
+    assert isinstance(line, str)
+    assert parsed(line).gpu.context == plan.gpu.context
+    assert configure(options_of(plan)).device.gpu.context == plan.gpu.context
+
+
 def test_goals_survive_too() -> None:
     plan = parsed("gpumem-tui plan --model gpt2 --gpu sim:a100-80gb")
     wanted = replace(plan, goals=Goals(3 * 10**11, 1.99, 16, 4))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from gpumem_tui.catalog.loader import find_gpu, find_model, gpus
+from gpumem_tui.catalog.shapes import TYPED_CONTEXT, Context
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, traced_answer
@@ -45,6 +46,14 @@ class TestCommandLine:
         line = command_line(replace(GPT2, gpu=replace(GPT2.gpu, name="1", source="NVML on this machine")))
         assert isinstance(line, str)
         assert line.endswith("--gpu 1")
+
+    def test_a_context_that_was_typed_is_in_it(self) -> None:
+        def line(source: str) -> str | Unknown:
+            context = Context(2 * GIB, 2 * GIB, 2 * GIB, source)
+            return command_line(replace(GPT2, gpu=replace(GPT2.gpu, context=context)))
+
+        assert line(TYPED_CONTEXT) == f"{command_line(GPT2)} --context-bytes 2147483648"
+        assert line("measured on this machine") == command_line(GPT2)
 
     def test_what_is_in_no_catalog_has_none(self) -> None:
         odd = command_line(replace(GPT2, shape=replace(GPT2.shape, name="mine", dropout=0.5)))

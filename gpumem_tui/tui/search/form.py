@@ -26,7 +26,6 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.devices import RealGpu, list_gpus
 from gpumem_tui.options.configuration import (
-    TYPED_CONTEXT,
     Options,
     asked_by,
     check_searchable,
@@ -134,7 +133,7 @@ class FormValues:
             "command": Command(options.command or given.command, "").text,
             "python": self._config.python if self._config.python != sys.executable else None,
             "share": bool(self._config.device.others_bytes),
-            "context_bytes": context.low_bytes if context and context.source == TYPED_CONTEXT else None,
+            "context_bytes": context.typed_bytes if context else None,
         }
         return option.text(values.get(option.name))
 
@@ -283,7 +282,7 @@ def with_proposal(command: Command, proposal: Proposal) -> Command:
 def _with_context(asked: Options, device: Device) -> Device:
     """Return a device with what was typed of its context; what was measured of it before stays where nothing was."""
     kept = device.gpu.context
-    stays = kept is not None and kept.source != TYPED_CONTEXT and asked.context_bytes is None and not asked.calibration
+    stays = kept is not None and kept.typed_bytes is None and asked.context_bytes is None and not asked.calibration
     return device if stays else asked.with_context(device)
 
 
