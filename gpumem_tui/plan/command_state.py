@@ -74,7 +74,7 @@ def begun(state: CommandPlanState) -> CommandPlanState:
         plan = replace(plan, tried=tuple(one for one in plan.tried if not one.is_spared))
         spared = tuple(replace(one, is_spared=False) for one in spared)
         state = replace(state, plan=plan, waiting=(*state.waiting, *spared), every=True)
-    return replace(state, busy=True, failure="", exit_code=0, printed="")
+    return replace(state, busy=True, failure=_unanswered(state), exit_code=0, printed="")
 
 
 def _silent(state: CommandPlanState) -> CommandPlanState:
@@ -112,9 +112,14 @@ def reaching(state: CommandPlanState, sample: Sample) -> CommandPlanState:
     return replace(state, reached=how_far(replace(sample, progress=replace(sample.progress, elapsed_s=0.0))))
 
 
-def unanswered(state: CommandPlanState, failure: str) -> CommandPlanState:
-    """Note why the trace says nothing on the planned GPU."""
-    return replace(state, failure=failure)
+def unanswered(state: CommandPlanState, failure: str, gpu: Gpu) -> CommandPlanState:
+    """Note why the trace says nothing on a GPU; nothing where another one is planned for by now."""
+    return replace(state, failure=failure) if gpu == state.gpu else state
+
+
+def _unanswered(state: CommandPlanState) -> str:
+    """Return why the trace says nothing on the planned GPU, which further runs do not change; else nothing."""
+    return state.failure if state.plan is not None and state.answer is None else ""
 
 
 def planned_for(state: CommandPlanState, gpu: Gpu) -> CommandPlanState:
@@ -129,6 +134,7 @@ def ended(state: CommandPlanState, failure: str = "", exit_code: int = 0) -> Com
     plan, running, waiting = state.plan, state.running, state.waiting
     if plan is not None and running is not None and plan.is_alone(running):
         waiting = (running, *waiting)
+    failure = failure or _unanswered(state)
     return replace(_silent(state), busy=False, running=None, waiting=waiting, failure=failure, exit_code=exit_code)
 
 

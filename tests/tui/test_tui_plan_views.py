@@ -14,7 +14,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import GIB, Range, Unknown
 from gpumem_tui.plan.answers import Answer, answer, largest_by_gpu, traced_answer
 from gpumem_tui.plan.command import CommandPlan, largest_of_command
-from gpumem_tui.plan.command_state import CommandPlanState, planned_for, unanswered
+from gpumem_tui.plan.command_state import CommandPlanState, begun, ended, planned_for, unanswered
 from gpumem_tui.plan.curves import Curve, CurveMark, CurveSeries, curves, memory_over_step
 from gpumem_tui.plan.goals import QUANTITIES
 from gpumem_tui.plan.judgement import judgements
@@ -208,10 +208,14 @@ def test_a_command_says_why_its_trace_tells_nothing_of_a_gpu() -> None:
     config = command_config()
     state = CommandPlanState(config, 8, CommandPlan(config, 8, base_predicted(config)))
     assert "working it out" in said(verdict_rows(shown_command(state, 0), 80))[0]
-    failed = unanswered(planned_for(state, find_gpu("t4-16gb")), "NotAffine: of no form")
+    there = find_gpu("t4-16gb")
+    failed = unanswered(planned_for(state, there), "NotAffine: of no form", there)
     shown = shown_command(failed, 0)
     assert "– NotAffine: of no form" in said(verdict_rows(shown, 80))[0]
     assert "Formula" not in said(ledger_rows(shown, 80))[0]
+    assert ended(begun(failed)).failure == failed.failure, "further runs do not answer for the GPU"
+    elsewhere = planned_for(failed, find_gpu("a100-80gb"))
+    assert unanswered(elsewhere, "NotAffine: of no form", there) is elsewhere
 
 
 # Controls

@@ -254,7 +254,7 @@ class CommandPlanned:
                 found = plan.answer()
                 found.worked_out()
             except Exception as error:  # noqa: BLE001  named on the screen; else it would be waited for for ever
-                self._tell(partial(commands.unanswered, failure=own_error(error)))
+                self._tell(partial(commands.unanswered, failure=own_error(error), gpu=gpu))
             else:
                 self._tell(partial(commands.answered, answer=found))
 
