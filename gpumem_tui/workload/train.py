@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         remedy = "install torch there, or give --python the interpreter of the environment you train in"
         raise NoTorchError(f"{sys.executable} cannot import torch ({error}): {remedy}", name="torch") from error
     recipe = Recipe(**{field.name: getattr(asked, field.name) for field in fields(Recipe)})
-    gc.disable()  # else cycles are freed at moments that differ from run to run
+    if hasattr(torch, "simgpu"):
+        gc.disable()  # else cycles are freed at moments that differ from run to run
     if (recipe.ranks > 1 or recipe.sharding != "none") and "RANK" in os.environ:
         torch.distributed.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=recipe.ranks)
     train(_workload(asked, recipe), asked.batch_size, asked.steps)

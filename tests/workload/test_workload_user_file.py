@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.step.workload import Workload, WorkloadError
+from gpumem_tui.workload import train
 from gpumem_tui.workload.errors import is_users
 from gpumem_tui.workload.spec import split_file
 from gpumem_tui.workload.user_file import load_workload_file
@@ -250,6 +252,23 @@ def test_build_must_return_a_model_and_an_optimizer(write: WriteFile, returned: 
         f"--workload train.py:4: build {what}; return (model, optimizer): a torch.nn.Module and a "
         "torch.optim.Optimizer or None"
     )
+
+
+@pytest.mark.parametrize("is_simulated", [False, True])
+def test_cycles_are_left_alone_where_runs_are_to_be_alike(
+    write: WriteFile, monkeypatch: pytest.MonkeyPatch, is_simulated: bool
+) -> None:
+    """A real GPU shows what training takes, in which Python frees them."""
+    monkeypatch.delattr(torch, "simgpu", raising=False)
+    if is_simulated:
+        monkeypatch.setattr(torch, "simgpu", None, raising=False)
+    collects: list[bool] = []
+    monkeypatch.setattr(train, "train", lambda *_: collects.append(gc.isenabled()))
+    try:
+        train.main(["--workload", write(GOOD), "--batch-size", "1"])
+    finally:
+        gc.enable()
+    assert collects == [not is_simulated]
 
 
 @pytest.mark.parametrize(
