@@ -64,7 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         gc.disable()  # else cycles are freed at moments that differ from run to run
     if (recipe.ranks > 1 or recipe.sharding != "none") and "RANK" in os.environ:
         torch.distributed.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=recipe.ranks)
-    train(_workload(asked, recipe), asked.batch_size, asked.steps)
+    hook = sys.excepthook
+    try:
+        train(_workload(asked, recipe), asked.batch_size, asked.steps)
+    except BaseException:
+        sys.excepthook = hook  # whoever follows hears of errors by it; a file's libraries set their own, as rich does
+        raise
 
 
 def train(workload: Workload, batch_size: int, steps: int) -> None:

@@ -90,6 +90,19 @@ def test_an_exit_is_the_outcome_of_the_step(tmp_path: Path) -> None:
     assert "workload.py:" in detail
 
 
+def test_a_file_that_shows_errors_itself_does_not_hide_them(tmp_path: Path) -> None:
+    spec = workload(
+        tmp_path,
+        """
+        sys.excepthook = lambda kind, error, trace: print("something went wrong")
+
+        def train_step(model, optimizer, batch):
+            raise ValueError("no data here")
+        """,
+    )
+    assert Trial(spec).run().failure.detail.endswith("ValueError: no data here")
+
+
 def test_what_the_user_prints_is_kept_apart(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,
