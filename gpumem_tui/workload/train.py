@@ -146,4 +146,6 @@ def _option(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    words = sys.argv[1:]
+    del sys.argv[1:]  # they are not a workload file's, which may look for its own
+    main(words)

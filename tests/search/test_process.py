@@ -103,6 +103,11 @@ def test_a_file_that_shows_errors_itself_does_not_hide_them(tmp_path: Path) -> N
     assert Trial(spec).run().failure.detail.endswith("ValueError: no data here")
 
 
+def test_a_file_finds_no_options_but_its_own(tmp_path: Path) -> None:
+    spec = workload(tmp_path, "assert sys.argv[1:] == [], sys.argv")
+    assert Trial(spec).run().result.outcome == "fit"
+
+
 def test_what_the_user_prints_is_kept_apart(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,
