@@ -175,6 +175,12 @@ def ranks_here(environment: Mapping[str, str]) -> RankPlace:
     return RankPlace()
 
 
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what launchers tell a process of its place: of one that no launcher starts."""
+    told = {name for one in IN_ORDER for name in (one.rank, one.local_rank, one.world_size, one.local_size)}
+    return {name: value for name, value in environment.items() if name not in told}
+
+
 # A Python in a command line
 
 PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?|pypy\d*")

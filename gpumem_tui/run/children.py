@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpumem_tui.launchers import bypass
+from gpumem_tui.launchers import alone, bypass
 from gpumem_tui.run.events import (
     ChildEvent,
     Ended,
@@ -130,6 +130,7 @@ class Child:
         if bypassed:
             raise CannotStart(f"-- COMMAND: {bypassed} keeps the command from being followed; leave it out")
         self._simulated = not isinstance(request, TrialRequest) or request.simulated
+        self._noun, self._is_users = request.workload.noun, request.workload.command is not None
         with ExitStack() as ours:  # of a command that cannot be started, nothing stays open
             try:
                 _remove_left_over()
@@ -141,10 +142,11 @@ class Child:
                 self._listener.bind(str(self._directory / SOCKET_FILE))
                 self._listener.listen(128)
                 self._listener.setblocking(False)
+                variables = environment(self._directory, gpu_uuids, simulated=self._simulated)
                 self._supervised = SupervisedCommand(
                     list(map(keep_followed, words)),
                     cwd,
-                    environment(self._directory, gpu_uuids, simulated=self._simulated),
+                    variables if self._is_users else alone(variables),
                     stdin_fd,
                     may_fork=self._simulated,
                 )
@@ -154,7 +156,6 @@ class Child:
             self._held = ours.pop_all()
             """Ends it and frees what is open here, the last first. Its lifeline is closed with this process, too."""
 
-        self._noun, self._is_users = request.workload.noun, request.workload.command is not None
         self._name = Path(words[0]).name
         self._cwd = cwd
         self._output = OutputLines()

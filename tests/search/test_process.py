@@ -108,6 +108,14 @@ def test_a_file_finds_no_options_but_its_own(tmp_path: Path) -> None:
     assert Trial(spec).run().result.outcome == "fit"
 
 
+def test_the_place_of_who_asks_is_not_the_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod of several has RANK and WORLD_SIZE, and so has a shell that srun has started."""
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = Trial(workload(tmp_path)).run().result
+    assert (done.outcome, done.notes) == ("fit", ())
+
+
 def test_what_the_user_prints_is_kept_apart(tmp_path: Path) -> None:
     spec = workload(
         tmp_path,
