@@ -159,7 +159,10 @@ def converse(
     check()
     real = isinstance(request, TrialRequest) and not request.simulated
     uuids = terms.gpu_uuids if real else ()
-    command = line_of(request.workload, terms.python)
+    try:
+        command = line_of(request.workload, terms.python)
+    except OSError as error:
+        raise Unusable(Failed("python", f"no process can be started here: {error.strerror}")) from error
     with ExitStack() as held:
         try:
             words = held.enter_context(_written(command, request, terms))

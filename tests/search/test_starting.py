@@ -16,6 +16,7 @@ from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.run import interpreters
 from gpumem_tui.run.children import CannotStart, Child
+from gpumem_tui.run.control import Control, Terms, Unusable, converse
 from gpumem_tui.run.events import TrialRequest
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.line import line_of
@@ -86,3 +87,12 @@ def test_no_place_for_temporary_files(tmp_path: Path, kind: str, monkeypatch: py
     with pytest.raises(CannotStart, match=f"no process can be started: .*{tmp_path}/missing"):
         start()
     assert open_files() == before
+
+
+def test_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, folder = workload(tmp_path), tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(Unusable, match=r"^no process can be started here: No such file or directory$"):
+        list(converse(request(spec), Terms(sys.executable, (), 60.0), Control()))
