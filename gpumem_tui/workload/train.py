@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING
 if not __package__:  # run by path: what lies beside it is not to be found by name
     sys.path[0] = os.getcwd()
     if "gpumem_tui" not in sys.modules:  # nobody follows, who would have imported it
+        site = str(Path(__file__).resolve().parents[1] / "run" / "site")
+        others = os.environ.get("PYTHONPATH", "")
+        if "GPUMEM_TUI_TRIAL" in os.environ and site not in others.split(os.pathsep):  # a wrapper has replaced it
+            os.environ["PYTHONPATH"] = f"{site}{os.pathsep}{others}" if others else site
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very program
         sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire

@@ -17,7 +17,7 @@ from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.run import interpreters
 from gpumem_tui.run.children import CannotStart, Child
 from gpumem_tui.run.control import Control, Terms, Unusable, converse
-from gpumem_tui.run.events import TrialRequest
+from gpumem_tui.run.events import TrialDone, TrialRequest
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.line import line_of
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -96,3 +96,12 @@ def test_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder.rmdir()
     with pytest.raises(Unusable, match=r"^no process can be started here: No such file or directory$"):
         list(converse(request(spec), Terms(sys.executable, (), 60.0), Control()))
+
+
+def test_an_interpreter_with_a_pythonpath_of_its_own(tmp_path: Path) -> None:
+    """As of a script that sets up an environment and starts the Python in it."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    told = list(converse(request(workload(tmp_path)), Terms(str(python), (), 60.0), Control()))
+    assert isinstance(told[-1], TrialDone)
