@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if not __package__:  # run by path: what lies beside it is not to be found by name
+if __name__ == "__main__" and not __package__:  # run by path: what lies beside it is not to be found by name
     sys.path[0] = os.getcwd()
     if "gpumem_tui" not in sys.modules:  # nobody follows, who would have imported it
         site = str(Path(__file__).resolve().parents[1] / "run" / "site")

@@ -108,6 +108,22 @@ def test_a_file_finds_no_options_but_its_own(tmp_path: Path) -> None:
     assert Trial(spec).run().result.outcome == "fit"
 
 
+def test_a_process_that_it_spawns_finds_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def double(number): return 2 * number")
+    spec = workload(
+        tmp_path,
+        """
+        import beside, multiprocessing
+
+        def make_batch(batch_size, device):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                assert pool.apply_async(beside.double, (2,)).get(30) == 4
+            return torch.randn(batch_size, 8, device=device)
+        """,
+    )
+    assert Trial(spec, steps=1).run().result.outcome == "fit"
+
+
 def test_the_place_of_who_asks_is_not_the_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod of several has RANK and WORLD_SIZE, and so has a shell that srun has started."""
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "1"}.items():
