@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -204,7 +205,9 @@ def stream(  # noqa: PLR0913 - named only, each with its default
             recorder.add(snapshot, current, probes)
         snapshot, probes = only_of(only, snapshot, probes) if only else (snapshot, probes)
         if wire is not None:
-            print(wire.line(HostReport.of(with_unlisted(snapshot, probes), current, probes.said)), flush=True)
+            line = wire.line(HostReport.of(with_unlisted(snapshot, probes), current, probes.said))
+            sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, as the viewer reads it, whatever the locale here
+            sys.stdout.flush()
             continue
         begun = [alert for alert in current if alert.key not in known]
         output.show(body=partial(snapshot_json, snapshot, current, probes), lines=partial(log_lines, snapshot, begun))

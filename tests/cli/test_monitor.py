@@ -160,6 +160,17 @@ def test_what_a_viewer_reads_is_what_the_json_says(environment: dict[str, str]) 
     assert body["gpus"][0]["ledger"]["process"] == 29 * GIB
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_viewer_reads_every_text_whatever_the_locale_of_the_host(
+    encoding: str, environment: dict[str, str], fake_machine: FakeMachine
+) -> None:
+    fake_machine.show(Scenario(gpus=[FakeGpu(name="Zwölf Äpfel")]))
+    with _running({**environment, "PYTHONIOENCODING": encoding}, "monitor", "--wire", "--interval", "60") as process:
+        assert process.stdout is not None
+        report = ReportReader().read(process.stdout.buffer.readline())
+    assert [gpu.name for gpu in report.snapshot.gpus] == ["Zwölf Äpfel"]
+
+
 def test_once_is_a_table_of_80_columns(program: Program, environment: dict[str, str]) -> None:
     done = program("monitor", "--once", env={**environment, "COLUMNS": "80"})
     assert (done.code, done.err) == (0, "")
