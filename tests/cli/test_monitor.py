@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_viewer_reads_every_text_whatever_the_locale_of_the_host(
 ) -> None:
     fake_machine.show(Scenario(gpus=[FakeGpu(name="Zwölf Äpfel")]))
     with _running({**environment, "PYTHONIOENCODING": encoding}, "monitor", "--wire", "--interval", "60") as process:
-        assert process.stdout is not None
+        assert isinstance(process.stdout, TextIOWrapper)
         report = ReportReader().read(process.stdout.buffer.readline())
     assert [gpu.name for gpu in report.snapshot.gpus] == ["Zwölf Äpfel"]
 
