@@ -120,20 +120,28 @@ T = TypeVar("T")
 
 
 class LineWriter(Generic[T]):
-    """Makes the bodies of lines of values: each is a whole one, or what has changed since the last."""
+    """Makes lines of values: each has a whole one, or what has changed since the last.
+
+    Attributes:
+        last: the value of the last line; None before the first.
+    """
 
     def __init__(self, kind: type[T]) -> None:
         self._shape = _shape_of(kind)
-        self._last: T | None = None
+        self.last: T | None = None
 
-    def body(self, value: T, *, whole: bool = False) -> dict[str, object]:
-        """Return the body of the next line, to be `encoded`.
+    def line(self, value: T, beside: Mapping[str, object], *, whole: bool = False) -> bytes:
+        """Return the next line, without its end. A value that cannot be encoded is not the last of any line.
 
         Args:
+            beside: what else stands in it.
             whole: it does not need the lines before it; the first is always so.
         """
-        last, self._last = self._last, value
-        return {FULL: value} if whole or last is None else {PATCH: self._shape.difference(last, value)}
+        is_whole = whole or self.last is None
+        body = {FULL: value} if is_whole else {PATCH: self._shape.difference(self.last, value)}
+        line = encoded({**body, **beside})
+        self.last = value
+        return line
 
 
 class LineReader(Generic[T]):
@@ -230,8 +238,8 @@ class ReportWriter:
 
     def line(self, report: HostReport) -> str:
         """Return the next line."""
-        body = self._writer.body(report)
-        return encoded({KEY: VERSION, "program": __version__, **body} if FULL in body else body).decode()
+        whose = {KEY: VERSION, "program": __version__} if self._writer.last is None else {}
+        return self._writer.line(report, whose).decode()
 
 
 class ReportReader:

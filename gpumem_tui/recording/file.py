@@ -80,7 +80,7 @@ class RecordingWriter(Generic[T]):
         Raises:
             RecordingError: the disk is full or gone; what was written before can still be played.
         """
-        text = encoded({**self._writer.body(picture, whole=self._packer is None), **beside})[:-1]
+        text = self._writer.line(picture, beside, whole=self._packer is None)[:-1]
         self._append(b"%b%b%d}" % (text, _CHECKSUM, zlib.crc32(text)))
         if self._lines == _MEMBER_LINES:
             self._end_member()

@@ -78,7 +78,7 @@ def test_a_report_and_what_has_changed_since_make_the_next_report(
 def test_what_a_probe_says_may_be_any_json(old: object, new: object) -> None:
     said = [HostReport.of(machine(), (), {("GPU-0", 7): {"it": each}}) for each in (old, new)]
     writer, reader = LineWriter(HostReport), LineReader(HostReport)
-    *_, last = (reader.read(parsed(encoded(writer.body(each)))) for each in said)
+    *_, last = (reader.read(parsed(writer.line(each, {}))) for each in said)
     assert plain(last) == plain(said[1])
 
 

@@ -49,6 +49,21 @@ def test_any_snapshots_come_back(tmp_path_factory: pytest.TempPathFactory, snaps
     assert recording.damage == ""
 
 
+def test_a_snapshot_that_cannot_be_written_leaves_those_after_it_right(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before, after = (machine([gpu(0, power_w=50.0)], after_s=second) for second in range(2))
+    other = machine([gpu(0, power_w=77.0, name=object())], after_s=2)
+    last = machine([gpu(0, power_w=77.0)], after_s=3)
+    recorder = GpuRecorder(path)
+    recorder.add(before)
+    recorder.add(after)
+    with pytest.raises(TypeError):
+        recorder.add(other)
+    recorder.add(last)
+    recorder.close()
+    assert list(GpuRecording(path).snapshots()) == [HostReport.of(each).with_ledgers for each in (before, after, last)]
+
+
 def test_an_hour_of_eight_gpus_takes_a_few_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "hour"
     recorder = GpuRecorder(path)
