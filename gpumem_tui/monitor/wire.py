@@ -61,8 +61,8 @@ _MOMENT = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
 _MOMENTS = ("time_s", "since_s")
 _ESCAPE = re.compile(rb'\\(?:u([0-9a-fA-F]{4})|["\\/])|\\')
 _NOT_FINITE = Unknown("not a number")
-_LONGEST_PLACE = 8
-"""Digits of a place in a list."""
+_LONGEST_PLACE, _DEEPEST = 8, 64
+"""Digits of a place in a list; brackets within brackets, each of which takes some calls to write."""
 
 
 class LineError(ValueError):
@@ -120,11 +120,7 @@ T = TypeVar("T")
 
 
 class LineWriter(Generic[T]):
-    """Makes lines of values: each has a whole one, or what has changed since the last.
-
-    Attributes:
-        last: the value of the last line; None before the first.
-    """
+    """Makes lines of values: each has a whole one, or what has changed since `last`, which is None before the first."""
 
     def __init__(self, kind: type[T]) -> None:
         self._shape = _shape_of(kind)
@@ -137,8 +133,7 @@ class LineWriter(Generic[T]):
             beside: what else stands in it.
             whole: it does not need the lines before it; the first is always so.
         """
-        is_whole = whole or self.last is None
-        body = {FULL: value} if is_whole else {PATCH: self._shape.difference(self.last, value)}
+        body = {FULL: value} if whole or self.last is None else {PATCH: self._shape.difference(self.last, value)}
         line = encoded({**body, **beside})
         self.last = value
         return line
@@ -335,9 +330,20 @@ class _Leaf(_Shape):
 
 
 class _Free(_Shape):
-    """JSON of any form, such as what a probe says."""
+    """JSON of any form, such as what a probe says, with at most so many brackets within each other."""
+
+    def __init__(self, depth: int = _DEEPEST) -> None:
+        self._depth = depth
+
+    @cached_property
+    def _part(self) -> _Free:
+        if not self._depth:
+            raise LineError("brackets within brackets, deeper than can be read")
+        return _Free(self._depth - 1)
 
     def read(self, plain: Json) -> object:
+        for part in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
+            self._part.read(part)
         return plain
 
     def difference(self, old: object, new: object) -> Patch | None:
@@ -349,8 +355,8 @@ class _Free(_Shape):
 
     def patched(self, old: object, patch: Mapping[str, Json]) -> object:
         if isinstance(old, list):
-            return _places_patched(old, patch, lambda _place: self)
-        return _members_patched(old, patch, self)
+            return _places_patched(old, patch, lambda _place: self._part)
+        return _members_patched(old, patch, self._part)
 
 
 class _Unless(_Shape):

@@ -136,6 +136,25 @@ def test_changes_that_make_no_report_are_refused(line: bytes) -> None:
     assert reader.read(_patch(time_s=[5.0], weather=["fair"])).snapshot.time_s == 5.0
 
 
+def test_what_a_probe_says_is_refused_where_it_is_too_deep_to_be_written() -> None:
+    def nested(depth: int, value: object) -> object:
+        return value if depth == 0 else {"it": nested(depth - 1, value)}
+
+    def said(*values: object) -> list[bytes]:
+        whole, changes = nonsense(probes=[["GPU-0", 7, values[0]]]), [{"probes": {"0": {"2": v}}} for v in values[1:]]
+        return [whole, *(json.dumps({"patch": each}).encode() for each in changes)]
+
+    deep = read_all(*said(nested(60, 1), nested(60, [2])))[-1]
+    assert deep.probes == (("GPU-0", 7, nested(60, 2)),)
+    for lines in (
+        said(nested(300, 1)),
+        said({"it": 1}, [nested(300, 1)]),
+        said(nested(60, 1), nested(60, [nested(60, 1)])),
+    ):
+        with pytest.raises(LineError, match="brackets within brackets"):
+            read_all(*lines)
+
+
 def test_changes_of_what_has_not_come_are_refused() -> None:
     with pytest.raises(LineError, match="neither a value nor a change of one"):
         read_all(_patch(time_s=[5.0]))
