@@ -17,7 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -394,9 +394,9 @@ class _Unless(_Shape):
                 raise LineError("a patch of the parts of what is unknown")
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _unknown(reason: str) -> Unknown:
-    """Return the one value of a reason: thousands of readings have the same."""
+    """Return the one value of a reason: thousands of readings have the same; but a host can think of ever new ones."""
     return Unknown(reason)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -180,6 +182,18 @@ def test_ledgers_alerts_and_states_come_back() -> None:
     assert report.with_ledgers == snapshot
     assert alerts
     assert report.alerts == alerts
+
+
+def test_a_host_that_gives_ever_new_reasons_takes_no_more_memory() -> None:
+    reader = ReportReader()
+    reader.read(line_of(reading()))
+    first = reader.read(_patch(gpus={"0": {"processes": [{"reason": "reason 0"}]}})).snapshot.gpus[0].processes
+    seen = weakref.ref(first)
+    del first
+    for count in range(1, 10_000):
+        reader.read(_patch(gpus={"0": {"processes": [{"reason": f"reason {count}"}]}}))
+    gc.collect()
+    assert seen() is None
 
 
 @pytest.mark.parametrize("line", [b"", b"Welcome!", b"[1]", b'{"a": 1}', b'{"full": {}}', b"[" * 100_000, b"\xff{}"])
