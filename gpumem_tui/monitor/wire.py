@@ -233,8 +233,7 @@ class ReportWriter:
 
     def line(self, report: HostReport) -> str:
         """Return the next line."""
-        whose = {KEY: VERSION, "program": __version__} if self._writer.last is None else {}
-        return self._writer.line(report, whose).decode()
+        return self._writer.line(report, {} if self._writer.last else {KEY: VERSION, "program": __version__}).decode()
 
 
 class ReportReader:
@@ -572,7 +571,9 @@ def _new_shape(hint: object, name: str) -> _Shape:
     if origin is tuple:
         return _Many(_shape_of(arguments[0])) if arguments[-1] is ... else _Row(list(map(_shape_of, arguments)))
     if origin is Mapping:
-        return _Free() if arguments[1] is object else _Table(_shape_of(arguments[1]))
+        return _Table(_shape_of(arguments[1]))
+    if hint is object:
+        return _Free()
     kind = origin or hint
     if isinstance(kind, type) and is_dataclass(kind):
         bound = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=True))
