@@ -492,25 +492,23 @@ class _Record(_Shape):
 
     def patched(self, old: object, patch: Mapping[str, Json]) -> object:
         parts, had = self._parts, old.__dict__
-        changes: dict[str, object] = {}
+        has = had.copy()
         for name, inner in patch.items():
             part = parts.get(name)
             if part is None:  # of a later version, or in recordings before version 3
                 for each in self._inline:
-                    changes[each] = parts[each].patched(changes.get(each, had[each]), {name: inner})
+                    has[each] = parts[each].patched(has[each], {name: inner})
             elif type(inner) is dict:
-                changes[name] = part.patched(had[name], inner)
+                has[name] = part.patched(had[name], inner)
             elif type(inner) is list and len(inner) == 1:
-                changes[name] = part.read(inner[0])
+                has[name] = part.read(inner[0])
             else:
                 raise LineError("a patch that fits nothing")
         if self._is_bare:  # as `replace`, in a thirtieth of its time: hosts send a hundred of these a second
             made: object = object.__new__(self._kind)
-            has = made.__dict__
-            has.update(had)
-            has.update(changes)
+            object.__setattr__(made, "__dict__", has)
             return made
-        return self._made({**{name: had[name] for name in parts}, **changes})
+        return self._made({name: has[name] for name in parts})
 
     def _made(self, values: Mapping[str, object]) -> object:
         try:
