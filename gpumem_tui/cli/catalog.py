@@ -304,7 +304,7 @@ def _try_notify(wanted: Notify) -> int:
     from gpumem_tui.monitor.notify import Told, run_command
 
     told = Told("this host", Alert(Severity.NOTE, "", AlertKind.NEAR_FULL, "a try of [notify]", time.time()))
-    if not wanted.command:
+    if not wanted.argv:
         raise OptionError("the settings file has no [notify] with a command; `gpumem-tui settings` shows it")
     if problem := run_command(wanted, told.body(0)):
         return complain(problem, EXIT_FAILED)

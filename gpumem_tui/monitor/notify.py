@@ -79,7 +79,7 @@ class Notifier:
     @property
     def is_wanted(self) -> bool:
         """Return whether anybody is told."""
-        return bool(self.wanted.command)
+        return bool(self.wanted.argv)
 
     def update(self, host: str, alerts: Iterable[Alert]) -> None:
         """Tell of those of a host's alerts that were not there before. Never waits."""

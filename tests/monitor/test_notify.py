@@ -59,6 +59,15 @@ def notifier_of(folder: Path, clock: Clock, **changes: Any) -> Notifier:
     return Notifier(replace(Notify(command=command), **changes), clock=clock)
 
 
+@pytest.mark.parametrize("command", ["", "  ", ()])
+def test_nobody_is_told_by_a_command_of_no_words(command: str | tuple[str, ...]) -> None:
+    notifier = Notifier(Notify(command=command))
+    notifier.update("node-7", (FULL,))
+    notifier.close()
+    assert not notifier.is_wanted
+    assert notifier.problem == ""
+
+
 def test_an_alert_is_told_once_as_json(tmp_path: Path, told: TOLD) -> None:
     notifier = notifier_of(tmp_path, Clock())
     for alerts in ((), (FULL,), (FULL, TRIFLE), (FULL,)):
