@@ -467,6 +467,9 @@ def _duration(seconds: float) -> str:
 
 # ---- what a recording is searched by
 
+_MOST_RANKS = 2**31
+"""As `torch.distributed` counts them."""
+
 
 @dataclass(frozen=True)
 class AlertMark:
@@ -518,9 +521,9 @@ class NewAlerts:
 
 
 def ranks_on(uuid: str, said: Said) -> tuple[int, ...]:
-    """Return the ranks of the processes on a GPU that are one of several."""
-    found = {body.get("rank") for (place, _), body in said.items() if place == uuid and _is_one_of_several(body)}
-    return tuple(sorted(rank for rank in found if type(rank) is int))
+    """Return the ranks of the processes on a GPU that are one of several; a host may say anything for one."""
+    found = (body.get("rank") for (place, _), body in said.items() if place == uuid and _is_one_of_several(body))
+    return tuple(sorted({rank for rank in found if type(rank) is int and 0 <= rank < _MOST_RANKS}))
 
 
 def _is_one_of_several(body: Mapping[str, object]) -> bool:

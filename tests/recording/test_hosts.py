@@ -30,6 +30,20 @@ SECONDS, FULL_FROM = 130, 70
 A, B = parse_host("a"), parse_host("me@b:2222")
 
 
+@pytest.mark.parametrize("rank", [[3], 10**30, -1, "3", None])
+def test_a_host_that_says_anything_for_a_rank_harms_no_recording(tmp_path: Path, rank: object) -> None:
+    full = machine([gpu(0, used_bytes=79 * GIB)])
+    said = {(gpu(0).uuid, pid): {"rank": each, "world_size": 4} for pid, each in ((7, rank), (8, 2))}
+    status = HostStatus(A, HostPhase.LIVE, HostReport.of(full, Alerts().update(full), said))
+    recorder = GpuRecorder(tmp_path / "file", of_one_machine=False)
+    (mark,) = recorder.add_hosts(HostsPicture(START_S, (status,)))
+    recorder.close()
+    index = RecordingIndex(GpuRecording(tmp_path / "file"))
+    index.start()
+    index.wait()
+    assert (list(index.marks), mark.ranks, index.damage) == ([mark], (2,), "")
+
+
 def pictures() -> list[HostsPicture]:
     """Two hosts; on the second one rank 3 fills up, and later it is away."""
     judges = {"a": Alerts(), B.name: Alerts()}
