@@ -309,8 +309,8 @@ def _places_patched(old: Sequence[object], patch: Mapping[str, Json], shape: Cal
 class _Leaf(_Shape):
     """A value without parts: a number, a text, a word of an `Enum`."""
 
-    def __init__(self, kind: object) -> None:
-        self._kind = kind
+    def __init__(self, kind: object, name: str) -> None:
+        self._kind, self._name = kind, name
         self._is_sure = kind in (bool, float, str)  # as texts are clean and numbers finite by now
 
     def read(self, plain: Json) -> object:
@@ -319,7 +319,7 @@ class _Leaf(_Shape):
         try:
             return msgspec.convert(plain, _WHOLE if self._kind is int else self._kind)
         except msgspec.ValidationError as error:
-            raise LineError(str(error)) from error
+            raise LineError(f"{self._name or 'value'}: {error}") from error
 
     def difference(self, old: object, new: object) -> Patch | None:
         return None if old == new and type(old) is type(new) else [new]
@@ -577,7 +577,7 @@ def _new_shape(hint: object, name: str) -> _Shape:
         bound = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=True))
         hints, declared = get_type_hints(kind), fields(kind)
         return _Record(kind, {f.name: _shape_of(_bound(hints[f.name], bound), f.name) for f in declared}, declared)
-    return _Leaf(_MOMENT if hint is float and name in _MOMENTS else hint)
+    return _Leaf(_MOMENT if hint is float and name in _MOMENTS else hint, name)
 
 
 @runtime_checkable

@@ -229,6 +229,12 @@ def test_nonsense_is_named_as_such(line: bytes) -> None:
     assert not isinstance(caught.value, NoReport)
 
 
+def test_the_field_that_does_not_fit_is_named() -> None:
+    line = line_of(reading()).replace(b'"total_bytes":85899345920', b'"total_bytes":18446744073709551615')
+    with pytest.raises(LineError, match=r"total_bytes: Expected `int` <= 9223372036854775807"):
+        read_all(line)
+
+
 def test_another_version_is_named_with_both() -> None:
     body = {**json.loads(line_of(reading())), wire.KEY: 2, "program": "9.1"}
     with pytest.raises(OtherVersion, match=r"9\.1 there, .* here"):
