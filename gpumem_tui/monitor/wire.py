@@ -53,9 +53,9 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Patch: TypeAlias = "list[object] | dict[str, Patch]"
 """What has changed; the values in it are encoded with it."""
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
-_WHOLE = Annotated[int, msgspec.Meta(ge=_LEAST, le=_MOST)]
-"""Longer ones would be read too, and could take very long to write."""
+_LEAST, _MOST = -(2**63), 2**64 - 1
+_WHOLE = Annotated[int, msgspec.Meta(ge=_LEAST, le=2**63 - 1)]
+"""Longer ones than 64 bits, as drivers have them, would be read too, and could take very long to write."""
 _MOMENT = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
 """Seconds since the epoch, up to the end of the year 9999: later times have no date."""
 _MOMENTS = ("time_s", "since_s")

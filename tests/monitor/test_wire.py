@@ -230,7 +230,7 @@ def test_nonsense_is_named_as_such(line: bytes) -> None:
 
 
 def test_the_field_that_does_not_fit_is_named() -> None:
-    line = line_of(reading()).replace(b'"total_bytes":85899345920', b'"total_bytes":18446744073709551615')
+    line = line_of(reading()).replace(b'"total_bytes":85899345920', b'"total_bytes":18446744073709551616')
     with pytest.raises(LineError, match=r"total_bytes: Expected `int` <= 9223372036854775807"):
         read_all(line)
 

@@ -9,19 +9,21 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpumem_tui.memory import GIB
 from gpumem_tui.monitor.snapshot import Snapshot
 from gpumem_tui.monitor.wire import HostReport, encoded
 from gpumem_tui.recording.file import RecordingError, RecordingFile
 from gpumem_tui.recording.player import Player
 from gpumem_tui.recording.recording import GpuRecorder, GpuRecording, RecordedPicture, record_source
 from gpumem_tui.text import cleaned
-from tests.monitor.snapshots import START_S, anything, gpu, machine
+from tests.monitor.snapshots import START_S, anything, gpu, machine, memory
 from tests.waiting import wait_until
 
 
@@ -62,6 +64,18 @@ def test_a_snapshot_that_cannot_be_written_leaves_those_after_it_right(tmp_path:
     recorder.add(last)
     recorder.close()
     assert list(GpuRecording(path).snapshots()) == [HostReport.of(each).with_ledgers for each in (before, after, last)]
+
+
+def test_what_a_driver_says_of_more_than_there_is_can_be_played(tmp_path: Path) -> None:
+    before, after = (machine([gpu(0)], after_s=second) for second in (0, 2))
+    less_than_none = replace(memory(GIB), free_bytes=2**64 - GIB)  # an unsigned number below 0
+    recorder = GpuRecorder(tmp_path / "file")
+    for each in (before, machine([gpu(0, memory=less_than_none)], after_s=1), after):
+        recorder.add(each)
+    recorder.close()
+    recording = GpuRecording(tmp_path / "file")
+    assert [each.gpus[0].memory for each in recording.snapshots()][1] == less_than_none
+    assert recording.damage == ""
 
 
 def test_an_hour_of_eight_gpus_takes_a_few_megabytes(tmp_path: Path) -> None:
