@@ -79,7 +79,6 @@ def test_a_command_and_a_workload_file_agree(project: Project) -> None:
     ).json["traced"]
     for traced in (by_command, by_file):
         assert any("cuDNN's reserve is as measured" in note for note in traced["notes"])
-    assert by_file["max_batch_size"] > 1000
     assert by_command["peak_allocated_bytes"] == pytest.approx(by_file["peak_allocated_bytes"], rel=0.01)
     sequences = 64 * STEPS * 4
     lstm = 2 * (2 * (5 + 1) * UNITS + 2 * 32)  # both directions, two layers, and the output of one twice
