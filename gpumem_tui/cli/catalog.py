@@ -6,35 +6,21 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
-from gpumem_tui.catalog.calibration import Calibration
-from gpumem_tui.catalog.shapes import Family, ModelShape
-from gpumem_tui.doctor.checks import Check
 from gpumem_tui.errors import EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.report.objects import SCHEMA, JsonObject
+from gpumem_tui.report.objects import SCHEMA
 from gpumem_tui.report.output import Printer, complain, note
 
 if TYPE_CHECKING:
+    from gpumem_tui.catalog.calibration import Calibration
+    from gpumem_tui.catalog.shapes import ModelShape
+    from gpumem_tui.doctor.checks import Check
     from gpumem_tui.monitor.snapshot import Snapshot
     from gpumem_tui.settings import Notify
-
-
-class _Model(JsonObject, frozen=True):
-    name: str
-    family: Family
-    parameters: int
-    source: str
-
-
-class ModelsObject(JsonObject, frozen=True):
-    """The object that `models --json` prints."""
-
-    schema: Literal[1]
-    models: tuple[_Model, ...]
 
 
 @click.command()
@@ -42,17 +28,12 @@ class ModelsObject(JsonObject, frozen=True):
 def models(as_json: bool) -> int:
     """List the models that --model knows."""
     from gpumem_tui.catalog.loader import models as catalog
+    from gpumem_tui.cli.printed import ModelsObject
     from gpumem_tui.formula.parameters import count_parameters
 
     shapes = catalog().values()
     Printer(as_json=as_json).show(
-        body=lambda: ModelsObject(
-            schema=SCHEMA,
-            models=tuple(
-                _Model(name=shape.name, family=shape.family, parameters=count_parameters(shape), source=shape.source)
-                for shape in shapes
-            ),
-        ),
+        body=lambda: ModelsObject.of(shapes),
         lines=lambda: (_model_line(shape, count_parameters(shape)) for shape in shapes),
     )
     return 0
@@ -63,55 +44,21 @@ def _model_line(shape: ModelShape, parameters: int) -> str:
     return f"{shape.name:<18}{shape.family:<8}{parameters:>16,} parameters  {size}".rstrip()
 
 
-class _Gpu(JsonObject, frozen=True):
-    name: str
-    title: str
-    total_bytes: int
-    sm: str
-    source: str
-
-
-class GpusObject(JsonObject, frozen=True):
-    """The object that `gpus --json` prints."""
-
-    schema: Literal[1]
-    gpus: tuple[_Gpu, ...]
-
-
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def gpus(as_json: bool) -> int:
     """List the GPUs that --gpu sim:NAME simulates."""
     from gpumem_tui.catalog.loader import gpus as catalog
+    from gpumem_tui.cli.printed import GpusObject
 
     listed = catalog().values()
     Printer(as_json=as_json).show(
-        body=lambda: GpusObject(
-            schema=SCHEMA,
-            gpus=tuple(
-                _Gpu(name=gpu.name, title=gpu.title, total_bytes=gpu.total_bytes, sm=gpu.sm, source=gpu.source)
-                for gpu in listed
-            ),
-        ),
+        body=lambda: GpusObject.of(listed),
         lines=lambda: (
             f"sim:{gpu.name:<24}{format_bytes(gpu.total_bytes):>12}  {gpu.sm:<7}{gpu.title}" for gpu in listed
         ),
     )
     return 0
-
-
-class ChecksObject(JsonObject, frozen=True):
-    """The object that `doctor --json` prints."""
-
-    schema: Literal[1]
-    checks: tuple[Check, ...]
-
-
-class CalibrationsObject(JsonObject, frozen=True):
-    """The object that `doctor --calibrate --json` prints."""
-
-    schema: Literal[1]
-    calibrations: tuple[Calibration, ...]
 
 
 @click.command()
@@ -155,6 +102,7 @@ def doctor(
         return _learn(seen, output_path, as_json=as_json)
     if calibrate:
         return _calibrate(python, output_path, as_json=as_json)
+    from gpumem_tui.cli.printed import ChecksObject
     from gpumem_tui.doctor.beside import machine_now
     from gpumem_tui.doctor.checks import Status, System, examine
 
@@ -172,6 +120,7 @@ def _calibrate(python: str | None, path: Path | None, *, as_json: bool) -> int:
 
     from gpumem_tui.catalog.calibration import save
     from gpumem_tui.catalog.shapes import CatalogError
+    from gpumem_tui.cli.printed import CalibrationsObject
     from gpumem_tui.doctor.beside import machine_now
     from gpumem_tui.doctor.calibrating import NotCalibrated, calibrate
     from gpumem_tui.monitor.devices import list_gpus
@@ -222,6 +171,7 @@ def _offered(snapshot: Snapshot | None) -> Iterator[Check]:
 def _learn(words: str | None, path: Path | None, *, as_json: bool) -> int:
     from gpumem_tui.catalog.calibration import save, seen
     from gpumem_tui.catalog.shapes import CatalogError
+    from gpumem_tui.cli.printed import CalibrationsObject
     from gpumem_tui.doctor.beside import machine_now
 
     output = Printer(as_json=as_json)

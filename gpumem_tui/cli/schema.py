@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
-import msgspec
 
-from gpumem_tui.cli.catalog import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
-from gpumem_tui.cli.free import FreeObject
-from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
-from gpumem_tui.report.objects import JsonObject
-from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
-from gpumem_tui.snapshots.printed import SnapshotObject
-from gpumem_tui.watch.printed import LookLine
+if TYPE_CHECKING:
+    from gpumem_tui.report.objects import JsonObject
 
-PRINTED: dict[str, tuple[type[JsonObject], ...]] = {
-    "predict": (PredictObject,),
-    "plan": (PlanObject, CommandPlanObject, SolveObject),
-    "search": (TrialLine, ResultLine),
-    "look": (SnapshotObject, LookLine),
-    "free": (FreeObject,),
-    "doctor": (ChecksObject, CalibrationsObject),
-    "models": (ModelsObject,),
-    "gpus": (GpusObject,),
-}
-"""By command, what it prints with ``--json``: one of these a line."""
+COMMANDS = ("predict", "plan", "search", "look", "free", "doctor", "models", "gpus")
+
+
+def printed() -> dict[str, tuple[type[JsonObject], ...]]:
+    """Return by command what it prints with ``--json``, one of these a line; loads most of the program."""
+    from gpumem_tui.cli.free import FreeObject
+    from gpumem_tui.cli.printed import CalibrationsObject, ChecksObject, GpusObject, ModelsObject
+    from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
+    from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
+    from gpumem_tui.snapshots.printed import SnapshotObject
+    from gpumem_tui.watch.printed import LookLine
+
+    return {
+        "predict": (PredictObject,),
+        "plan": (PlanObject, CommandPlanObject, SolveObject),
+        "search": (TrialLine, ResultLine),
+        "look": (SnapshotObject, LookLine),
+        "free": (FreeObject,),
+        "doctor": (ChecksObject, CalibrationsObject),
+        "models": (ModelsObject,),
+        "gpus": (GpusObject,),
+    }
 
 
 @click.command()
-@click.argument("of", type=click.Choice(tuple(PRINTED)))
+@click.argument("of", type=click.Choice(COMMANDS))
 def schema(of: str) -> int:
     """Print the JSON Schema of what a command prints with --json."""
     print(json.dumps(schema_of(of), indent=2))
@@ -39,7 +44,9 @@ def schema(of: str) -> int:
 
 def schema_of(command: str) -> dict[str, Any]:
     """Return the JSON Schema of what a command prints with ``--json``; keys that it lacks are allowed."""
-    schemas, parts = msgspec.json.schema_components(PRINTED[command], ref_template="#/$defs/{name}")
+    import msgspec
+
+    schemas, parts = msgspec.json.schema_components(printed()[command], ref_template="#/$defs/{name}")
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"gpumem-tui {command} --json",
