@@ -41,7 +41,6 @@ from gpumem_tui.run.events import (
     TraceRequest,
     TrialDone,
     TrialRequest,
-    decode_request,
 )
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.neighbours import Neighbours
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 
 def take_part(reporter: Reporter) -> None:
     """Make this process, which has just imported torch, part of the trial that `reporter` belongs to."""
-    request = decode_request(reporter.request())
+    request = reporter.request
     version = request.workload.as_torch or torch.__version__
     ranks = ranks_here(os.environ).world_size or 1
     profile = profile_for(version, request.gpu).using(request.gpu, (ranks,) if ranks > 1 else ())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType, TracebackType
 
-    from gpumem_tui.run.events import ChildEvent
+    from gpumem_tui.run.events import ChildEvent, Request
 
 REQUEST_FILE, SOCKET_FILE = "request.json", "events.sock"
 STACK_FILE = "stack-"
@@ -74,11 +74,11 @@ class _Session:
 
     def torch_imported(self, torch: ModuleType, take_part: Callable[[Reporter], None]) -> None:
         """Take part in the trial, unless this torch is too old to be asked for what that takes."""
-        from gpumem_tui.run.events import Failed, Ready, decode_request
+        from gpumem_tui.run.events import Failed, Ready
         from gpumem_tui.simulator.allocator.profile import profile_for, too_old
 
         reporter, version = self.reporter(), torch.__version__
-        request = decode_request(reporter.request())
+        request = reporter.request
         if request.simulated and (reason := too_old(version)):
             reporter.report(Ready.of(version, profile_for(version, request.gpu)))
             reporter.conclude(Failed("torch", f"torch {version} of {sys.executable} {reason}"))
@@ -87,10 +87,9 @@ class _Session:
 
     def compiler_imported(self, module: ModuleType) -> None:
         """Note that the way to torch's compiler is there, and nothing has used it yet."""
-        from gpumem_tui.run.events import decode_request
         from gpumem_tui.simulator.fast.uncompiled import exclude_nothing
 
-        if decode_request(self.reporter().request()).simulated:
+        if self.reporter().request.simulated:
             exclude_nothing(module)
 
     def leave(self) -> None:
@@ -138,6 +137,7 @@ class Reporter:
         from gpumem_tui.run.events import Joined
 
         self._directory = directory
+        self._request: Request | None = None
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         self._lock = threading.Lock()
         self.is_concluded = False
@@ -153,10 +153,15 @@ class Reporter:
         place = ranks_here(os.environ)
         self.report(Joined(os.getpid(), place.rank or 0, place.world_size or 1, " ".join(sys.argv[:1])))
 
-    def request(self) -> bytes:
-        """Return the request as it was written."""
-        with open(os.path.join(self._directory, REQUEST_FILE), "rb") as file:
-            return file.read()
+    @property
+    def request(self) -> Request:
+        """What is asked for."""
+        from gpumem_tui.run.events import decode_request
+
+        if self._request is None:
+            with open(os.path.join(self._directory, REQUEST_FILE), "rb") as file:
+                self._request = decode_request(file.read())
+        return self._request
 
     def report(self, event: ChildEvent) -> None:
         """Send an event; a receiver that is gone is no error of the program's."""

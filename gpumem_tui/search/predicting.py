@@ -322,10 +322,11 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
 
 def _only_at(workload: WorkloadSpec, batch_size: int | None, not_affine: str) -> str:
     """Say why one batch size is traced alone; empty for an affine form."""
-    if workload.command is not None and not workload.command.takes_batch:
-        return not_affine or f"the command has no {BATCH} to vary the batch size by"
-    compiled = workload.command is None and workload.recipe.compile and batch_size is not None
-    return not_affine or (_COMPILED if compiled else "")
+    if not_affine:
+        return not_affine
+    if not workload.takes_batch:
+        return f"the command has no {BATCH} to vary the batch size by"
+    return _COMPILED if workload.command is None and workload.recipe.compile and batch_size is not None else ""
 
 
 def _alone(traces: _Traces, size: int, reason: str) -> Generator[WhileTracing, None, Traced]:

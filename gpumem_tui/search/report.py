@@ -305,7 +305,7 @@ def prediction_lines(
     yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
     by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
     yield f"on {where}, {by_what}"
-    if config.workload.command is None or config.workload.command.takes_batch:
+    if config.workload.takes_batch:
         yield predicted_line(prediction)
     yield from prediction_notes(prediction)
     yield from ledger_lines(config, prediction, None, batch_size)

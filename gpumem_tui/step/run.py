@@ -1,4 +1,4 @@
-"""What is told of a training run as it goes on: to whoever records it, and the memory as each phase begins."""
+"""The recorder of a training run, and the sample of memory that is taken as each phase begins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemorySample:
 
 
 class Recorder(Protocol):
-    """An object that records a run: phases, buckets and names of modules are told to it."""
+    """Records a run: its phases, the buckets of its tensors, the names of its modules."""
 
     def mark(self, step: int, phase: Phase) -> None:
         """State that the run is in `phase` of `step` from here on."""
