@@ -9,9 +9,9 @@ from pathlib import Path
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import MIB, Unknown
 from gpumem_tui.monitor import vendors
-from gpumem_tui.monitor.backend import Fault, GpuBackend, StartFault, Vendor
+from gpumem_tui.monitor.backend import Fault, GpuBackend, Identity, StartFault, Vendor
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, ProcessKind, Snapshot
+from gpumem_tui.monitor.snapshot import DeviceState, GpuReading, Memory, ProcessKind, Snapshot
 
 IDLE_BYTES = 512 * MIB
 """A GPU with less than this in use, and no compute process, is free: a display server may still draw on it."""
@@ -35,6 +35,27 @@ class RealGpu:
     used_bytes: int
     compute_capability: tuple[int, int]
     pids: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        index: int,
+        named: Identity | GpuReading,
+        memory: Memory,
+        compute_capability: tuple[int, int],
+        pids: tuple[int, ...] = (),
+    ) -> RealGpu:
+        """Make it of what was read; a reserve that the driver does not tell counts as none."""
+        return cls(
+            index=index,
+            uuid=named.uuid,
+            name=named.name,
+            total_bytes=memory.total_bytes,
+            reserved_bytes=memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0,
+            used_bytes=memory.used_bytes,
+            compute_capability=compute_capability,
+            pids=pids,
+        )
 
     @property
     def is_free(self) -> bool:
@@ -107,16 +128,8 @@ def _read(backend: GpuBackend, index: int) -> RealGpu:
         raise _Unreadable(f"memory: {memory.reason}")
     if isinstance(identity.compute_capability, Unknown):
         raise _Unreadable(f"compute capability: {identity.compute_capability.reason}")
-    return RealGpu(
-        index=index,
-        uuid=identity.uuid,
-        name=identity.name,
-        total_bytes=memory.total_bytes,
-        reserved_bytes=memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0,
-        used_bytes=memory.used_bytes,
-        compute_capability=identity.compute_capability,
-        pids=() if isinstance(processes, Unknown) else tuple(process.pid for process in processes),
-    )
+    pids = () if isinstance(processes, Unknown) else tuple(process.pid for process in processes)
+    return RealGpu.of(index, identity, memory, identity.compute_capability, pids)
 
 
 def free_gpus(snapshot: Snapshot, memory_bytes: int | None, environ: Mapping[str, str]) -> list[GpuReading]:

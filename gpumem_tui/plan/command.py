@@ -181,6 +181,12 @@ class CommandPlan:
             return "does not fit"
         return self.there(one.traced).fit(one.batch_size, one.beside_bytes)
 
+    def peak_bytes(self, one: Combination) -> int | Unknown:
+        """Return the allocated peak on the planned GPU with changes that were run, or why their run gave none."""
+        if isinstance(one.traced, Unknown):
+            return one.traced
+        return self.there(one.traced).at(one.batch_size).peak_allocated_bytes + one.beside_bytes
+
     @property
     def spared(self) -> tuple[Combination, ...]:
         """The changes that were not run, as they were not needed."""

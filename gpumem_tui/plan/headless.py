@@ -254,7 +254,7 @@ class _PlanLog:
 
 
 def _outcome(plan: CommandPlan, found: Combination) -> str:
-    if isinstance(found.traced, Unknown):
-        return found.traced.reason
-    peak_bytes = found.traced.at(found.batch_size).peak_allocated_bytes + found.beside_bytes
-    return f"{format_bytes(peak_bytes)}, {plan.fit_with(found)}"
+    peak_bytes = plan.peak_bytes(found)
+    return (
+        peak_bytes.reason if isinstance(peak_bytes, Unknown) else f"{format_bytes(peak_bytes)}, {plan.fit_with(found)}"
+    )

@@ -409,7 +409,7 @@ class _Tried(JsonObject, frozen=True):
             cost=row.change.cost,
             cost_source=row.change.source,
             source=row.by,
-            unavailable=row.largest.reason if isinstance(row.largest, Unknown) else UNSET,
+            unavailable=reason_of(row.largest) or UNSET,
         )
 
 
@@ -429,20 +429,17 @@ class _Set(JsonObject, frozen=True):
     def of(cls, plan: CommandPlan, one: Combination) -> _Set:
         """Return what a set of changes comes to, or why it was not run."""
         command, written = command_of(plan, one)
+        peak_bytes = plan.peak_bytes(one)
         return cls(
             changes=tuple(change.key for change in one.changes),
             batch_size=one.batch_size,
             passes=one.passes,
-            fits=None if isinstance(one.traced, Unknown) else plan.fit_with(one) == "fits",
-            peak_bytes=None if isinstance(one.traced, Unknown) else _peak_bytes(one, one.traced),
+            fits=None if isinstance(peak_bytes, Unknown) else plan.fit_with(one) == "fits",
+            peak_bytes=known(peak_bytes),
             command=command,
             in_the_program=tuple(written),
-            unavailable=one.traced.reason if isinstance(one.traced, Unknown) else UNSET,
+            unavailable=reason_of(peak_bytes) or UNSET,
         )
-
-
-def _peak_bytes(one: Combination, traced: Traced) -> int:
-    return traced.at(one.batch_size).peak_allocated_bytes + one.beside_bytes
 
 
 class _CommandOn(JsonObject, frozen=True):

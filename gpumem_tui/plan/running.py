@@ -38,14 +38,4 @@ def _planned_gpu(gpu: GpuReading) -> Reading[Gpu]:
         return gpu.memory
     if isinstance(gpu.compute_capability, Unknown):
         return gpu.compute_capability
-    memory = gpu.memory
-    return RealGpu(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        total_bytes=memory.total_bytes,
-        reserved_bytes=memory.reserved_bytes if isinstance(memory.reserved_bytes, int) else 0,
-        used_bytes=memory.used_bytes,
-        compute_capability=gpu.compute_capability,
-        pids=(),
-    ).describe()
+    return RealGpu.of(gpu.index, gpu, gpu.memory, gpu.compute_capability).describe()

@@ -118,7 +118,7 @@ def nudged(state: PlanState, key: str, way: int, *, jump: bool = False) -> PlanS
 
 
 def replaced(state: PlanState, plan: Plan) -> PlanState:
-    """Take another plan, such as a saved one; what does not go together is explained."""
+    """Take another plan, such as one with a technique; what does not go together is explained."""
     return _changed(state, draft_of(plan), by="")
 
 

@@ -15,7 +15,7 @@ from gpumem_tui.plan.recommended import all_techniques, change_words, recommende
 from gpumem_tui.plan.tracing import BackgroundTracer
 from gpumem_tui.report.tables import counted
 from gpumem_tui.search.words import FIT_ANSWERS
-from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, compact_bytes, fit, heading, paragraph, row
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, ListRow, Row, Span, compact_bytes, fit, heading, paragraph, row
 from gpumem_tui.tui.plan.lists import MARKS
 from gpumem_tui.tui.plan.numbers import PENDING
 
@@ -209,12 +209,14 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
     elif best.plan in found.pending:
         by = f"{PENDING} tracing"
     comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}; {by}"
+    return _set_lines(("✓ ", ""), what, comes_to, key, width)
+
+
+def _set_lines(mark: Span, what: str, comes_to: str, key: str, width: int) -> list[ListRow]:
+    """Return the lines of changes made together, of which the first is selectable, and what they come to."""
     first, *others = paragraph(what, width - 2, "bold")
-    return [
-        row(("✓ ", ""), *first.spans, key=key),
-        *(row(("  ", ""), *line.spans) for line in others),
-        *paragraph(comes_to, width, indent=2),
-    ]
+    lines = [row(mark, *first.spans, key=key), *(row(("  ", ""), *line.spans) for line in others)]
+    return [*lines, *paragraph(comes_to, width, indent=2)]
 
 
 # Of a command
@@ -303,13 +305,11 @@ def _key_of(plan: CommandPlan, one: Combination) -> str:
 
 def _set_rows(plan: CommandPlan, one: Combination, key: str, width: int) -> list[ListRow]:
     """Return what was run together, and what it came to; enter says how to have it."""
-    first, *others = paragraph(one.words, width - 2, "bold")
-    mark = ("– ", MUTED) if isinstance(one.traced, Unknown) else MARKS[plan.fit_with(one)]
-    lines = [row(mark, *first.spans, key=key), *(row(("  ", ""), *line.spans) for line in others)]
-    if isinstance(one.traced, Unknown):
-        return [*lines, *paragraph(one.traced.reason, width, indent=2)]
-    peak_bytes = plan.there(one.traced).at(one.batch_size).peak_allocated_bytes + one.beside_bytes
-    return [*lines, *paragraph(f"peak {format_bytes(peak_bytes)}; traced: {plan.fit_with(one)}", width, indent=2)]
+    if isinstance(peak_bytes := plan.peak_bytes(one), Unknown):
+        return _set_lines(("– ", MUTED), one.words, peak_bytes.reason, key, width)
+    fit_with = plan.fit_with(one)
+    comes_to = f"peak {format_bytes(peak_bytes)}; traced: {fit_with}"
+    return _set_lines(MARKS[fit_with], one.words, comes_to, key, width)
 
 
 def _set_details(plan: CommandPlan, one: Combination) -> tuple[str, list[Row], str]:

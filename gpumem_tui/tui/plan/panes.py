@@ -12,7 +12,6 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer, answer, kernel_plans, largest_by_gpu
 from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.command import CommandPlan, batch_note, largest_of_command
@@ -23,6 +22,7 @@ from gpumem_tui.plan.limits import limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.speed import throughput
 from gpumem_tui.plan.tracing import BackgroundTracer
+from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.tui.kit.background import in_daemon_thread
 from gpumem_tui.tui.kit.figures import MUTED, ListRow, Row, Rows, heading, no_rows, paragraph, row
@@ -109,21 +109,22 @@ class PaneContent:
     one_size: bool = False
 
 
+_NOT_TRACED = PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
+
+
 def command_content(request: PaneRequest) -> PaneContent:
     """Work out what a pane shows of a command, which its trace and the runs with changes say."""
     plan, answer = request.plan, request.answer
     if not isinstance(plan, CommandPlan) or answer is None:
-        return PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
+        return _NOT_TRACED
     match request.pane:
         case "techniques":
             found = CommandHelp.of(plan, answer, request.running, request.waiting)
             return PaneContent(found.rows, found.details)
         case "gpus":
             return _gpus_content(largest_of_command(plan), plan)
-        case "batches":
-            return _batches_content(answer, "" if plan.says_batch else "its own", batch_note(plan))
-        case "places":
-            return _places_content(answer)
+        case "batches" | "places":
+            return _by_trace(request.pane, answer, "" if plan.says_batch else "its own", batch_note(plan))
         case _:
             return PaneContent(no_rows)
 
@@ -156,15 +157,10 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
             shown = _gpus_content(largest_by_gpu(plan, request.traced, tracer.trace_of), plan)
             unknown = tuple(one for one in kernel_plans(plan) if tracer.trace_of(one) is None)
             return shown if request.traced is None else replace(shown, candidates=unknown)
-        case "batches" | "places" if request.answer is None:
-            return PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
-        case "batches":
-            assert request.answer is not None, "the case before"
-            largest = request.answer.max_batch_size
-            return _batches_content(request.answer, "", largest.reason if isinstance(largest, Unknown) else "")
-        case "places":
-            assert request.answer is not None, "the case before"
-            return _places_content(request.answer)
+        case "batches" | "places":
+            if request.answer is None:
+                return _NOT_TRACED
+            return _by_trace(request.pane, request.answer, note=reason_of(request.answer.max_batch_size) or "")
         case "limits":
             solved = tuple(
                 limit(quantity, plan, partial(tracer.trace_of, one_size=quantity in AT_ONE_SIZE))
@@ -192,17 +188,15 @@ def _gpus_content(found: Sequence[LargestOnGpu], plan: Plan | CommandPlan) -> Pa
     return PaneContent(partial(gpu_rows, found, plan), by_name.get)
 
 
-def _batches_content(found: TracedAnswer, size: str, note: str) -> PaneContent:
-    batches = found.batches()
+def _by_trace(pane: str, found: TracedAnswer, size: str = "", note: str = "") -> PaneContent:
+    """Work out a pane that the trace alone fills: other batch sizes, as `batch_rows` has them, or the places."""
+    if pane == "places":
+        places = found.places()
+        return PaneContent(lambda width, _: place_rows(places, width))
+    batches, planned = found.batches(), found.plan.batch_size
     for one in batches:
         _ = one.fit, one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_used_bytes
-    planned = found.plan.batch_size
     return PaneContent(lambda width, _: batch_rows(batches, planned, size, note, width))
-
-
-def _places_content(found: TracedAnswer) -> PaneContent:
-    places = found.places()
-    return PaneContent(lambda width, _: place_rows(places, width))
 
 
 def _model(request: PaneRequest) -> Plan:
