@@ -16,18 +16,19 @@ from gpumem_tui.catalog.tables import made
 from gpumem_tui.formula.accumulation import Accumulation
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import Recipe
+from gpumem_tui.formula.rows import FormulaRow
 from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown
-from gpumem_tui.report.objects import SCHEMA, JsonObject, known
+from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
 from gpumem_tui.run.events import Outcome, TrialDone
 from gpumem_tui.search.assumed import convolutions
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.prediction import Fit, Formula, Prediction, Traced
+from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.search.report import wanted_accumulation
 from gpumem_tui.search.verdict import Conclusion, Verdict, WithHeadroom
-from gpumem_tui.simulator.allocator.replay import Replay
-from gpumem_tui.simulator.allocator.timeline import Held
+from gpumem_tui.simulator.allocator.replay import PhasePeak, Replay
+from gpumem_tui.simulator.allocator.timeline import BucketPeak, Held
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -125,6 +126,18 @@ class _Row(JsonObject, frozen=True):
     source: str
     note: str
 
+    @classmethod
+    def of(cls, row: FormulaRow) -> _Row:
+        """Return a term of the closed form."""
+        return cls(
+            bucket=row.bucket,
+            name=row.name,
+            size_bytes=row.size_bytes,
+            formula=row.expression,
+            source=row.source,
+            note=row.note,
+        )
+
 
 class FormulaObject(JsonObject, frozen=True, kw_only=True):
     """The closed form at a batch size. Figures are null where there is none, and `unavailable` says why."""
@@ -159,17 +172,7 @@ class FormulaObject(JsonObject, frozen=True, kw_only=True):
             fits=spare_bytes >= 0,
             spare_bytes=spare_bytes,
             headroom=formula.headroom,
-            rows=tuple(
-                _Row(
-                    bucket=row.bucket,
-                    name=row.name,
-                    size_bytes=row.size_bytes,
-                    formula=row.expression,
-                    source=row.source,
-                    note=row.note,
-                )
-                for row in found.rows
-            ),
+            rows=tuple(map(_Row.of, found.rows)),
             assumptions=found.assumptions,
         )
 
@@ -182,12 +185,23 @@ class _Highest(JsonObject, frozen=True):
     step: int
     phase: Phase
 
+    @classmethod
+    def of(cls, peak: BucketPeak) -> _Highest:
+        """Return the most that a bucket holds."""
+        return cls(bytes=peak.size_bytes, step=peak.mark.step, phase=peak.mark.phase)
+
 
 class _Unknown(JsonObject, frozen=True):
     name: str
     low_bytes: int
     high_bytes: int
     source: str
+
+    @classmethod
+    def of(cls, unknown: KnownUnknown) -> _Unknown:
+        """Return a part of the device total that is known between two ends."""
+        size = unknown.size
+        return cls(name=unknown.name, low_bytes=size.low_bytes, high_bytes=size.high_bytes, source=unknown.source)
 
 
 class _Moment(JsonObject, frozen=True):
@@ -234,6 +248,17 @@ class _PhasePeak(JsonObject, frozen=True):
     reserved_bytes: int
     buckets: Bytes
 
+    @classmethod
+    def of(cls, peak: PhasePeak) -> _PhasePeak:
+        """Return the highest moment of a phase."""
+        return cls(
+            step=peak.step,
+            phase=peak.phase,
+            peak_allocated_bytes=peak.peak_allocated_bytes,
+            reserved_bytes=peak.reserved_bytes,
+            buckets=peak.breakdown.as_json(),
+        )
+
 
 class _Part(JsonObject, frozen=True):
     bucket: Bucket
@@ -250,6 +275,20 @@ class _Held(JsonObject, frozen=True):
     allocations: int
     part: str | None
     fused_with: tuple[str, ...]
+
+    @classmethod
+    def of(cls, held: Held) -> _Held:
+        """Return what a place holds at the peak."""
+        return cls(
+            bucket=held.bucket,
+            module=held.site.module,
+            operator=held.site.operator,
+            source=held.site.source,
+            bytes=held.size_bytes,
+            allocations=held.allocations,
+            part=held.site.part or None,
+            fused_with=held.site.fused,
+        )
 
 
 class _Roomy(JsonObject, frozen=True):
@@ -315,10 +354,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
         momentary, momentary_reserved = traced.momentary_peaks(batch_size) or (None, None)
         return cls(
             buckets=replay.breakdown.as_json(),
-            highest={
-                bucket.value: _Highest(bytes=one.size_bytes, step=one.mark.step, phase=one.mark.phase)
-                for bucket, one in replay.bucket_peaks.items()
-            },
+            highest={bucket.value: _Highest.of(one) for bucket, one in replay.bucket_peaks.items()},
             peak_allocated_bytes=replay.peak_allocated_bytes,
             peak_reserved_bytes=replay.peak_reserved_bytes,
             device_used_bytes=traced.device_used_bytes(batch_size),
@@ -330,10 +366,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             fit=fit,
             device_used_range=traced.device_used_range(batch_size),
             may_fit_batch_size=known(traced.may_fit_batch_size),
-            unknowns=tuple(
-                _Unknown(name=one.name, low_bytes=one.size.low_bytes, high_bytes=one.size.high_bytes, source=one.source)
-                for one in traced.unknowns(batch_size)
-            ),
+            unknowns=tuple(map(_Unknown.of, traced.unknowns(batch_size))),
             peak=_Moment.of(replay),
             context_bytes=traced.ready.context_bytes,
             context_source=traced.ready.context_source,
@@ -346,38 +379,16 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             },
             momentary_peak_bytes=momentary,
             momentary_reserved_bytes=momentary_reserved,
-            phases=tuple(
-                _PhasePeak(
-                    step=one.step,
-                    phase=one.phase,
-                    peak_allocated_bytes=one.peak_allocated_bytes,
-                    reserved_bytes=one.reserved_bytes,
-                    buckets=one.breakdown.as_json(),
-                )
-                for one in replay.phases
-            ),
+            phases=tuple(map(_PhasePeak.of, replay.phases)),
             frozen_saving_bytes=traced.frozen_saving_bytes(batch_size),
             parts=tuple(
                 _Part(bucket=bucket, part=part, bytes=size_bytes)
                 for bucket, part, size_bytes in traced.parts(batch_size)
             ),
-            composition=tuple(_held(one) for one in traced.held_at_peak(batch_size)),
-            unavailable=traced.max_batch_size.reason if isinstance(traced.max_batch_size, Unknown) else UNSET,
+            composition=tuple(map(_Held.of, traced.held_at_peak(batch_size))),
+            unavailable=reason_of(traced.max_batch_size) or UNSET,
             with_headroom=with_headroom,
         )
-
-
-def _held(one: Held) -> _Held:
-    return _Held(
-        bucket=one.bucket,
-        module=one.site.module,
-        operator=one.site.operator,
-        source=one.site.source,
-        bytes=one.size_bytes,
-        allocations=one.allocations,
-        part=one.site.part or None,
-        fused_with=one.site.fused,
-    )
 
 
 # What is printed
@@ -462,23 +473,6 @@ class TrialLine(JsonObject, frozen=True, tag_field="event", tag="trial"):
         )
 
 
-class _Kept(JsonObject, frozen=True):
-    headroom: float
-    max_batch_size: int
-    free_bytes: int
-    known_by: Literal["trial", "trace"]
-
-    @classmethod
-    def of(cls, found: WithHeadroom) -> _Kept:
-        """Say which batch leaves the headroom free."""
-        return cls(
-            headroom=found.share,
-            max_batch_size=found.batch_size,
-            free_bytes=found.free_bytes,
-            known_by=found.known_by,
-        )
-
-
 class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     """The last line of `search --json`."""
 
@@ -487,7 +481,7 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     max_batch_size: int
     first_failing: int | None
     verified: bool
-    with_headroom: _Kept | None
+    with_headroom: WithHeadroom | None
     trials: int
     ooms: int
     message: str
@@ -510,7 +504,7 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
             max_batch_size=verdict.max_batch_size,
             first_failing=verdict.first_failing,
             verified=verdict.verified,
-            with_headroom=None if verdict.with_headroom is None else _Kept.of(verdict.with_headroom),
+            with_headroom=verdict.with_headroom,
             trials=verdict.trials,
             ooms=verdict.ooms,
             message=verdict.message,

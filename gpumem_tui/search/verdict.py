@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import Room
@@ -26,9 +29,8 @@ _EXIT_CODES: dict[Conclusion, int] = {
 _EVERY = strategy.Sizes()
 
 
-@dataclass(frozen=True)
-class WithHeadroom:
-    """The largest batch that leaves a share of the memory free at its peak.
+class WithHeadroom(JsonObject, frozen=True):
+    """The largest batch that leaves a share of the memory free at its peak, as it is printed, too.
 
     Attributes:
         share: the headroom. `batch_size`: 0 if not even one sample leaves that.
@@ -36,8 +38,8 @@ class WithHeadroom:
         known_by: ``trial``: it ran so; ``trace``: the trace predicts it.
     """
 
-    share: float
-    batch_size: int
+    share: float = msgspec.field(name="headroom")
+    batch_size: int = msgspec.field(name="max_batch_size")
     free_bytes: int
     known_by: Literal["trial", "trace"]
 

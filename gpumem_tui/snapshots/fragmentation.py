@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+from msgspec.structs import replace
+
 from gpumem_tui.memory import format_bytes
+from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.simulator.allocator.caching import SMALL_REQUEST_BYTES
 from gpumem_tui.snapshots.model import EventHistory
 from gpumem_tui.snapshots.states import BlockState, Places, Rules
@@ -18,31 +21,29 @@ _MOST_PINS = 8
 _MOST_LINES = 3
 
 
-@dataclass(frozen=True)
-class Pin:
-    """Blocks that keep a segment from being given back.
+class Pin(JsonObject, frozen=True):
+    """Blocks that keep a segment from being given back, as they are printed, too.
 
     Attributes:
         lines: where the largest of them were made.
     """
 
     address: int
-    size_bytes: int
+    size_bytes: int = msgspec.field(name="bytes")
     free_bytes: int
     blocks: int
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = msgspec.field(name="by")
 
 
-@dataclass(frozen=True)
-class FailedRequest:
-    """A request that found no room.
+class FailedRequest(JsonObject, frozen=True):
+    """A request that found no room, as it is printed, too.
 
     Attributes:
         wanted_bytes: the request, rounded as the allocator does; `segment_bytes`: what it asked of the driver for it.
         device_free_bytes: what the driver had left.
         cached_bytes: free in segments of this process; `usable_bytes`: of that, in the request's stream and pool.
         largest_free_bytes, pieces: the largest usable free block, and how many there are.
-        line: where the program asked.
+        line: where the program asked. `explanation`: why it did not fit, a sentence a line.
     """
 
     event: int
@@ -56,40 +57,14 @@ class FailedRequest:
     largest_free_bytes: int
     pieces: int
     reason: Reason
-    line: str
-    expandable: bool
-    pins: tuple[Pin, ...]
+    line: str = msgspec.field(name="source")
+    explanation: tuple[str, ...]
+    pins: tuple[Pin, ...] = msgspec.field(name="pinned")
 
     @property
     def free_bytes(self) -> int:
         """The sum of all bytes that were free."""
         return self.device_free_bytes + self.cached_bytes
-
-    def explanation(self) -> list[str]:
-        """Say why it did not fit, a sentence a line."""
-        wanted = format_bytes(self.wanted_bytes)
-        free = f"{format_bytes(self.device_free_bytes)} with the driver, {format_bytes(self.cached_bytes)} in the cache"
-        if self.reason == "limited":
-            return [
-                f"{wanted} wanted, and the driver had {format_bytes(self.device_free_bytes)}: "
-                "a limit of the process stopped it (set_per_process_memory_fraction), not the device"
-            ]
-        if self.reason == "full":
-            return [
-                f"{wanted} wanted, {format_bytes(self.free_bytes)} free in all ({free}): "
-                f"{format_bytes(self.wanted_bytes - self.free_bytes)} too little, in one piece or not"
-            ]
-        lines = [f"{wanted} wanted, {format_bytes(self.free_bytes)} free in all ({free}): enough, but not in one piece"]
-        if self.pieces:
-            usable, largest = format_bytes(self.usable_bytes), format_bytes(self.largest_free_bytes)
-            lines.append(f"of the cache {usable} could serve it: {self.pieces:,} pieces, the largest of {largest}")
-        if elsewhere := self.cached_bytes - self.usable_bytes:
-            lines.append(f"{format_bytes(elsewhere)} of it belong to other streams or sizes of request")
-        driver = format_bytes(self.device_free_bytes)
-        lines.append(f"a new segment for it takes {format_bytes(self.segment_bytes)}, and the driver had {driver}")
-        if not self.expandable:
-            lines.append(f"{_REMEDY}: whole free pages between blocks are given back and mapped in one piece")
-        return lines
 
 
 def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places: Places) -> FailedRequest:
@@ -114,7 +89,7 @@ def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places
     reason: Reason = "fragmented" if device_free + cached >= wanted else "full"
     if device_free >= segment_bytes:
         reason = "limited"
-    return FailedRequest(
+    found = FailedRequest(
         event=event,
         wanted_bytes=wanted,
         segment_bytes=segment_bytes,
@@ -127,9 +102,39 @@ def out_of_memory(state: BlockState, history: EventHistory, rules: Rules, places
         pieces=len(usable),
         reason=reason,
         line=places.line(history.stacks[event]),
-        expandable=expandable,
+        explanation=(),
         pins=tuple(_pins(state, free, places)),
     )
+    return replace(found, explanation=tuple(_explained(found, expandable=expandable)))
+
+
+def _explained(request: FailedRequest, *, expandable: bool) -> list[str]:
+    """Say why it did not fit, a sentence a line."""
+    wanted = format_bytes(request.wanted_bytes)
+    free = (
+        f"{format_bytes(request.device_free_bytes)} with the driver, {format_bytes(request.cached_bytes)} in the cache"
+    )
+    if request.reason == "limited":
+        return [
+            f"{wanted} wanted, and the driver had {format_bytes(request.device_free_bytes)}: "
+            "a limit of the process stopped it (set_per_process_memory_fraction), not the device"
+        ]
+    if request.reason == "full":
+        return [
+            f"{wanted} wanted, {format_bytes(request.free_bytes)} free in all ({free}): "
+            f"{format_bytes(request.wanted_bytes - request.free_bytes)} too little, in one piece or not"
+        ]
+    lines = [f"{wanted} wanted, {format_bytes(request.free_bytes)} free in all ({free}): enough, but not in one piece"]
+    if request.pieces:
+        usable, largest = format_bytes(request.usable_bytes), format_bytes(request.largest_free_bytes)
+        lines.append(f"of the cache {usable} could serve it: {request.pieces:,} pieces, the largest of {largest}")
+    if elsewhere := request.cached_bytes - request.usable_bytes:
+        lines.append(f"{format_bytes(elsewhere)} of it belong to other streams or sizes of request")
+    driver = format_bytes(request.device_free_bytes)
+    lines.append(f"a new segment for it takes {format_bytes(request.segment_bytes)}, and the driver had {driver}")
+    if not expandable:
+        lines.append(f"{_REMEDY}: whole free pages between blocks are given back and mapped in one piece")
+    return lines
 
 
 def _pins(state: BlockState, free: dict[int, list[int]], places: Places) -> list[Pin]:

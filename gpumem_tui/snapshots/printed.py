@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from gpumem_tui.report.objects import SCHEMA, JsonObject
 from gpumem_tui.snapshots.analysis import Analysis, Part
-from gpumem_tui.snapshots.fragmentation import FailedRequest, Pin, Reason
+from gpumem_tui.snapshots.fragmentation import FailedRequest
 from gpumem_tui.snapshots.model import MemorySnapshot, Segment
 
 _MOST_PARTS = 200
@@ -89,58 +89,6 @@ class _Segments(JsonObject, frozen=True):
     list: tuple[_Segment, ...]
 
 
-class _Pin(JsonObject, frozen=True):
-    address: int
-    bytes: int
-    free_bytes: int
-    blocks: int
-    by: tuple[str, ...]
-
-    @classmethod
-    def of(cls, pin: Pin) -> _Pin:
-        """Return what keeps a segment from being given back."""
-        return cls(
-            address=pin.address, bytes=pin.size_bytes, free_bytes=pin.free_bytes, blocks=pin.blocks, by=pin.lines
-        )
-
-
-class _FailedRequest(JsonObject, frozen=True):
-    event: int
-    wanted_bytes: int
-    segment_bytes: int
-    device_free_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    cached_bytes: int
-    usable_bytes: int
-    largest_free_bytes: int
-    pieces: int
-    reason: Reason
-    source: str
-    explanation: tuple[str, ...]
-    pinned: tuple[_Pin, ...]
-
-    @classmethod
-    def of(cls, oom: FailedRequest) -> _FailedRequest:
-        """Return a request that found no room, and why."""
-        return cls(
-            event=oom.event,
-            wanted_bytes=oom.wanted_bytes,
-            segment_bytes=oom.segment_bytes,
-            device_free_bytes=oom.device_free_bytes,
-            allocated_bytes=oom.allocated_bytes,
-            reserved_bytes=oom.reserved_bytes,
-            cached_bytes=oom.cached_bytes,
-            usable_bytes=oom.usable_bytes,
-            largest_free_bytes=oom.largest_free_bytes,
-            pieces=oom.pieces,
-            reason=oom.reason,
-            source=oom.line,
-            explanation=tuple(oom.explanation()),
-            pinned=tuple(map(_Pin.of, oom.pins)),
-        )
-
-
 class _Device(JsonObject, frozen=True):
     """One device of a snapshot. `timeline`: event, allocated and reserved bytes, and these by `categories`."""
 
@@ -156,7 +104,7 @@ class _Device(JsonObject, frozen=True):
     timeline: tuple[tuple[int, int, int, tuple[int, ...]], ...]
     marks: tuple[_Mark, ...]
     segments: _Segments
-    out_of_memory: tuple[_FailedRequest, ...]
+    out_of_memory: tuple[FailedRequest, ...]
 
     @classmethod
     def of(cls, found: Analysis) -> _Device:
@@ -189,7 +137,7 @@ class _Device(JsonObject, frozen=True):
                 largest_free_bytes=found.largest_free_bytes,
                 list=tuple(map(_Segment.of, found.segments)),
             ),
-            out_of_memory=tuple(map(_FailedRequest.of, found.ooms)),
+            out_of_memory=found.ooms,
         )
 
 

@@ -44,7 +44,7 @@ def _device_lines(analysis: Analysis) -> Iterator[str]:
         yield from _plot(analysis)
     for oom in analysis.ooms[-1:]:
         yield f"\nout of memory at event {oom.event:,}, {oom.line}"
-        yield from (f"  {line}" for line in oom.explanation())
+        yield from (f"  {line}" for line in oom.explanation)
         yield from _pin_lines(oom)
     yield from _part_lines(f"the peak by category (from {analysis.categories_from})", analysis.by_category)
     yield from _part_lines("the peak by source line", analysis.by_line)

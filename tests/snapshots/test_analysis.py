@@ -142,7 +142,7 @@ def test_a_request_that_no_single_piece_could_serve(tmp_path: Path) -> None:
     assert [(pin.free_bytes, pin.blocks, pin.lines) for pin in oom.pins] == [
         (90 * MIB, 1, ("ada/model.py:12 forward",))
     ] * 4
-    said = " ".join(oom.explanation())
+    said = " ".join(oom.explanation)
     assert "enough, but not in one piece" in said
     assert "8 pieces, the largest of 45.0 MiB" in said
     assert "expandable_segments:True" in said
@@ -153,7 +153,7 @@ def test_a_request_beyond_all_that_was_free(tmp_path: Path) -> None:
     body["device_traces"][0][-1] |= {"size": 500 * MIB}
     _, analysis = opened(tmp_path, body)
     assert analysis.ooms[0].reason == "full"
-    assert "90.0 MiB too little" in analysis.ooms[0].explanation()[0]
+    assert "90.0 MiB too little" in analysis.ooms[0].explanation[0]
 
 
 def test_a_request_that_a_limit_of_the_process_stopped(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_free_memory_of_other_streams_is_no_use(tmp_path: Path) -> None:
     _, analysis = opened(tmp_path, body)
     oom = analysis.ooms[0]
     assert (oom.cached_bytes, oom.usable_bytes) == (360 * MIB, 90 * MIB)
-    assert "other streams" in " ".join(oom.explanation())
+    assert "other streams" in " ".join(oom.explanation)
 
 
 def test_free_memory_of_a_private_pool_is_no_use(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_expandable_segments_are_not_advised_twice(tmp_path: Path) -> None:
     body = files.fragmented()
     body["allocator_settings"]["expandable_segments"] = True
     _, analysis = opened(tmp_path, body)
-    assert "expandable_segments" not in " ".join(analysis.ooms[0].explanation())
+    assert "expandable_segments" not in " ".join(analysis.ooms[0].explanation)
 
 
 SETTINGS = {

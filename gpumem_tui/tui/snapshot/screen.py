@@ -73,7 +73,7 @@ def header_row(snapshot: MemorySnapshot, analysis: Analysis, time: str, width: i
 def verdict_row(analysis: Analysis, width: int) -> ListRow:
     """Return the peak, or the request that failed."""
     if analysis.ooms:
-        said = analysis.ooms[-1].explanation()[0]
+        said = analysis.ooms[-1].explanation[0]
         return row(("✗ ", "$text-error"), (fit(f"out of memory: {said}", width - 2), "bold"))
     said = (
         f"peak {format_bytes(analysis.peak_allocated_bytes)} allocated, "
@@ -256,7 +256,7 @@ def out_of_memory_rows(analysis: Analysis, width: int) -> list[ListRow]:
 
 def _out_of_memory(oom: FailedRequest, width: int) -> list[ListRow]:
     lines = [heading(fit(f"event {oom.event:,}, {oom.line}", width))]
-    for text in oom.explanation():
+    for text in oom.explanation:
         lines += paragraph(text, width, "", indent=2)
     if oom.pins and oom.reason == "fragmented":
         lines += paragraph("what keeps the largest free pieces from being given back:", width)
