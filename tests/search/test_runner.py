@@ -452,14 +452,19 @@ def test_a_search_paused_before_it_starts_waits_for_resume(tmp_path: Path) -> No
     control.pause()
     assert control.paused
     events: list[SearchEvent] = []
-    thread = threading.Thread(target=lambda: events.extend(search(config(workload(tmp_path)), control)))
+
+    def until_a_trial_ends() -> None:
+        for event in search(config(workload(tmp_path)), control):
+            events.append(event)
+            if finished(events):
+                control.cancel()
+
+    thread = threading.Thread(target=until_a_trial_ends)
     thread.start()
     wait_until(lambda: psutil.Process().children(recursive=True))
     time.sleep(1)
     assert not any(isinstance(event, TrialProgress) for event in events)
     control.resume()
-    wait_until(lambda: bool(finished(events)))
-    control.cancel()
     thread.join(timeout=60)
     assert finished(events)[0].result.outcome == "fit"
     assert verdict_of(events).outcome == "cancelled"
