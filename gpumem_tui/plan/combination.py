@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -87,20 +87,32 @@ class Combination:
         return " + ".join(names)
 
 
-def next_likely(likely: Iterable[Combination], tried: Sequence[Combination], cost: Price | None) -> Combination | None:
-    """Return the first set that was not run and costs less than what fits; None for none.
+def worth_running(
+    likely: Callable[[], Iterable[Combination]],
+    tried: Callable[[], Sequence[Combination]],
+    cost: Callable[[], Price | None],
+    most: int,
+) -> Iterator[Combination]:
+    """Yield the sets to run, one after the other, until none that is left would cost less than what fits.
 
-    One with all the changes of a set whose run failed is left out: it would fail as well.
+    A set with all the changes of one whose run failed is left out: it would fail as well. All is asked for anew before
+    each set, as the caller has run by then what was yielded.
 
     Args:
         likely: what may fit, in the order in which it is to be run.
+        tried: what was run, each with its trace or why there is none.
         cost: of the cheapest that was run and fits; None where nothing does.
+        most: so many are yielded at most.
     """
-    known = [(one.changes, one.batch_size) for one in tried]
-    failed = [set(one.changes) for one in tried if isinstance(one.traced, Unknown) and one.changes]
-    cheaper = (one for one in likely if cost is None or one.price < cost)
-    fresh = (one for one in cheaper if (one.changes, one.batch_size) not in known)
-    return next((one for one in fresh if not any(less <= set(one.changes) for less in failed)), None)
+    for _ in range(most):
+        ran, fitting = tried(), cost()
+        failed = [set(one.changes) for one in ran if isinstance(one.traced, Unknown) and one.changes]
+        known = [(one.changes, one.batch_size) for one in ran]
+        cheaper = (one for one in likely() if fitting is None or one.price < fitting)
+        fresh = (one for one in cheaper if (one.changes, one.batch_size) not in known)
+        if (one := next((one for one in fresh if not any(less <= set(one.changes) for less in failed)), None)) is None:
+            return
+        yield one
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from math import prod
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
 from gpumem_tui.formula.techniques import ADAPTERS, DEEPSPEED, MORE_RANKS, SHARDED, SHARDS, Price, Technique
 from gpumem_tui.memory import Breakdown, Bucket, Unknown
-from gpumem_tui.plan.combination import Combination, next_likely
+from gpumem_tui.plan.combination import Combination, worth_running
 from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Watch
 from gpumem_tui.plan.dialects import launched, typed_command
 from gpumem_tui.run.control import Control, has_room_for_two
@@ -248,9 +248,8 @@ class Planner:
 
     def _run_sets(self) -> Iterator[Planning]:
         """Run what is likely to fit, the cheapest first, until nothing that is left would cost less than what does."""
-        for _ in range(MOST_RUNS):
-            if (one := next_likely(likely(self.plan), self.plan.tried, self.plan.cost)) is None:
-                return
+        sets = worth_running(lambda: likely(self.plan), lambda: self.plan.tried, lambda: self.plan.cost, MOST_RUNS)
+        for one in sets:
             yield from self._ran(one, self._together)
 
     def _together(self, one: Combination) -> Combination:

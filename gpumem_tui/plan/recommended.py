@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from gpumem_tui.formula.techniques import NotApplicable, other_way
+from gpumem_tui.formula.techniques import NotApplicable, Price, other_way
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
-from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques, next_likely
+from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques, worth_running
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import CommandPlan, techniques_of_command
 from gpumem_tui.plan.dialects import besides
@@ -108,14 +108,17 @@ def _confirmed(
         found: what is known to fit beforehand.
     """
     tried, left = list[Combination](), list[tuple[Combination, Unknown]]()
-    while (one := next_likely(candidates, tried, None if found is None else found[0].price)) is not None:
+
+    def cost() -> Price | None:
+        return None if found is None else found[0].price
+
+    for one in worth_running(lambda: candidates, lambda: tried, cost, len(candidates)):
         answer = known(one.plan)
-        one = replace(one, traced=answer if isinstance(answer, Unknown) else answer.traced)
-        tried.append(one)
+        tried.append(replace(one, traced=answer if isinstance(answer, Unknown) else answer.traced))
         if isinstance(answer, Unknown):
-            left.append((one, answer))
+            left.append((tried[-1], answer))
         elif answer.fits:
-            found = one, answer
+            found = tried[-1], answer
     return found, left
 
 
