@@ -328,7 +328,7 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
             f"The columns are of two moments: the traced peak is {PHASE_WORDS[phase]}, the formula's "
             f"{now.prediction.moment.value}."
         )
-    yield from traced.traced.done.notes
+    yield from map(str, traced.traced.notes(now.plan.batch_size))
 
 
 def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
@@ -339,7 +339,7 @@ def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     yield sentence(report.context_line(traced))
     yield f"{report.peak_line(traced, plan.batch_size)}."
     yield from assumed_lines(traced, plan.batch_size)
-    yield from traced.done.notes
+    yield from map(str, traced.notes(plan.batch_size))
     if plan.config.target_batch is not None and plan.accumulation is not None:
         yield f"{report.accumulation_line(plan.config.workload, plan.accumulation)}."
 

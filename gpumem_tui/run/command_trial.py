@@ -53,9 +53,11 @@ from gpumem_tui.workload.errors import is_users, one_line, typed
 if TYPE_CHECKING:
     from types import FrameType
 
+    from gpumem_tui.causes import Note
     from gpumem_tui.run.changes import Changes
     from gpumem_tui.run.session import Reporter
     from gpumem_tui.simulator.allocator.timeline import Timeline
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
     from gpumem_tui.step.run import MemorySample
 
 
@@ -85,7 +87,8 @@ class _Trial:
         self.profile = profile
         self.started = time.perf_counter()
         self.program: Program
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
+        self.simulated_gpu: SimulatedGpu | None = None
         self._latest: Sample | None = None
 
     def follow(self, recorder: Any, memory: Any) -> Program:
@@ -168,9 +171,16 @@ class _Trial:
         """Return the result of a run that fits."""
         raise AssertionError("said by the two kinds")
 
-    def all_notes(self) -> tuple[str, ...]:
-        """Return what else is to be known of the result, a line each."""
-        return (*self.program.notes(), *self.notes)
+    def all_notes(self, timeline: Timeline | None) -> tuple[Note, ...]:
+        """Return what else is to be known of the result, a line each.
+
+        Args:
+            timeline: of a run that fits; None where there is none.
+        """
+        from gpumem_tui.run.keepers import leaks_in
+
+        leaks = () if timeline is None else leaks_in(timeline, self.simulated_gpu)
+        return (*leaks, *self.program.notes(), *self.notes)
 
     def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
         """Return a trial's outcome, with the figures up to now."""
@@ -182,7 +192,7 @@ class _Trial:
             step_seconds=tuple(self.program.step_seconds),
             alloc_retries=self.program.memory.memory_stats().get("num_alloc_retries", 0),
             detail=detail,
-            notes=self.all_notes(),
+            notes=self.all_notes(recorded[0] if outcome == "fit" else None),
         )
 
 
@@ -202,7 +212,7 @@ class _Simulated(_Trial):
         leave_compiler_unloaded(torch)
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
         self.rows = AssumedRows(self.request.workload.assumed_rows)
-        self.gpu = SimulatedGpu(
+        self.gpu = self.simulated_gpu = SimulatedGpu(
             self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
             on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
             assumed_rows=self.rows,
@@ -240,9 +250,9 @@ class _Simulated(_Trial):
     def _unsure(self) -> dict[str, Any]:
         return self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
 
-    def all_notes(self) -> tuple[str, ...]:
+    def all_notes(self, timeline: Timeline | None) -> tuple[Note, ...]:
         known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
-        return (*known, *super().all_notes(), *self.rows.used, *self.gpu.notes)
+        return (*known, *super().all_notes(timeline), *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
@@ -264,7 +274,7 @@ class _Simulated(_Trial):
         reasons = assumptions(assumed, self.request.gpu)
         seconds = time.perf_counter() - self.started
         size = self.request.batch_size or 0
-        done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes())
+        done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes(timeline))
         done = replace(
             done, rows_asked_for=self.gpu.mode.rows_asked_for,
             parameters=0 if self.request.workload.command is None else self.program.parameters(),

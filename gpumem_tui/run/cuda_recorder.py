@@ -13,7 +13,7 @@ from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.run.events import Outcome, Sample, TrialDone
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.settings import memory_fraction
-from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder, growth_line
+from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 from gpumem_tui.step.cuda_history import COUNTED, HistoryNote, HistoryNotes, in_order, made_at
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -63,7 +63,6 @@ def measured(
         buckets_unknown=unknown,
         seconds=0.0,
         steps=0,
-        growing=growth_line(timeline) if timeline is not None and outcome == "fit" else "",
     )
 
 

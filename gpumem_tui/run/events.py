@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
+from gpumem_tui.causes import Note
 from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.run.micro_batches import HowFar
@@ -153,7 +154,6 @@ class TrialDone:
             `buckets_unknown` says why.
         detail: the out-of-memory message or the error, in one line; empty for a fit.
         notes: what else is to be known of the result, a line each.
-        growing: that memory grows from step to step, and where; empty if it does not.
         is_estimate: something of it runs otherwise on a GPU, as a note says; never of a real one.
         device_used_bytes: what the whole device held at the peak for this process: context and reserved.
         step_seconds: wall time of each full step; empty on the simulated GPU, whose steps take no device time.
@@ -171,8 +171,7 @@ class TrialDone:
     step_seconds: tuple[float, ...] = ()
     alloc_retries: int = 0
     detail: str = ""
-    notes: tuple[str, ...] = ()
-    growing: str = ""
+    notes: tuple[Note, ...] = ()
     is_estimate: bool = False
     event: Literal["trial"] = "trial"
 
@@ -211,7 +210,7 @@ class TraceDone:
     assumed: tuple[tuple[str, int, str], ...] = ()
     only_at: int = 0
     not_affine: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     changes: tuple[tuple[str, str], ...] = ()
     written: tuple[str, ...] = ()
     is_sharded: bool = False

@@ -23,7 +23,7 @@ from gpumem_tui.simulator.allocator.replay import (
     AffineTrace,
     NotAffine,
 )
-from gpumem_tui.simulator.allocator.timeline import Timeline, growth_line
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.simulator.fast.layers import NotRepeating, deepened, deepened_assumed, shallow_layers
 from gpumem_tui.step import Phase
 from gpumem_tui.workload.command import BATCH
@@ -157,11 +157,7 @@ class _Traces:
     def alone(self, size: int, reason: str = "") -> Traced:
         """Return a run as a trace that answers for its batch size only, and why."""
         ready, done = self.runs[size]
-        return self.config.traced(ready, replace(done, only_at=size, not_affine=reason, notes=self._notes(size)))
-
-    def _notes(self, size: int) -> tuple[str, ...]:
-        """Return what is to be known of a run, and that memory grows in it."""
-        return (*self.runs[size][1].notes, *filter(None, [growth_line(self.at(size))]))
+        return self.config.traced(ready, replace(done, only_at=size, not_affine=reason))
 
     @property
     def rows(self) -> int:
@@ -229,7 +225,7 @@ class _Traces:
             if not trace.holds(size, self.at(size)):
                 raise otherwise
         ready, done = self.runs[second]
-        notes = (*self._notes(second), *filter(None, [self.refusal]))
+        notes = (*done.notes, *filter(None, [self.refusal]))
         multiple = self.sizes.multiple
         return self.config.traced(ready, replace(done, trace=trace, only_at=0, batch_multiple=multiple, notes=notes))
 
@@ -412,9 +408,8 @@ def _shallow(traces: _Traces, batch_size: int | None, only_at: str = "") -> Gene
     traces.runs.update(one.runs)
     ready, done = one.runs[second]
     assumed = deepened_assumed(done.assumed, two.runs[first][1].assumed, shape.layers - least)
-    notes = (*done.notes, *filter(None, [growth_line(found.at(second))]))
     at = first if only_at else 0
-    told = replace(done, trace=found, assumed=assumed, notes=notes, only_at=at, not_affine=only_at)
+    told = replace(done, trace=found, assumed=assumed, only_at=at, not_affine=only_at)
     return config.traced(ready, replace(told, traced_layers=depths))
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.causes import Note, causes_in
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
 from gpumem_tui.memory import Bucket, Range, Unknown
@@ -17,7 +18,7 @@ from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay
 from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
-from gpumem_tui.simulator.allocator.timeline import Held
+from gpumem_tui.simulator.allocator.timeline import Held, growth
 from gpumem_tui.snapshots.recording import RecordedRun, record
 from gpumem_tui.step import FROZEN_32
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -182,6 +183,22 @@ class Traced:
     def _check(self, batch_size: int) -> None:
         if self.done.only_at not in (0, batch_size):
             raise ValueError(f"traced at batch size {self.done.only_at} only, not at {batch_size}")
+
+    def notes(self, batch_size: int) -> tuple[Note, ...]:
+        """Return what else is to be known of the trace, with what grows from step to step as at a batch size."""
+        leaks = causes_in(self.done.notes, "leak")
+        grown = growth(self.trace.at(batch_size)) if leaks else None
+        now = [] if grown is None else [replace(one, size_bytes=grown.size_bytes) for one in leaks]
+        return (*now, *(note for note in self.done.notes if note not in leaks))
+
+    def steps_left(self, batch_size: int) -> int | None:
+        """Return after how many steps memory that grows fills the device, at the least; None where it does not grow."""
+        grows_bytes = sum(one.size_bytes for one in causes_in(self.notes(batch_size), "leak"))
+        if not grows_bytes:
+            return None
+        steps = self.trace.at_none.steps + max(0, self.free_range(batch_size).low_bytes) // grows_bytes
+        shown = int(10 ** max(0, len(str(steps)) - 3))  # three digits are all that there is to know
+        return steps // shown * shown
 
     def parts(self, batch_size: int) -> list[tuple[Bucket, str, int]]:
         """Return the bytes at the peak of each named part, and of the rest of its bucket, the largest first."""

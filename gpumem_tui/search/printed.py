@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gpumem_tui.catalog.tables import made
+from gpumem_tui.causes import Cause, CauseKind, causes_in
 from gpumem_tui.formula.accumulation import Accumulation
 from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import Recipe
@@ -291,6 +292,29 @@ class _Held(JsonObject, frozen=True):
         )
 
 
+class _Cause(JsonObject, frozen=True, kw_only=True):
+    """A named cause of memory. `bytes`: of a leak, in a step; `kept_line`: the statement that keeps them."""
+
+    cause: CauseKind
+    bytes: int | None
+    line: str | None
+    kept_line: str | None
+    steps_left: int | UnsetType = UNSET
+    sentence: str
+
+    @classmethod
+    def of(cls, cause: Cause, steps_left: int | None = None) -> _Cause:
+        """Return a cause, and of a leak after how many steps the device is full."""
+        return cls(
+            cause=cause.cause,
+            bytes=cause.size_bytes or None,
+            line=cause.line or None,
+            kept_line=cause.kept_at or None,
+            steps_left=UNSET if steps_left is None or cause.cause != "leak" else steps_left,
+            sentence=str(cause),
+        )
+
+
 class _Roomy(JsonObject, frozen=True):
     share: float
     max_batch_size: int | None
@@ -316,6 +340,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     peak: _Moment | UnsetType | None = UNSET
     context_bytes: int | UnsetType = UNSET
     context_source: str | UnsetType = UNSET
+    causes: tuple[_Cause, ...] | UnsetType = UNSET
     notes: tuple[str, ...] | UnsetType = UNSET
     traced_layers: tuple[int, ...] | UnsetType = UNSET
     assumed: tuple[_Assumed, ...] | UnsetType = UNSET
@@ -350,7 +375,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
                 unavailable=traced.reason,
                 with_headroom=with_headroom,
             )
-        replay, fit = traced.at(batch_size), traced.fit(batch_size)
+        replay, fit, notes = traced.at(batch_size), traced.fit(batch_size), traced.notes(batch_size)
         momentary, momentary_reserved = traced.momentary_peaks(batch_size) or (None, None)
         return cls(
             buckets=replay.breakdown.as_json(),
@@ -370,7 +395,8 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             peak=_Moment.of(replay),
             context_bytes=traced.ready.context_bytes,
             context_source=traced.ready.context_source,
-            notes=traced.done.notes,
+            causes=tuple(_Cause.of(one, traced.steps_left(batch_size)) for one in causes_in(notes)),
+            notes=tuple(map(str, notes)),
             traced_layers=traced.done.traced_layers,
             assumed=tuple(_Assumed(operator=name, times=times, why=why) for name, times, why in traced.done.assumed),
             convolutions={
@@ -448,6 +474,7 @@ class TrialLine(JsonObject, frozen=True, tag_field="event", tag="trial"):
     seconds: float
     alloc_retries: int
     detail: str | None
+    causes: tuple[_Cause, ...]
     notes: tuple[str, ...]
 
     @classmethod
@@ -469,7 +496,8 @@ class TrialLine(JsonObject, frozen=True, tag_field="event", tag="trial"):
             seconds=round(result.seconds, 3),
             alloc_retries=result.alloc_retries,
             detail=result.detail or None,
-            notes=result.notes,
+            causes=tuple(map(_Cause.of, causes_in(result.notes))),
+            notes=tuple(map(str, result.notes)),
         )
 
 

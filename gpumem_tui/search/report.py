@@ -170,13 +170,15 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     change = "" if is_enough else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
     room, network = room_words(traced.fit(batch_size), traced.free_range(batch_size)), config.workload.network
     answer = f"{fits_line(config.workload, traced, batch_size)}; {room}"
-    return "; ".join(filter(None, (answer, network, all_kept_words(traced.done.notes)))) + change
+    return "; ".join(filter(None, (answer, network, all_kept_words(map(str, traced.done.notes))))) + change
 
 
 def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
     """Return whether the traced step fits on the device."""
     largest = traced.max_batch_size
     verdict = f"{workload.batch_words(batch_size)} {traced.fit(batch_size)}"
+    if (steps := traced.steps_left(batch_size)) is not None and "not" not in verdict:
+        verdict += f" for about {steps:,} steps"
     if workload.command is not None and not workload.command.takes_batch:
         return f"by trace {verdict}; for the largest batch that does, {rewriting(workload.command)}"
     if isinstance(largest, Unknown):
@@ -332,7 +334,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
     yield from filter(None, lines)
     yield from parts_lines(traced, batch_size)
     yield from assumed_lines(traced, batch_size)
-    yield from traced.done.notes
+    yield from map(str, traced.notes(batch_size))
 
 
 def begun_lines(config: SearchConfig) -> list[str]:
@@ -374,7 +376,7 @@ def result_lines(
             yield from workspace_lines(traced, largest.batch_size)
             yield from filter(None, (highest_line(traced.at(largest.batch_size)),))
         yield ""
-    yield from () if largest is None else largest.notes
+    yield from () if largest is None else map(str, largest.notes)
     yield f"result: {verdict.message}"
     verified = "verified on the simulated GPU" if config.device.simulated else "verified"
     checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""

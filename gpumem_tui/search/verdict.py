@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from gpumem_tui.causes import causes_in
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.report.objects import JsonObject
@@ -121,8 +122,8 @@ def concluded(
     if taken.words:
         why = next((f": {r.batch_size} fails with {r.detail}" for r in results if taken != given and _raised(r)), "")
         said += f"; tried {taken.words} only{why}"
-    if largest.growing:
-        return _finish("found", results, fit, failing, f"{said}; {largest.growing}", verified=False)
+    if leaks := causes_in(largest.notes, "leak"):
+        return _finish("found", results, fit, failing, f"{said}; {leaks[0]}", verified=False)
     return _finish("found", results, fit, failing, said, verified=True)
 
 

@@ -322,7 +322,7 @@ def test_after_a_failed_kernel_the_figures_are_those_that_are_known(
     result = done(heard.events)
     assert result.outcome == "fit"
     assert result.device_used_bytes == 2 * MIB + trial.profile.context_bytes
-    assert "the driver does not say what the process held" in result.notes[-1]
+    assert "the driver does not say what the process held" in str(result.notes[-1])
 
 
 def test_memory_that_a_library_finds_full(begun: Callable[..., tuple[_Real, Heard]]) -> None:

@@ -167,7 +167,9 @@ def test_a_step_that_keeps_its_activations_is_not_verified(tmp_path: Path) -> No
     )
     verdict = verdict_of(list(search(replace(config(spec), limit_bytes=256 * MIB))))
     assert (verdict.outcome, verdict.verified) == ("found", False)
-    assert re.search(r"memory grows by [\d.]+ MiB a step: something keeps what workload\.py:\d+", verdict.message)
+    assert re.search(
+        r"memory grows by [\d.]+ MiB a step: `\w+` \(workload\.py:\d+\) keeps what workload\.py:\d+", verdict.message
+    )
 
 
 def test_a_process_that_dies_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumem_tui.memory import MIB, Bucket
-from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder, growth_line
+from gpumem_tui.simulator.allocator.timeline import KeptBySteps, Timeline, TimelineRecorder, growth, kept_from
 from gpumem_tui.step import Phase, Site
 
 LOSS = Site("aten.add", "head", "train.py:9")
@@ -53,8 +53,15 @@ def larger_each_time() -> Timeline:
 
 
 def test_what_every_step_keeps_is_told_with_its_place() -> None:
-    line = growth_line(run((3 * MIB,) * 3))
-    assert line == "memory grows by 3.0 MiB a step: something keeps what train.py:9 in head makes"
+    grown = growth(run((3 * MIB,) * 3))
+    assert grown == KeptBySteps(3 * MIB, LOSS)
+    assert grown.place == "train.py:9 in head"
+
+
+def test_what_keeps_is_looked_for_in_what_an_earlier_step_has_left() -> None:
+    """The last step's own is held by variables that the next one would take."""
+    assert kept_from(run((3 * MIB,) * 4), LOSS) == [4, 6]
+    assert kept_from(run((3 * MIB,) * 4), BUFFER) == []
 
 
 @pytest.mark.parametrize(
@@ -83,4 +90,4 @@ def test_what_every_step_keeps_is_told_with_its_place() -> None:
     ],
 )
 def test_what_does_not_grow(timeline: Timeline) -> None:
-    assert not growth_line(timeline)
+    assert growth(timeline) is None

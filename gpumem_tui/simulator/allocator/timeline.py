@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket, format_bytes
+from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket
 from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES
 from gpumem_tui.simulator.allocator.rules import Computed, Level
 from gpumem_tui.step import Phase, Site
@@ -86,6 +86,11 @@ class Timeline:
     streams: tuple[int, ...] = ()
     completions: tuple[tuple[int, int], ...] = ()
     folds: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """The number of the last step that began."""
+        return max((mark.step for mark in self.marks), default=0)
 
     def stream_of(self, number: int) -> int:
         """Return the stream in whose pool an allocation is."""
@@ -430,8 +435,21 @@ _LEAST_BYTES = MIB
 """A step's: less is a list of losses, of which a thousand steps make no difference."""
 
 
-def growth_line(timeline: Timeline) -> str:
-    """Say that every step of a run keeps memory, how much and where it was made; empty where none does.
+@dataclass(frozen=True)
+class KeptBySteps:
+    """What every step of a run keeps beyond what it releases: bytes a step, and the place that makes most of them."""
+
+    size_bytes: int
+    site: Site
+
+    @property
+    def place(self) -> str:
+        """Return the place in words."""
+        return " in ".join(filter(None, (self.site.source, self.site.module))) or "an unknown place"
+
+
+def growth(timeline: Timeline) -> KeptBySteps | None:
+    """Return how memory grows from step to step, and where that is made; None where it does not.
 
     A step keeps what it makes beyond what it releases, of itself and of others. The first one is not looked at: it
     makes what stays. Of the others each must keep as much at the same place, which a buffer that is made once does
@@ -440,7 +458,7 @@ def growth_line(timeline: Timeline) -> str:
     """
     kept = _kept(timeline)
     if len(kept) < 2:
-        return ""
+        return None
     by_site = {
         site: grown
         for site in kept[0][0]
@@ -448,10 +466,17 @@ def growth_line(timeline: Timeline) -> str:
     }
     grows_bytes = sum(by_site.values())
     if grows_bytes < _LEAST_BYTES:
-        return ""
+        return None
     largest = timeline.site_table[max(by_site, key=lambda site: by_site[site])] if timeline.site_table else Site()
-    place = " in ".join(word for word in (largest.source, largest.module) if word) or "an unknown place"
-    return f"memory grows by {format_bytes(grows_bytes)} a step: something keeps what {place} makes"
+    return KeptBySteps(grows_bytes, largest)
+
+
+def kept_from(timeline: Timeline, site: Site) -> list[int]:
+    """Return the allocations that a place has made in a step, the last one excepted, and that live at the end."""
+    begins = [next((mark.event for mark in timeline.marks if mark.step == step), 0) for step in (2, timeline.steps)]
+    released = {-number for number in timeline.events if number < 0}
+    made = (number for number in timeline.events[begins[0] : begins[1]] if number > 0 and number not in released)
+    return [number for number in made if timeline.site_table[timeline.sites[number - 1]] == site]
 
 
 def _kept(timeline: Timeline) -> list[tuple[Counter[int], Counter[int]]]:

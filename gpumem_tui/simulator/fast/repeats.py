@@ -479,6 +479,10 @@ class Repetition:
             number: arguments[number - ARGUMENT] for number in self._released_in_backward if number >= ARGUMENT
         }
 
+    def numbers(self) -> set[int]:
+        """Return the allocations that live as its graph does, but for its results."""
+        return {number for number, _ in self._live.values()}
+
     def forward(self) -> list[torch.Tensor]:
         """Record forward's events, and return the results in the order of the outputs."""
         outputs = [leaf for leaf in self.pattern.outputs if isinstance(leaf, CallOutput)]

@@ -135,7 +135,7 @@ def _command_notes(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     size, traced = plan.batch_size, found.traced
     between = range_line(found.device_used_range, found.unknowns)
     notes = (between, report.peak_line(traced, size), *report.parts_lines(traced, size), ranks_line(plan))
-    yield from filter(None, (batch_note(plan), *notes, *traced.done.notes))
+    yield from filter(None, (batch_note(plan), *notes, *map(str, traced.notes(size))))
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
 def _noted(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
     """Return what else is to be known of the figures: the trace's notes and the shown trial's, each once."""
     of_trace = () if isinstance(state.traced, Unknown) else state.traced.done.notes
-    return dict.fromkeys((*of_trace, *(shown.result.notes if shown is not None else ())))
+    return dict.fromkeys(map(str, (*of_trace, *(shown.result.notes if shown is not None else ()))))
 
 
 def _title(key: RowKey, gpu: Gpu) -> str:
