@@ -14,6 +14,8 @@ from pathlib import Path
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LONGEST_LINE = 1 << 16
+_WARNING = re.compile(r"\b(?:[A-Za-z]*Warning|WARN(?:ING)?)\b|^\[?W\d{4} ", re.IGNORECASE)
+"""Lines of Python's warnings, of loggers and of torch's own C++ (``W1128 16:22:04.97 …``)."""
 
 
 def printable(text: str) -> str:
@@ -59,12 +61,13 @@ class OutputLines:
     """Lines without control codes; of a line that is written over, its last state.
 
     Attributes:
-        last: the last line with a word or a number in it.
+        last: the last line with a word or a number in it that is no warning.
     """
 
     def __init__(self) -> None:
         self.last = ""
         self._rest = b""
+        self._warned = False
 
     @property
     def unfinished(self) -> str:
@@ -86,7 +89,11 @@ class OutputLines:
     def _kept(self, line: bytes) -> Iterator[str]:
         text = _shown(line)
         if text:
-            self.last = text if any(map(str.isalnum, text)) else self.last
+            warns = bool(_WARNING.search(text))
+            is_its_source = self._warned and text.startswith("  ")
+            self._warned = warns
+            if not (warns or is_its_source) and any(map(str.isalnum, text)):
+                self.last = text
             yield text
 
 

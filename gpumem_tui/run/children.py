@@ -161,6 +161,9 @@ class Child:
         self._output = OutputLines()
         self._members: dict[socket.socket, _Member] = {}
         self._outcomes: list[TrialDone | TraceDone] = []
+        self._without_steps: list[TrialDone | TraceDone] = []
+        """Of processes that ended without an optimizer step, as those do that infer, or prepare data for others."""
+
         self._failure: Failed | None = None
         self._is_ready = False
         self._paused = False
@@ -251,7 +254,8 @@ class Child:
                 was_ready, self._is_ready = self._is_ready, True
                 return not was_ready or event.nccl is not None or event.libraries is not None
             case TrialDone() | TraceDone():
-                self._outcomes.append(event)
+                is_provisional = not event.steps and self._over_at == math.inf and not _is_oom(event)
+                (self._without_steps if is_provisional else self._outcomes).append(event)
             case Failed():
                 self._failure = self._failure or event
             case Joined() | Ended():
@@ -264,7 +268,7 @@ class Child:
 
     def _is_concluded(self) -> bool:
         """Return whether all ranks have reported, or one that it does not fit."""
-        if self._failure or any(isinstance(one, TrialDone) and one.outcome == "oom" for one in self._outcomes):
+        if self._failure or any(map(_is_oom, self._outcomes)):
             return True
         ranks = 1 if self._simulated else max((member.ranks for member in self._members.values()), default=1)
         return len(self._outcomes) >= ranks
@@ -309,11 +313,22 @@ class Child:
     def _conclusion(self, code: int | None) -> Iterator[ChildEvent]:
         """Yield its last output and the outcome of the rank that decides: out of memory first, else the fullest."""
         yield from map(Output, self._output.rest())
-        worst = max(self._outcomes, key=_how_full, default=None)
-        if worst is not None and self._simulated and len(self._outcomes) > 1:
-            more = f"{len(self._outcomes)} processes of the command train, and this is the fullest of them"
+        outcomes = self._outcomes
+        if not outcomes and not self._failure and code == 0:
+            outcomes = self._without_steps
+        worst = max(outcomes, key=_how_full, default=None)
+        if worst is not None and self._simulated and len(outcomes) > 1:
+            does = "train" if outcomes is self._outcomes else "use the GPU"
+            more = f"{len(outcomes)} processes of the command {does}, and this is the fullest of them"
             worst = replace(worst, notes=(*worst.notes, f"{more}: where they are ranks, give --gpus"))
-        yield worst or self._failure or self._without_outcome(code)
+        yield worst or self._failed_after(self._progress()) or self._without_outcome(code)
+
+    def _failed_after(self, steps: int) -> Failed | None:
+        """Return why it failed, with how many steps it had made."""
+        failure = self._failure
+        if failure is None or steps < 1 or failure.kind != "workload" or "optimizer step" in failure.detail:
+            return failure
+        return replace(failure, detail=f"{failure.detail} ({_after(steps)})")
 
     def _without_outcome(self, code: int | None) -> Failed:
         """Say how the command ended that has reported no outcome.
@@ -333,7 +348,11 @@ class Child:
             how += ", perhaps as host memory was full"
         if not self._members:
             return Failed("workload", f"{self._noun} ended ({how}) without importing torch{self._unfollowed()}{last}")
-        return Failed("workload", f"{self._noun} ended ({how}) before its first optimizer step{last}")
+        steps = self._progress()
+        when = _after(steps) if steps > 0 else "before its first optimizer step"
+        if code == 0:
+            last = ", and put nothing on the GPU"
+        return Failed("workload", f"{self._noun} ended ({how}) {when}{last}")
 
     def _unfollowed(self) -> str:
         """Say why none of its processes may have been followed: every Python that is leaves a file here."""
@@ -384,6 +403,14 @@ def _remove_left_over() -> None:
 def _send(connection: socket.socket, line: bytes) -> None:
     with suppress(OSError):
         connection.sendall(line)
+
+
+def _after(steps: int) -> str:
+    return f"after {steps:,} optimizer step{'' if steps == 1 else 's'}"
+
+
+def _is_oom(outcome: TrialDone | TraceDone) -> bool:
+    return isinstance(outcome, TrialDone) and outcome.outcome == "oom"
 
 
 def _how_full(outcome: TrialDone | TraceDone) -> tuple[bool, int]:

@@ -89,6 +89,9 @@ class _Trial:
         self.program: Program
         self.notes: list[Note] = []
         self.simulated_gpu: SimulatedGpu | None = None
+        self.is_cut = False
+        """Whether a program that trains nothing was ended before its end."""
+
         self._latest: Sample | None = None
 
     def follow(self, recorder: Any, memory: Any) -> Program:
@@ -134,12 +137,20 @@ class _Trial:
         raise SystemExit(0)
 
     def _ended_early(self) -> None:
-        """Report a program that ends by itself: fewer steps than wanted are better than none."""
-        if self.program.steps and not self.reporter.is_concluded:
-            made, wanted = self.program.steps, self.request.steps
-            if made < wanted:
-                self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
-            self.reporter.conclude(self.outcome())
+        """Report a program that ends by itself: fewer steps than wanted are better than none.
+
+        One without any step infers, embeds or evaluates, or is no more than a part of the command (see `Child`).
+        """
+        if self.reporter.is_concluded:
+            return
+        made, wanted = self.program.steps, self.request.steps
+        if made and made < wanted:
+            self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
+        elif not made and self.program.peaks()[0]:
+            self.notes.append(f"the command ended by itself without an optimizer step: {self.program.without_steps()}")
+        elif not made:
+            return
+        self.reporter.conclude(self.outcome())
 
     def failed(self, detail: str, error: BaseException) -> None:  # noqa: ARG002  the words are enough here
         """Report the program's own steps where it cannot take longer inputs after them, or fails as it evaluates."""
@@ -153,13 +164,17 @@ class _Trial:
         """Report the steps that were made, and end: what runs now has not come to another one in time."""
         if self.reporter.is_concluded:
             return
-        if not self.reporter.steps():
+        if not self.reporter.steps() and not self.program.trains_nothing():
+            self.reporter.on_end = lambda: None  # whoever asked knows that nothing came in time
             os._exit(1)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         place = f"; it is at {os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
         steps, wanted = self.program.steps, self.request.steps
         made = f"this is of {steps} step{'' if steps == 1 else 's'}, not {wanted}: no other came in time"
+        if not steps:
+            made = f"no optimizer step came in time: {self.program.without_steps()}, up to there"
+            self.is_cut = True
         if steps >= wanted:
             made = "the run ends here, as the time was up"
         self.notes.append(f"{made}{place} (--timeout waits longer)")
@@ -248,7 +263,8 @@ class _Simulated(_Trial):
         return replace(done, is_estimate=unsure["is_estimate"], step_seconds=seconds)
 
     def _unsure(self) -> dict[str, Any]:
-        return self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
+        found = self.compiler.unsure(self.request.workload.as_torch, self.request.gpu)
+        return {**found, "is_estimate": found["is_estimate"] or self.is_cut}
 
     def all_notes(self, timeline: Timeline | None) -> tuple[Note, ...]:
         known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
@@ -262,6 +278,7 @@ class _Simulated(_Trial):
         self.name_what_lives()
         gc.disable()  # the program is over, and a trace is a million objects without a cycle
         timeline = self.gpu.finish_folded(is_exact=not self.request.workload.takes_batch)
+        timeline = timeline if self.program.steps else timeline.forward_only()
         if not self.program.peaks()[0]:
             return Failed("workload", self.program.empty())
         rank = self.request.workload.rank
@@ -276,7 +293,7 @@ class _Simulated(_Trial):
         size = self.request.batch_size or 0
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes(timeline))
         done = replace(
-            done, rows_asked_for=self.gpu.mode.rows_asked_for,
+            done, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
             parameters=0 if self.request.workload.command is None else self.program.parameters(),
             allocator=self.gpu.allocator.settings.text, **self._unsure(),
         )  # fmt: skip

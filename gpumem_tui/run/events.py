@@ -202,6 +202,7 @@ class TraceDone:
         is_estimate: something of it runs otherwise on a GPU, as a note says, so that no verdict of it is certain.
         is_compiled: some of it runs as `torch.compile` made it.
         unsure_bytes: what of it a GPU may do without, as a note says.
+        steps: the optimizer steps that were made; 0 where the program ended by itself without one.
         allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
     """
 
@@ -221,6 +222,7 @@ class TraceDone:
     is_estimate: bool = False
     is_compiled: bool = False
     unsure_bytes: int = 0
+    steps: int = 0
     allocator: str = ""
     event: Literal["trace"] = "trace"
 

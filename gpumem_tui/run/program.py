@@ -56,6 +56,7 @@ class Program:
         inputs: called with the arguments of each module that no other one calls, as they are; as above.
         resets: functions, by owner and name, with which a program makes the allocator count its peaks anew; as above.
         micro_batches: how far it has come.
+        has_backward: whether any backward has begun.
     """
 
     def __init__(
@@ -72,6 +73,10 @@ class Program:
         self.evaluations = Evaluations()
         self.inputs: Callable[[Any], None] = lambda _: None
         self.steps = 0
+        self.has_backward = False
+        self._inferences = 0
+        """Calls of models without gradients."""
+
         self.step_seconds: list[float] = []
         self.resets = tuple(
             (module, "reset_peak_memory_stats") for module in (memory, getattr(memory, "memory", None)) if module
@@ -157,6 +162,7 @@ class Program:
         if not self._is_followed or in_backward():
             return
         self._count_update()
+        self._inferences += not torch.is_grad_enabled()
         evaluates = self.evaluations.is_one(module, self._trained, self.steps, is_new=module not in self._roots)
         if evaluates is None:  # what is not trained goes along, as a loss or a frozen encoder
             evaluates = self._phase is Phase.EVALUATION
@@ -240,6 +246,7 @@ class Program:
 
     def _enter_backward(self) -> None:
         if self._is_followed:
+            self.has_backward = True
             self._count_update()
             self._enter(Phase.BACKWARD)
 
@@ -282,6 +289,7 @@ class Program:
         self._wait()
         self.lengths.begin(self.steps if self.evaluations.after is None else 0)
         self._storages.pop(Bucket.GRADIENTS, None)
+        self._next_sample = 0.0  # so that how many steps were made is known of a program that is killed
         self._enter(Phase.BATCH)
 
     def _made_all(self) -> None:
@@ -335,6 +343,15 @@ class Program:
     def notes(self) -> tuple[str, ...]:
         """Return all lines to be known of the result."""
         return tuple(filter(None, (*self._notes, self.lengths.line(self.steps), self.evaluations.line(self.steps))))
+
+    def without_steps(self) -> str:
+        """Say what a program that made no optimizer step has done."""
+        return "forward and backward only" if self.has_backward else "forward only, as for inference or evaluation"
+
+    def trains_nothing(self) -> bool:
+        """Return whether the program has called models again and again without gradients, and nothing trains one."""
+        is_training = self.has_backward or bool(instances_of(torch.optim.Optimizer, gc.get_objects()))
+        return not is_training and self._inferences > 1 and self.peaks()[0] > 0
 
     def empty(self) -> str:
         """Say why a run that trained left the GPU empty."""

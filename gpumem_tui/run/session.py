@@ -48,6 +48,7 @@ def begin(
     after_import("torch", lambda torch: session.torch_imported(torch, take_part), Uncollected())
     sys.excepthook = session.excepthook
     at_exit(session.ended)
+    _end_before_exit(session)
     os.register_at_fork(after_in_child=session.leave)
 
 
@@ -55,6 +56,18 @@ def _write_stack_at_signal(directory: str) -> None:
     """Have a signal write down the source line that the main thread is at."""
     file = open(os.path.join(directory, f"{STACK_FILE}{os.getpid()}"), "w")  # noqa: SIM115  open as long as the process
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
+
+
+def _end_before_exit(session: _Session) -> None:
+    """Have `os._exit`, by which programs leave without the exit handlers, report the end first."""
+    exit_at_once = os._exit
+
+    def report_and_exit(status: int) -> None:
+        os._exit = exit_at_once
+        session.ended()
+        exit_at_once(status)
+
+    os._exit = report_and_exit  # type: ignore[assignment]  # typed as never to return, which it does not
 
 
 class _Session:

@@ -24,6 +24,7 @@ from gpumem_tui.search.words import (
     all_kept_words,
     caveat,
     compared,
+    forward_only_words,
     found_line,
     fused_words,
     highest_line,
@@ -190,12 +191,13 @@ def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
 
 def peak_line(traced: Traced, batch_size: int) -> str:
     """Return the moment of the traced peak. What is not held then, gradients most often, counts nothing."""
-    moment = traced.at(batch_size).peak_moment
+    replay = traced.at(batch_size)
+    moment = replay.peak_moment
     if moment is None:
         return "the traced step allocates nothing"
     mark, site = moment
     place = f", at {site.operator} ({site.source or 'unknown line'})" if site.operator else ""
-    return f"traced peak: {moment_words(mark)}{place}"
+    return f"traced peak: {moment_words(mark)}{place}{forward_only_words(replay)}"
 
 
 def context_line(traced: Traced) -> str:

@@ -25,6 +25,7 @@ PHASE_WORDS = {
     Phase.BACKWARD: "in backward",
     Phase.OPTIMIZER: "in the optimizer step",
     Phase.EVALUATION: "in evaluation or sampling",
+    Phase.FORWARD_ONLY: "in forward only",
 }
 
 
@@ -32,6 +33,8 @@ def moment_words(mark: Mark) -> str:
     """Say in which phase of which step a moment is; an evaluation is after a step."""
     if mark.phase is Phase.EVALUATION:
         return f"{PHASE_WORDS[mark.phase]}, {f'after step {mark.step - 1}' if mark.step > 1 else 'before any step'}"
+    if mark.phase is Phase.FORWARD_ONLY:
+        return PHASE_WORDS[mark.phase]
     return PHASE_WORDS[mark.phase] + (f" of step {mark.step}" if mark.step else "")
 
 
@@ -185,7 +188,8 @@ def ledger_lines(config: SearchConfig, prediction: Prediction, result: TrialDone
     if result is not None:
         lines[0] += f"{config.device.measured_title:>12}{f'{against} error':>16}"
     else:
-        lines[0] += f"   Most in the step{'' if replay else ' (formula)'}"
+        of = "forward" if replay and _in_forward_only(replay) else "the step"
+        lines[0] += f"   Most in {of}{'' if replay else ' (formula)'}"
     for title, values in rows:
         shown = [None if title == Bucket.OTHER.title else values[0], *values[1 : 2 if result is None else 3]]
         line = f"{title:<20}" + "".join(f" {format_bytes(value):>11}" for value in shown)
@@ -212,6 +216,18 @@ def _most_words(counted: FormulaPrediction | Unknown, replay: Replay | None) -> 
     if isinstance(counted, Unknown):
         return {}
     return {bucket.title: f"{format_bytes(size_bytes):>9}" for bucket, size_bytes in counted.highest.buckets.items()}
+
+
+def _in_forward_only(replay: Replay) -> int:
+    """Return the highest allocated bytes in forward of a program that trains nothing; 0 of one that trains."""
+    return max((one.peak_allocated_bytes for one in replay.phases if one.phase is Phase.FORWARD_ONLY), default=0)
+
+
+def forward_only_words(replay: Replay) -> str:
+    """Say how much forward takes at most, where nothing is trained and more is taken before; else empty."""
+    peak_bytes = _in_forward_only(replay)
+    is_less = 0 < peak_bytes < replay.peak_allocated_bytes
+    return f"; in forward only {format_bytes(peak_bytes)} at most" if is_less else ""
 
 
 def highest_line(replay: Replay) -> str:

@@ -20,6 +20,7 @@ class Phase(str, Enum):
     """Phase of a training run. `BATCH` is everything from the start of a step to the model's first forward.
 
     `EVALUATION` is what a trained model does without being trained: it is evaluated, sampled from, or a reference.
+    `FORWARD_ONLY` is the forward of a program that trains nothing.
     """
 
     BUILD = "build"
@@ -28,6 +29,7 @@ class Phase(str, Enum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
+    FORWARD_ONLY = "forward only"
 
 
 @dataclass(frozen=True)

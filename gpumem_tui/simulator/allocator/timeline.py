@@ -125,6 +125,12 @@ class Timeline:
                     buckets[index] = _INDEX[Bucket.TEMPORARY]
         return replace(self, buckets=tuple(buckets))
 
+    def forward_only(self) -> Timeline:
+        """Return the same run with its evaluations and forward passes as what they are where nothing is trained."""
+        phases = Phase.FORWARD, Phase.EVALUATION
+        marks = [replace(mark, phase=Phase.FORWARD_ONLY) if mark.phase in phases else mark for mark in self.marks]
+        return replace(self, marks=tuple(marks))
+
     def held_after(self, event: int) -> list[Held]:
         """Return what is live after event number `event`, by bucket and site, the largest first."""
         live: set[int] = set()
