@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import pwd
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from gpumem_tui.text import printable
+
+
+def host_name() -> str:
+    """Return the name of this machine, which may be any bytes, as it can be printed and written."""
+    return printable(socket.gethostname())
+
 
 def user_name(uid: int) -> str:
     """Return the name of a user of this machine; its number where it has none."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        return printable(pwd.getpwuid(uid).pw_name)
     except KeyError:
         return str(uid)
 

@@ -31,6 +31,7 @@ from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, Instance, Snapshot, Source
 from gpumem_tui.monitor.users import user_totals
 from gpumem_tui.monitor.vendors import of_brand, vendor
+from gpumem_tui.system import host_name
 from gpumem_tui.text import printable
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ Machines = Callable[[], Iterable[Machine]]
 
 def this_machine(source: Source, ask: Ask = no_probes) -> Machines:
     """Make a reader of a source's machine; its probes are asked at each scrape, one scrape after another."""
-    host, one_at_a_time = socket.gethostname(), threading.Lock()
+    host, one_at_a_time = host_name(), threading.Lock()
 
     def read() -> Iterable[Machine]:
         snapshot = source.latest()
@@ -290,7 +291,7 @@ class _Ourselves(Collector):
     """The open files and the resident memory of the Monitor's own process."""
 
     def collect(self) -> Iterable[Metric]:
-        sheet, host = Sheet(), socket.gethostname()
+        sheet, host = Sheet(), host_name()
         sheet.add(_OPEN, host, (), len(os.listdir("/proc/self/fd")))
         sheet.add(_MOST_OPEN, host, (), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         sheet.add(_RESIDENT, host, (), resident_bytes() or Unknown("not reported"))

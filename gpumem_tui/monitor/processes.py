@@ -119,7 +119,7 @@ class HostProcesses:
             host = HostProcess(
                 pid=pid,
                 parent_pid=process.ppid(),
-                user=process.username(),
+                user=printable(process.username()),
                 name=name,
                 command=printable(command),
                 start_time_s=process.create_time(),

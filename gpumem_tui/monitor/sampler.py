@@ -8,7 +8,6 @@ lock inside the library, calls about other GPUs hang too, and all are marked sta
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from gpumem_tui.monitor.readings import NOT_READ_YET, Reading
 from gpumem_tui.monitor.snapshot import DriverReading, GpuReading, HostProcess, HostReading, Snapshot
 from gpumem_tui.monitor.threads import LatestSnapshot, Worker
 from gpumem_tui.monitor.vendor_gpus import VendorGpus
+from gpumem_tui.system import host_name
 
 _PATIENCE_S = 0.1
 """How long a snapshot waits for GPUs that have not answered yet: they come with the next one."""
@@ -56,7 +56,7 @@ class HostReader:
         self.pids: frozenset[int] = frozenset()
         self.processes: Mapping[int, Reading[HostProcess]] = {}
         self.looked_up: frozenset[int] | None = None
-        self.reading = HostReading(socket.gethostname(), NOT_READ_YET, NOT_READ_YET, NOT_READ_YET)
+        self.reading = HostReading(host_name(), NOT_READ_YET, NOT_READ_YET, NOT_READ_YET)
         self._look = look
         self._reads = 0
 

@@ -7,7 +7,6 @@ import html
 import json
 import logging
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -21,6 +20,7 @@ from gpumem_tui.addresses import in_url
 from gpumem_tui.errors import OptionError
 from gpumem_tui.serve.access import Access
 from gpumem_tui.serve.visit import Visit
+from gpumem_tui.system import host_name
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' data:; "
@@ -118,7 +118,7 @@ class WebServer:
         if len(self._visits) >= self._most:
             return self._full()
         websocket = f"ws://{request.host}/ws/{self._token}"
-        page = _terminal_page(socket.gethostname(), websocket, request.query.get("fontsize", ""))
+        page = _terminal_page(host_name(), websocket, request.query.get("fontsize", ""))
         policy = f"{_POLICY} ws://{request.host}"  # not every browser takes 'self' for a websocket too
         return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
 

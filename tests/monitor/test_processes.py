@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 
 from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.processes import CannotSignal, HostProcesses, kill, terminate
+from gpumem_tui.monitor.sampler import HostReader
 from gpumem_tui.monitor.snapshot import HostProcess
 from tests.waiting import wait_until
 
@@ -102,6 +104,18 @@ def test_control_characters_in_a_command_do_not_reach_the_screen(start: Start) -
     child = start(sys.executable, "-c", "import time; time.sleep(600)", "a\x1b[31mb\nc")
     wait_until(lambda: "time.sleep" in str(_look(HostProcesses(), child.pid).command))
     assert str(_look(HostProcesses(), child.pid).command).endswith("a [31mb c")
+
+
+def test_bytes_of_a_user_s_or_a_host_s_name_that_are_no_text_can_be_written(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C gives names as bytes, and Python makes a lone surrogate of one that is no UTF-8."""
+    strange = os.fsdecode(b"ad\xe9")
+    monkeypatch.setattr(psutil.Process, "username", lambda _: strange)
+    monkeypatch.setattr(socket, "gethostname", lambda: strange)
+    user, host = _look(HostProcesses(), start().pid).user, HostReader().reading.name
+    assert (user, host) == ("ad ", "ad ")
+    assert f"{user}{host}".encode()
 
 
 def test_control_characters_in_a_name_do_not_either(start: Start) -> None:
