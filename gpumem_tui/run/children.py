@@ -157,6 +157,7 @@ class Child:
             """Ends it and frees what is open here, the last first. Its lifeline is closed with this process, too."""
 
         self._name = Path(words[0]).name
+        self._interpreter = "" if request.workload.is_users_command else words[0]
         self._cwd = cwd
         self._output = OutputLines()
         self._members: dict[socket.socket, _Member] = {}
@@ -337,13 +338,16 @@ class Child:
             ChildDied: one of this program's was killed, which the next one need not be.
         """
         last = f": {self._output.last}" if self._output.last else ""
+        how = f"exit code {code}" if code is not None and code < 128 else f"killed by signal {(code or 128) - 128}"
+        if code is not None and code > 128 and not self._is_users:
+            raise ChildDied(f"killed by signal {code - 128}{' (host memory full?)' if code == 137 else ''}{last}")
+        if not self._members and self._interpreter and not self._followed:
+            remedy = "give --python the interpreter that you train in"
+            return Failed("python", f"{self._interpreter}: is no Python with torch ({how}{last}); {remedy}")
         if code == _NOT_FOUND and not self._members:
             return Failed("workload", f"{self._output.last or f'{self._name}: not found'}; check the command")
         if code == _NOT_RUNNABLE and not self._members:
             return Failed("workload", f"{self._output.last}; check the command")
-        if code is not None and code > 128 and not self._is_users:
-            raise ChildDied(f"killed by signal {code - 128}{' (host memory full?)' if code == 137 else ''}{last}")
-        how = f"exit code {code}" if code is not None and code < 128 else f"killed by signal {(code or 128) - 128}"
         if code == 137:
             how += ", perhaps as host memory was full"
         if not self._members:
@@ -354,11 +358,15 @@ class Child:
             last = ", and put nothing on the GPU"
         return Failed("workload", f"{self._noun} ended ({how}) {when}{last}")
 
+    @property
+    def _followed(self) -> bool:
+        """Whether a Python was followed: every one that is leaves a file here."""
+        return any(self._directory.glob(f"{STACK_FILE}*"))
+
     def _unfollowed(self) -> str:
-        """Say why none of its processes may have been followed: every Python that is leaves a file here."""
-        followed = any(self._directory.glob(f"{STACK_FILE}*"))
+        """Say why none of its processes may have been followed."""
         said = ", as far as can be seen: no Python in it was followed; where it replaces PYTHONPATH, write "
-        return "" if followed else f"{said}PYTHONPATH=…:$PYTHONPATH"
+        return "" if self._followed else f"{said}PYTHONPATH=…:$PYTHONPATH"
 
     # What it is told
 

@@ -303,8 +303,6 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
         else:
             found, guess, is_near = yield from _affine(traces, batch_size)
     except Unusable as error:
-        if traces.ready is None and config.workload.command is None:
-            raise _no_python(config, error) from error
         if traces.ready is None or not _others_answer(error.kind, config):
             raise
         found = Unknown(str(error))
@@ -438,13 +436,6 @@ def _extrapolated(peaks: Sequence[tuple[int, int]], config: SearchConfig, ready:
     capacity = config.device.gpu.cuda_total_bytes - ready.context_bytes
     capacity = min(capacity, config.limit_bytes or capacity)
     return size + max(0, int((capacity - peak) / slope)) if slope > 0 else None
-
-
-def _no_python(config: SearchConfig, error: Unusable) -> Unusable:
-    if error.kind in ("python", "torch"):
-        return error
-    ended = f"{config.python} ended before it had imported torch ({error})"
-    return Unusable(Failed("python", f"{ended}: give --python the interpreter you train in"))
 
 
 def _others_answer(kind: str, config: SearchConfig) -> bool:

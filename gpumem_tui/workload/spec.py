@@ -98,6 +98,11 @@ class WorkloadSpec:
         return self.command is None or self.command.takes_batch
 
     @property
+    def is_users_command(self) -> bool:
+        """Return whether the user wrote the command that is run, and not this program."""
+        return self.command is not None and self.hugging_face is None
+
+    @property
     def noun(self) -> str:
         """The word for it in a sentence where it is run: a user's command or file, or a model."""
         if self.file is not None:

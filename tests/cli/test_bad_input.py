@@ -126,7 +126,8 @@ def test_an_interpreter_that_is_none(program: Program) -> None:
     done = program("search", "--json", "--python", "/bin/ls")
     assert done.code == 2
     assert done.out == ""
-    assert done.err.startswith("gpumem-tui: /bin/ls ended before it had imported torch (the model ended (exit code 2)")
+    assert done.err.startswith("gpumem-tui: /bin/ls: is no Python with torch (exit code 2: ")
+    assert done.err.endswith("); give --python the interpreter that you train in\n")
     assert done.err.count("\n") == 1
 
 

@@ -362,8 +362,8 @@ def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_a_program_that_is_no_python_is_told(tmp_path: Path) -> None:
     for program, end in (("/bin/true", "exit code 0"), ("/bin/false", "exit code 1")):
-        ended = f"{program} ended before it had imported torch (the model ended ({end})"
-        with pytest.raises(Unusable, match=f"^{re.escape(ended)}.*: give --python") as caught:
+        ended = f"{program}: is no Python with torch ({end}); give --python the interpreter that you train in"
+        with pytest.raises(Unusable, match=f"^{re.escape(ended)}$") as caught:
             list(search(config(MLP, python=program)))
         assert caught.value.exit_code == 2
 
