@@ -13,7 +13,6 @@ from gpumem_tui.options.typed import rows_from, size_from, tokens_from
 
 if TYPE_CHECKING:
     from gpumem_tui.options.configuration import Options
-    from gpumem_tui.options.workload import WorkloadOptions
     from gpumem_tui.search.config import SearchConfig
 
 _COMMAND = "gpumem_tui.command"
@@ -105,8 +104,8 @@ def asked(values: Mapping[str, object], **set_values: object) -> Options:
     return asked_by({"command": trained_command(), **values, **set_values})
 
 
-def configured(values: Mapping[str, object], **set_values: object) -> tuple[WorkloadOptions, SearchConfig]:
-    """Return what is trained as it was typed, and what is searched by that.
+def configured(values: Mapping[str, object], **set_values: object) -> tuple[Options, SearchConfig]:
+    """Return what was typed, and what is searched by that.
 
     Args:
         values, set_values: as of `asked`.
@@ -117,4 +116,4 @@ def configured(values: Mapping[str, object], **set_values: object) -> tuple[Work
     from gpumem_tui.options.configuration import configure
 
     options = asked(values, **set_values)
-    return options.trained, configure(options)
+    return options, configure(options)

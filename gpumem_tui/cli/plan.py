@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,14 @@ from gpumem_tui.cli.parameters import (
 from gpumem_tui.cli.search import predict_or_exit, predicted_size
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, with_options
 from gpumem_tui.formula.recipe import EXTRAS, Extra, Extras
-from gpumem_tui.formula.techniques import INJECTED, TYPED, why_not
+from gpumem_tui.formula.techniques import CHANGES, EVERY_CHANGE, changes_named, why_not
 from gpumem_tui.memory import Unknown
 from gpumem_tui.plan.goals import QUANTITIES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.report.output import Progress, is_terminal, note
 from gpumem_tui.settings import load
 
 if TYPE_CHECKING:
-    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.options.configuration import Options
     from gpumem_tui.plan.goals import Goals
     from gpumem_tui.plan.headless import Solver
     from gpumem_tui.plan.plan import Plan
@@ -41,9 +42,6 @@ _OF_A_SEARCH = frozenset({"limit_bytes", "share"})
 _CUTS = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 _USUAL_BATCH_SIZE = 8
 """What ``{batch}`` of a command is where nothing is said: its one trace answers for every other size, too."""
-
-_CHANGES = tuple(dict.fromkeys((*INJECTED, *TYPED)))
-_ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class _Asked:
     help="GPUs of one machine: --solve gpus answers in whole machines beyond one.",
 )  # fmt: skip
 @click.option(
-    "--what-if", "what_ifs", type=click.Choice((*_CHANGES, _ALL)), multiple=True,
+    "--what-if", "what_ifs", type=click.Choice((*CHANGES, EVERY_CHANGE)), multiple=True,
     help="Of a command: run it with this change only, not with those that are likely to help; `all` for every change.",
 )  # fmt: skip
 @click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
@@ -127,34 +125,42 @@ def plan(**values: Any) -> int:
     if asked.as_json and asked.markdown:
         raise click.UsageError("--json and --markdown: give only one of them")
     if trained_command():
-        _refuse(_OF_A_CLOSED_FORM, "a command has no closed form, only a trace")
+        _refuse(_INSTEAD_OF_A_FORM, "a command has no closed form, only a trace")
     if asked.solve == "gpus":
         values["gpus"] = max(values["gpus"], _fewest(values))
     options, config = configured(values, share=True)
     workload = config.workload
     if workload.shape is None and workload.command is not None:
-        _refuse(_OF_A_CLOSED_FORM, f"{workload.name} has no closed form, only a trace")
+        _refuse(_INSTEAD_OF_A_FORM, f"{workload.name} has no closed form, only a trace")
         return _plan_runs(options, config, asked)
-    _refuse(_OF_RUNS, "is about a command, which is written after `--`")
-    return _plan_formula(config, asked, goals)
+    _refuse(_INSTEAD_OF_RUNS, "is about a command, which is written after `--`")
+    return _plan_formula(options, config, asked, goals)
 
 
-_OF_A_CLOSED_FORM = frozenset({"no_trace", "solve", "extras", "tokens", "price", "batch_multiple", "node_gpus"})
-"""Options that ask for what a closed form alone knows."""
-_OF_RUNS = frozenset({"what_ifs", "no_what_if"})
+_INSTEAD_OF_A_FORM = {
+    "no_trace": "--no-what-if runs it once, as it is, and nothing else",
+    "solve": "`gpumem-tui search` finds its largest batch",
+    "extras": "--what-if chunked-loss runs it with that change, --what-if all with each",
+    "tokens": "`gpumem-tui plan --model NAME --tokens …` says hours, for a model of the catalog",
+    "price": "`gpumem-tui plan --model NAME --price …` says the cost, for a model of the catalog",
+    "batch_multiple": "`gpumem-tui search --batch-multiple N` tries multiples",
+    "node_gpus": "--gpus N plans it over N GPUs",
+}
+"""Options that ask for what a closed form alone knows, and what a command has instead."""
+_INSTEAD_OF_RUNS = dict.fromkeys(("what_ifs", "no_what_if"), "leave it out: every change to a model is judged at once")
 """Options about runs with a change made; a closed form judges every change at once."""
 
 
-def _refuse(others: frozenset[str], why: str) -> None:
-    """Refuse options that ask for what there is not.
+def _refuse(instead: Mapping[str, str], why: str) -> None:
+    """Refuse options that ask for what there is not, and say what there is instead.
 
     Raises:
         UsageError: one was typed.
     """
     context = click.get_current_context()
     for option in plan.params:
-        if option.name in others and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option.opts[0]}: {why}; leave it out")
+        if option.name in instead and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]}: {why}; {instead[option.name]}")
 
 
 def _goals(values: dict[str, Any]) -> Goals:
@@ -175,11 +181,11 @@ plan.params = [option for option in plan.params if option.name not in _OF_A_SEAR
 # What has a closed form
 
 
-def _plan_formula(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
+def _plan_formula(options: Options, config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     if config.workload.as_torch:
         raise click.UsageError("--torch-version: only `predict` and `search` trace a model as another torch")
     config = _accumulated(config, asked, asked.batch_size or 1)
-    wanted = _planned(config, asked.batch_size or 1, frozenset(asked.extras), goals)
+    wanted = _planned(options, config, asked.batch_size or 1, frozenset(asked.extras), goals)
     if asked.on_screen:
         from gpumem_tui.tui.start import open_plan
 
@@ -196,8 +202,9 @@ def _plan_formula(config: SearchConfig, asked: _Asked, goals: Goals) -> int:
     return show_plan(wanted, traced, solver, config.device, as_json=asked.as_json)
 
 
-def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals) -> Plan:
+def _planned(options: Options, config: SearchConfig, batch_size: int, extras: Extras, goals: Goals) -> Plan:
     """Return the plan of a model with a closed form."""
+    from gpumem_tui.options.configuration import HOW, typed_words
     from gpumem_tui.plan.controls import check
     from gpumem_tui.plan.plan import Plan
 
@@ -210,7 +217,8 @@ def _planned(config: SearchConfig, batch_size: int, extras: Extras, goals: Goals
             raise click.UsageError(f"--extra {extra}: {reason}")
     goals.check(has_tokens=bool(shape.seq_len))
     file = config.workload.model_file
-    wanted = Plan(shape, recipe, gpu, batch_size, config.headroom, config.target_batch, extras, goals, file)
+    how = typed_words(options, HOW)
+    wanted = Plan(shape, recipe, gpu, batch_size, config.headroom, config.target_batch, extras, goals, file, how)
     check(wanted)
     return wanted
 
@@ -255,7 +263,7 @@ def _traced(wanted: Plan, config: SearchConfig, limit_s: float, solver: Solver) 
 # What only runs know: a command, and a model that transformers builds
 
 
-def _plan_runs(options: WorkloadOptions, config: SearchConfig, asked: _Asked) -> int:
+def _plan_runs(options: Options, config: SearchConfig, asked: _Asked) -> int:
     workload, given = config.workload, asked.batch_size
     if asked.what_ifs and asked.no_what_if:
         raise click.UsageError("--what-if and --no-what-if: give only one of them")
@@ -267,12 +275,11 @@ def _plan_runs(options: WorkloadOptions, config: SearchConfig, asked: _Asked) ->
             note(f"gpumem-tui: planning for batch {given}; --batch-size takes another")
     size = predicted_size(config, given)
     config = _accumulated(config, asked, size)
-    what_ifs = _CHANGES if _ALL in asked.what_ifs else asked.what_ifs
     if asked.on_screen:
         from gpumem_tui.tui.start import open_command_plan
 
-        return open_command_plan(options, config, size, what_ifs, run_all=not asked.no_what_if)
+        return open_command_plan(options, config, size, asked.what_ifs, run_all=not asked.no_what_if)
     from gpumem_tui.plan.headless import show_command_plan
 
-    wanted = None if asked.no_what_if else what_ifs
+    wanted = None if asked.no_what_if else changes_named(asked.what_ifs)
     return show_command_plan(config, size, wanted, as_json=asked.as_json, quiet=asked.quiet)

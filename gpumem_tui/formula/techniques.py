@@ -6,7 +6,7 @@ combines them. `injected` has those that are made to a user's own command.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import MappingProxyType
@@ -434,3 +434,11 @@ INJECTED = (
     MORE_RANKS,
 )
 """Every change that is made to a running program, and to its launcher, as `--what-if` takes them."""
+CHANGES = tuple(dict.fromkeys((*INJECTED, *TYPED)))
+"""Every change that can be made to a command, by its name on the command line."""
+EVERY_CHANGE = "all"
+
+
+def changes_named(typed: Sequence[str]) -> tuple[str, ...]:
+    """Return the changes that were asked for, where one word may ask for all."""
+    return CHANGES if EVERY_CHANGE in typed else tuple(typed)

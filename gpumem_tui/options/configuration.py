@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -14,13 +15,13 @@ import msgspec
 from gpumem_tui.catalog.calibration import calibrated
 from gpumem_tui.catalog.calibration import load as load_calibrations
 from gpumem_tui.catalog.loader import models
-from gpumem_tui.catalog.shapes import TYPED_CONTEXT, CatalogError, Context
+from gpumem_tui.catalog.shapes import TYPED_CONTEXT, CatalogError, Context, Gpu
 from gpumem_tui.catalog.tables import changed
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import why_formula_only
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.devices import list_gpus
-from gpumem_tui.options.table import SHAPE
+from gpumem_tui.options.table import DEVICE, OPTIONS, SHAPE, WORKLOAD, OptionRow
 from gpumem_tui.options.typed import size_from
 from gpumem_tui.options.workload import (
     WorkloadOptions,
@@ -109,6 +110,59 @@ def asked_by(values: Mapping[str, object]) -> Options:
     return options
 
 
+HOW = ("calibration", "python", "timeout_s", "steps")
+"""Options that say how a plan is traced, which is no part of it."""
+_OF_A_SEARCH = ("limit_bytes", "share")
+"""Options of a device that a plan does not take."""
+
+
+def typed_words(options: Options, names: Iterable[str]) -> tuple[str, ...]:
+    """Return options as they are typed, those at their default left out: the inverse of `asked_by`."""
+    words: list[str] = []
+    for row in (*WORKLOAD, *DEVICE):
+        trained = options.trained
+        value = trained.changes.get(row.name) if row in SHAPE else getattr(trained, row.name, None)
+        value = getattr(options, row.name) if row in DEVICE else value
+        if row.name in names and value != row.default:
+            words += _words(row, value)
+    return tuple(words)
+
+
+def _words(row: OptionRow, value: object) -> list[str]:
+    """Return an option and its value; a float and bytes to the last digit, which a form shortens."""
+    if row.holds == "flag":
+        return [row.flag]
+    if row.holds == "rows" and isinstance(value, tuple):
+        shares = (f"{place}={share!r}" if place else repr(share) for place, share in value)
+        return [word for share in shares for word in (row.flag, share)]
+    if row.holds == "size":
+        return [row.flag, f"{value}B"]
+    return [row.flag, repr(value) if isinstance(value, float) else str(value)]
+
+
+def command_plan_line(
+    options: Options, config: SearchConfig, batch_size: int, gpu: Gpu, *, what_ifs: Sequence[str], run_all: bool
+) -> str | Unknown:
+    """Return the line that opens a command's plan again, with what was typed, for the GPU it is planned for now.
+
+    Args:
+        options: as they were typed; `config`, of a command or a model that transformers builds, was made of them.
+        gpu: that it is planned for now.
+        what_ifs: the changes that were asked for, as they were typed; `run_all`: try changes at once.
+    """
+    device, typed = device_option(gpu), None if gpu.context is None else gpu.context.typed_bytes
+    if isinstance(device, Unknown):
+        return device
+    asked = replace(options, gpu=device, context_bytes=typed, target_batch=config.target_batch, target_tokens=None)
+    words = ["gpumem-tui", "plan", *typed_words(asked, OPTIONS.keys() - _OF_A_SEARCH)]
+    if config.workload.takes_batch:
+        words += ["--batch-size", str(batch_size)]
+    words += [word for name in what_ifs for word in ("--what-if", name)]
+    words += [] if run_all else ["--no-what-if"]
+    command = options.trained.command
+    return shlex.join([*words, *(("--", *command) if command else ())])
+
+
 def options_of(plan: Plan, python: str | None = None) -> Options:
     """Return what to search with a plan's settings.
 
@@ -119,7 +173,7 @@ def options_of(plan: Plan, python: str | None = None) -> Options:
     file = draft.model_file if draft.model_file is not None and draft.model_file.shape == draft.shape else None
     if file is None and models().get(draft.shape.name) != draft.shape:
         raise OptionError("the model is none of the catalog's: search it with --config")
-    device = device_option(plan)
+    device = device_option(plan.gpu)
     if isinstance(device, Unknown):
         raise OptionError(device.reason)
     trained = WorkloadOptions(

@@ -30,7 +30,7 @@ def command_line(plan: Plan) -> str | Unknown:
     draft, recipe = draft_of(plan), plan.recipe
     if recipe.sharding != "none" and recipe.gpus == 1:
         return Unknown(f"no command has sharding {recipe.sharding} on one GPU: set GPUs to 2 or more")
-    model, device = model_words(draft), device_option(plan)
+    model, device = model_words(draft), device_option(plan.gpu)
     if isinstance(model, Unknown):
         return model
     if isinstance(device, Unknown):
@@ -50,7 +50,7 @@ def command_line(plan: Plan) -> str | Unknown:
             words += ["--extra", extra]
     goals = ((field, getattr(plan.goals, field.name)) for field in fields(Goals) if field.name != "prices")
     words += _options((field.name, value) for field, value in goals if value != field.default)
-    return shlex.join(words)
+    return shlex.join([*words, *plan.how])
 
 
 def model_words(draft: Draft) -> list[str] | Unknown:

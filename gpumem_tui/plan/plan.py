@@ -59,6 +59,7 @@ class Plan:
         extras: techniques that only the formula knows; a plan with any cannot be traced or searched.
         goals: what it is for; none of that changes what fits.
         model_file: what the model was read from; None for one of the catalog.
+        how: options that say how it is traced, as they are typed, for the line that opens it again.
     """
 
     shape: ModelShape
@@ -70,6 +71,7 @@ class Plan:
     extras: Extras = NO_EXTRAS
     goals: Goals = NO_GOALS
     model_file: ModelFile | None = None
+    how: tuple[str, ...] = ()
 
     def at(self, batch_size: int) -> Plan:
         """Return the same plan at another batch size."""
@@ -135,10 +137,10 @@ def has_field(shape: ModelShape, name: str) -> bool:
     return True
 
 
-def device_option(plan: Plan) -> str | Unknown:
-    """Return the plan's GPU as `--gpu` takes it, or why it cannot be named."""
-    if gpus().get(plan.gpu.name) == plan.gpu:
-        return f"sim:{plan.gpu.name}"
-    if plan.gpu.name.isdigit():
-        return plan.gpu.name  # a GPU of this machine, by its index
+def device_option(gpu: Gpu) -> str | Unknown:
+    """Return a GPU as `--gpu` takes it, or why it cannot be named."""
+    if gpus().get(gpu.name) == gpu:
+        return f"sim:{gpu.name}"
+    if gpu.name.isdigit():
+        return gpu.name  # a GPU of this machine, by its index
     return Unknown("the GPU is none of the catalog's, nor one of this machine")

@@ -14,7 +14,7 @@ from gpumem_tui.monitor.vendors import known
 from gpumem_tui.settings import Settings, load
 
 if TYPE_CHECKING:
-    from gpumem_tui.options.workload import WorkloadOptions
+    from gpumem_tui.options.configuration import Options
     from gpumem_tui.plan.plan import Plan
     from gpumem_tui.recording.player import Player
     from gpumem_tui.remote.connection import Fleet
@@ -54,7 +54,7 @@ def open_program(settings: Settings) -> int:
     from gpumem_tui.options.configuration import Options, configure
 
     options = Options()
-    return open_search(options.trained, configure(options), autostart=False, settings=settings)
+    return open_search(options, configure(options), autostart=False, settings=settings)
 
 
 def open_monitor(source: Source, settings: Settings, *, notice: str = "") -> int:
@@ -112,12 +112,11 @@ def open_named_hosts(names: Sequence[str], settings: Settings, *, allow_signals:
     return open_hosts(fleet, settings, allow_signals=allow_signals)
 
 
-def open_search(
-    options: WorkloadOptions, config: SearchConfig, *, autostart: bool, settings: Settings | None = None
-) -> int:
+def open_search(options: Options, config: SearchConfig, *, autostart: bool, settings: Settings | None = None) -> int:
     """Open on the Search screen and return the exit code.
 
     Args:
+        options: what the user typed to get `config`.
         autostart: begin the search at once.
         settings: None for those of the user's file.
 
@@ -127,7 +126,7 @@ def open_search(
     _leave_garbage()
     settings = settings or load()
     search = partial(_search_screen, options, config, autostart=autostart)
-    screens: Screens = {**_usual(settings), "search": search, "plan": partial(_plan_beside, config)}
+    screens: Screens = {**_usual(settings), "search": search, "plan": partial(_plan_beside, options, config)}
     return _run(screens, "search", settings, config.python)
 
 
@@ -150,18 +149,18 @@ def open_plan(plan: Plan, config: SearchConfig) -> int:
 
 
 def open_command_plan(
-    options: WorkloadOptions, config: SearchConfig, batch_size: int, wanted: Sequence[str], *, run_all: bool
+    options: Options, config: SearchConfig, batch_size: int, wanted: Sequence[str], *, run_all: bool
 ) -> int:
     """Open on the Plan screen of a command and return the exit code.
 
     Args:
-        options: what the user typed to get `config`, for the form of the Search screen.
-        wanted: the changes to try, by name; empty for all that can be made.
+        options: what the user typed to get `config`.
+        wanted: the changes to try, as they were typed; empty for those that are likely to help.
         run_all: try them at once, not only when asked to.
     """
     _leave_garbage()
     settings = load()
-    plan = partial(_command_plan_screen, config, batch_size, tuple(wanted), run_all=run_all)
+    plan = partial(_command_plan_screen, options, config, batch_size, tuple(wanted), run_all=run_all)
     screens: Screens = {**_usual(settings), "plan": plan}
     if config.workload.command is not None and config.workload.command.takes_batch:
         screens = {**screens, "search": partial(_search_screen, options, config)}
@@ -272,11 +271,11 @@ def _own_monitor(settings: Settings) -> MainScreen:
     return _monitor_screen(source, settings)
 
 
-def _search_screen(options: WorkloadOptions, config: SearchConfig, *, autostart: bool = False) -> MainScreen:
+def _search_screen(options: Options, config: SearchConfig, *, autostart: bool = False) -> MainScreen:
     from gpumem_tui.search import report
     from gpumem_tui.tui.search.screen import SearchScreen
 
-    return SearchScreen(config, options, report.device_line(config.device), autostart=autostart)
+    return SearchScreen(config, options.trained, report.device_line(config.device), autostart=autostart)
 
 
 def _default_search() -> MainScreen:
@@ -293,25 +292,29 @@ def _plan_screen(plan: Plan, config: SearchConfig) -> MainScreen:
 
 
 def _command_plan_screen(
-    config: SearchConfig, batch_size: int, wanted: tuple[str, ...], *, run_all: bool
+    options: Options, config: SearchConfig, batch_size: int, wanted: tuple[str, ...], *, run_all: bool
 ) -> MainScreen:
+    from gpumem_tui.formula.techniques import changes_named
+    from gpumem_tui.options.configuration import command_plan_line
     from gpumem_tui.plan.command import CommandRuns
     from gpumem_tui.tui.plan.planned import of_command
     from gpumem_tui.tui.plan.screen import PlanScreen
 
-    return PlanScreen(of_command(CommandRuns(config, batch_size, wanted), run_all=run_all))
+    line = partial(command_plan_line, options, config, batch_size, what_ifs=wanted, run_all=run_all)
+    return PlanScreen(of_command(CommandRuns(config, batch_size, changes_named(wanted)), line, run_all=run_all))
 
 
-def _plan_beside(config: SearchConfig) -> MainScreen:
+def _plan_beside(options: Options, config: SearchConfig) -> MainScreen:
     """Return the Plan of what is searched; of a command one sample, and its what-ifs only when asked for."""
     if config.workload.shape is None and config.workload.command is not None:
-        return _command_plan_screen(config, 1, (), run_all=False)
-    return _plan_screen(_plan_of(config), config)
+        return _command_plan_screen(options, config, 1, (), run_all=False)
+    return _plan_screen(_plan_of(options, config), config)
 
 
-def _plan_of(config: SearchConfig) -> Plan:
+def _plan_of(options: Options, config: SearchConfig) -> Plan:
     """Return a search's settings as a plan; a workload file has no shape, so it is the default model's then."""
     from gpumem_tui.catalog.loader import DEFAULT_MODEL, find_model
+    from gpumem_tui.options.configuration import HOW, typed_words
     from gpumem_tui.plan.plan import Plan
 
     shape = config.workload.shape or find_model(DEFAULT_MODEL)
@@ -322,15 +325,16 @@ def _plan_of(config: SearchConfig) -> Plan:
         headroom=config.headroom,
         target_batch=config.target_batch,
         model_file=config.workload.model_file,
+        how=typed_words(options, HOW),
     )
 
 
 def _default_plan() -> MainScreen:
     """Plan as the bare command has it; raises as `_default_configuration`."""
-    return _plan_beside(_default_configuration()[1])
+    return _plan_beside(*_default_configuration())
 
 
-def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
+def _default_configuration() -> tuple[Options, SearchConfig]:
     """Return what the bare command would search.
 
     Raises:
@@ -339,7 +343,7 @@ def _default_configuration() -> tuple[WorkloadOptions, SearchConfig]:
     from gpumem_tui.options.configuration import Options, configure
 
     options = Options()
-    return options.trained, configure(options)
+    return options, configure(options)
 
 
 def _sampler(settings: Settings) -> Source:

@@ -8,18 +8,21 @@ import pty
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.cli.parameters import configured
-from gpumem_tui.cli.plan import _goals, _planned, plan
-from gpumem_tui.formula.techniques import why_not
+from gpumem_tui.cli.plan import _accumulated, _Asked, _goals, _planned, plan
+from gpumem_tui.formula.techniques import CHANGES, EVERY_CHANGE, why_not
 from gpumem_tui.memory import Unknown
-from gpumem_tui.options.configuration import configure, options_of
+from gpumem_tui.options.configuration import Options, command_plan_line, configure, options_of
+from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.plan.answers import answer
 from gpumem_tui.plan.control import Choice, Control
 from gpumem_tui.plan.controls import _WORDS, controls
@@ -27,6 +30,7 @@ from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.goals import Goals
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState, chosen, nudged, opened
+from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.cli.conftest import Program
 from tests.plan.plans import plans
@@ -46,8 +50,8 @@ def parsed(line: str) -> Plan:
         values.pop(name)
     size, extras = values.pop("batch_size"), frozenset(values.pop("extras"))
     goals = _goals(values)
-    _, config = configured(values, share=True)
-    return _planned(config, size or 1, extras, goals)
+    options, config = configured(values, share=True)
+    return _planned(options, config, size or 1, extras, goals)
 
 
 @given(plans())
@@ -153,6 +157,94 @@ def test_goals_survive_too() -> None:
     assert isinstance(line, str)
     assert parsed(line) == wanted
     assert parsed("gpumem-tui plan --gpu sim:a100-80gb --tokens 1.5B").goals.tokens == 1_500_000_000
+
+
+def test_how_it_is_traced_survives_too(tmp_path: Path) -> None:
+    measured = tmp_path / "measured here.toml"
+    measured.write_text("")
+    typed = shlex.join(["--python", sys.executable, "--calibration", str(measured), "--timeout", "60", "--steps", "4"])
+    line = command_line(parsed(f"gpumem-tui plan --model gpt2 --gpu sim:a100-80gb {typed}"))
+    assert isinstance(line, str)
+    assert f"--calibration '{measured}' --python {sys.executable} --timeout 60.0 --steps 4" in line
+    assert parsed(line) == parsed(f"gpumem-tui plan --gpu sim:a100-80gb {typed}")
+    assert "--calibration" not in str(command_line(parsed("gpumem-tui plan --gpu sim:a100-80gb")))
+
+
+Asked = tuple[Options, SearchConfig, int | None, tuple[str, ...], bool]
+"""A command's plan as it was asked for: options, what is planned, the batch, the changes, and whether any are run."""
+
+
+def asked_for(arguments: list[str]) -> Asked:
+    """What a command line asks of a command's plan, through the real parser."""
+    with plan.make_context("plan", arguments) as context:
+        values = dict(context.params)
+        asked = _Asked(**{field.name: values.pop(field.name) for field in fields(_Asked)})
+        _goals(values)
+        options, config = configured(values, share=True)
+    config = _accumulated(config, asked, asked.batch_size or 1)
+    return options, config, asked.batch_size, asked.what_ifs, asked.no_what_if
+
+
+def typed_for_a_command() -> st.SearchStrategy[list[str]]:
+    """Options that a command's plan takes, each of them perhaps."""
+    share = st.floats(0, 1, allow_nan=False).map(repr)
+    rows = share | share.map(lambda text: f"train.py:12={text}")
+    bytes_ = st.integers(1 << 20, 1 << 36).map(str) | st.just("1.5MiB") | st.just("0.7KiB")
+    values = {
+        "--python": st.just(sys.executable),
+        "--gpus": st.integers(1, 64).map(str),
+        "--accumulation": st.integers(1, 64).map(str),
+        "--context-bytes": bytes_,
+        "--headroom": st.floats(0, 0.99, allow_nan=False).map(repr),
+        "--timeout": st.floats(1, 1e5).map(repr),
+        "--steps": st.integers(1, 99).map(str),
+        "--longest": st.integers(1, 9999).map(str),
+        "--through": st.just("eval"),
+        "--assume-rows": rows,
+        "--torch-version": st.just("2.1"),
+    }
+    each: list[st.SearchStrategy[list[str]]] = [
+        st.just([]) | value.map(partial(lambda name, text: [name, text], name)) for name, value in values.items()
+    ]
+    changes = st.lists(st.sampled_from([*CHANGES, EVERY_CHANGE]), max_size=3)
+    runs = changes.map(lambda names: [word for name in names for word in ("--what-if", name)])
+    return st.tuples(*each, runs | st.just(["--no-what-if"])).map(
+        lambda parts: [word for part in parts for word in part]
+    )
+
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+
+
+@given(typed_for_a_command(), st.lists(WORDS, max_size=3), st.integers(1, 512))
+def test_a_command_s_plan_survives_its_own_command_line(typed: list[str], words: list[str], batch: int) -> None:
+    command = ["python", "train.py", "--batch-size", "{batch}", *words]
+    arguments = [*typed, "--gpu", "sim:a100-80gb", "--batch-size", str(batch), "--", *command]
+    asked = asked_for(arguments)
+    options, config, _, what_ifs, no_what_if = asked
+    line = command_plan_line(options, config, batch, config.device.gpu, what_ifs=what_ifs, run_all=not no_what_if)
+    assert isinstance(line, str)
+    program, verb, *again = shlex.split(line)
+    assert (program, verb) == ("gpumem-tui", "plan")
+    assert again[again.index("--") + 1 :] == command
+    assert asked_for(again)[1:] == asked[1:]
+    assert asked_for(again)[1].device.gpu.context == config.device.gpu.context
+
+
+def test_a_command_s_plan_on_another_gpu_is_opened_there_without_the_context_of_the_first() -> None:
+    words = ["--gpu", "sim:a100-80gb", "--context-bytes", "2GiB", "--", "python", "train.py"]
+    options, config, *_ = asked_for(words)
+    line = command_plan_line(options, config, 1, find_gpu("h100-80gb"), what_ifs=(), run_all=True)
+    assert line == "gpumem-tui plan --gpu sim:h100-80gb -- python train.py"
+
+
+def test_a_model_that_transformers_builds_is_opened_again_too(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "t5", "d_model": 64}))
+    options = Options(WorkloadOptions(config=str(file), precision="bf16"), gpu="sim:a100-80gb")
+    config = configure(options)
+    line = command_plan_line(options, config, 4, config.device.gpu, what_ifs=(), run_all=True)
+    assert line == f"gpumem-tui plan --config {file} --precision bf16 --gpu sim:a100-80gb --batch-size 4"
 
 
 def test_speed_and_cost_in_json(program: Program) -> None:

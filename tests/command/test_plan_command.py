@@ -135,15 +135,27 @@ def test_without_what_ifs_the_command_runs_once(project: Project) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--no-trace", "--", "python", "train.py"), "--no-trace: a command has no closed form"),
         (
-            ("--extra", "chunked-loss", "--", "python", "train.py"),
-            "--extra: a command has no closed form, only a trace",
+            ("--no-trace", "--", "python", "train.py"),
+            "--no-trace: a command has no closed form, only a trace; --no-wha",
         ),
-        (("--tokens", "2B", "--", "python", "train.py"), "--tokens: a command has no closed form, only a trace"),
-        (("--solve", "seq-len", "--", "python", "train.py"), "--solve: a command has no closed form, only a trace"),
-        (("--what-if", "sgd"), "--what-if: is about a command"),
-        (("--no-what-if",), "--no-what-if: is about a command"),
+        (("--extra", "chunked-loss", "--", "python", "train.py"), "only a trace; --what-if chunked-loss runs it with"),
+        (
+            ("--tokens", "2B", "--", "python", "train.py"),
+            "only a trace; `gpumem-tui plan --model NAME --tokens …` says",
+        ),
+        (
+            ("--solve", "seq-len", "--", "python", "train.py"),
+            "only a trace; `gpumem-tui search` finds its largest batch",
+        ),
+        (
+            ("--what-if", "sgd"),
+            "--what-if: is about a command, which is written after `--`; leave it out: every change",
+        ),
+        (
+            ("--no-what-if",),
+            "--no-what-if: is about a command, which is written after `--`; leave it out: every change",
+        ),
         (("--what-if", "sgd", "--no-what-if", "--", "python", "train.py"), "give only one of them"),
         (("--batch-size", "8", "--", "python", "train.py"), "--batch-size: the command has no {batch} to put it in"),
         (("--", "python", "train.py"), "No such file or directory"),

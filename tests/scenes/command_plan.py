@@ -66,7 +66,9 @@ def command_app(runs: Runs, *, run_all: bool = True) -> GpuMemApp:
     """The program on the Plan screen of a command."""
 
     def screen() -> PlanScreen:
-        return PlanScreen(of_command(runs, run_all=run_all), clock=noon)
+        return PlanScreen(
+            of_command(runs, lambda gpu: f"gpumem-tui plan --gpu sim:{gpu.name}", run_all=run_all), clock=noon
+        )
 
     return GpuMemApp({"plan": screen}, "plan")
 

@@ -118,6 +118,63 @@ async def test_another_gpu_is_answered_without_running_again() -> None:
     assert runs.made == made
 
 
+async def test_the_gpus_to_pick_from_say_where_it_fits() -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _finished(pilot, app)
+        await until(pilot, lambda: bool(plan_screen(app).planned.fits))
+        await pilot.press("g")
+        await until(pilot, lambda: isinstance(app.screen, PickScreen))
+        await pilot.press(*"a100-80gb")
+        await until(pilot, lambda: "✓ NVIDIA A100 80 GB, 80.00 GiB, up to batch 40" in _text(app))
+        await pilot.press(*["backspace"] * 9, *"rtx-4070-12")
+        await until(pilot, lambda: "✗ NVIDIA GeForce RTX 4070" in _text(app))
+
+
+async def test_a_gpu_can_be_picked_before_it_is_known_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr("gpumem_tui.tui.plan.planned.largest_of_command", lambda _: asked.wait(30) and ())
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _finished(pilot, app)
+        await pilot.press("g")
+        await until(pilot, lambda: "NVIDIA A100 80 GB, 80.00 GiB" in _text(app))
+        asked.set()
+
+
+async def test_y_copies_the_line_that_opens_it_for_the_gpu_of_now() -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _finished(pilot, app)
+        await pilot.press("y")
+        assert app.clipboard == "gpumem-tui plan --gpu sim:a100-80gb"
+        await pilot.press("g", *"h100-80gb", "enter")
+        await until(pilot, lambda: state_of(app).gpu.name == "h100-80gb")
+        await pilot.press("y")
+        assert app.clipboard == "gpumem-tui plan --gpu sim:h100-80gb"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("optimizer", "What holds it at the peak"),
+        ("peak", "The most that is allocated at one moment of the traced step"),
+        ("max-batch", "The largest batch at which the traced step"),
+        ("accumulation", "steps = target / (b · D), rounded up"),
+    ],
+)
+async def test_enter_on_a_figure_explains_it(row: str, said: str) -> None:
+    app = command_app(ScriptedRuns(command_config()))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _finished(pilot, app)
+        rows = plan_screen(app).query_one("#facts" if row in ("max-batch", "accumulation") else "#ledger", RowList)
+        rows.focus()
+        await pilot.pause()
+        rows.move_to(row)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen) and said in _text(app))
+
+
 async def test_another_gpu_is_offered_once_there_is_a_trace_to_answer_for_it() -> None:
     runs = ScriptedRuns(command_config(), fails="train.py has no step")
     app = command_app(runs)

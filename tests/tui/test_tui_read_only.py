@@ -9,7 +9,7 @@ import pytest
 from textual.screen import ModalScreen
 
 from gpumem_tui.errors import OptionError
-from gpumem_tui.options.workload import WorkloadOptions
+from gpumem_tui.options.configuration import Options
 from gpumem_tui.settings import Settings
 from gpumem_tui.tui import start
 from gpumem_tui.tui.app import GpuMemApp
@@ -104,7 +104,7 @@ async def test_settings_that_are_read_only_hold_for_the_whole_program(monkeypatc
 
     monkeypatch.setattr("gpumem_tui.tui.app.run_app", run_app)
     start.open_monitor(Scripted(monitor_scene.machine(1)), Settings(read_only=True))
-    start.open_search(WorkloadOptions(), scene.config(), autostart=False, settings=Settings(read_only=True))
+    start.open_search(Options(), scene.config(), autostart=False, settings=Settings(read_only=True))
     start.open_monitor(Scripted(monitor_scene.machine(1)), Settings())
     watching, searching, usual = opened
     assert watching.forbidden == EVERY_ACT

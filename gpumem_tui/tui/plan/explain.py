@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket
-from gpumem_tui.plan.answers import answer
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, format_bytes
+from gpumem_tui.plan.answers import Place, TracedAnswer, answer
 from gpumem_tui.plan.control import Choice
 from gpumem_tui.plan.controls import control_of
-from gpumem_tui.plan.explain import Explanation, explanations
+from gpumem_tui.plan.explain import DECISIONS, Explanation, explanations
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
-from gpumem_tui.tui.kit.figures import MUTED, Row
+from gpumem_tui.report.tables import counted
+from gpumem_tui.search.words import PHASE_WORDS
+from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER
 from gpumem_tui.tui.kit.help import help_heading
 
@@ -39,17 +41,14 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "moment": ("peak",),
 }
 """What else belongs to a row or a control."""
+_MOST_PLACES = 12
+"""Places of a bucket that are listed; the pane of places has them all."""
 
 
-def explanation(plan: Plan | None, key: str) -> Text | None:
-    """Return all there is to say about a row of the ledger, a fact or a technique; None for nothing.
-
-    Args:
-        plan: None for a command, of which no formula is known.
-    """
-    known = {} if plan is None else explanations(plan)
-    rows = () if plan is None else answer(plan).prediction.rows
-    names = [row.name for row in rows if row.bucket.value == key]
+def explanation(plan: Plan, key: str) -> Text | None:
+    """Return all there is to say about a row of the ledger, a fact or a technique of a model; None for nothing."""
+    known = explanations(plan)
+    names = [row.name for row in answer(plan).prediction.rows if row.bucket.value == key]
     texts = [known[name] for name in (*names, key, *_ALSO.get(key, ())) if name in known]
     lines = [line for text in texts for line in _explained(text, headed=len(texts) > 1)]
     if key in _BESIDE_FORMULA:
@@ -58,6 +57,40 @@ def explanation(plan: Plan | None, key: str) -> Text | None:
         return None
     title = texts[0].title if len(texts) == 1 or key not in _titles() else _titles()[key]
     return title.capitalize() if title.islower() else title, _without_last_blank(lines)
+
+
+def traced_explanation(found: TracedAnswer, key: str) -> Text | None:
+    """Return what a trace alone says about a row of the ledger or a fact, for a command; None for nothing."""
+    title, lines = _titles().get(key, ""), list[Row]()
+    if key in _BESIDE_FORMULA:
+        lines = [[(_BESIDE_FORMULA[key], "")], []]
+    held = [place for place in found.places() if place.bucket.value == key]
+    if held:
+        lines.append(help_heading("What holds it at the peak"))
+        lines += [_place(place) for place in held[:_MOST_PLACES]]
+        if left := held[_MOST_PLACES:]:
+            rest_bytes = sum(place.size_bytes for place in left)
+            lines.append([(f"{format_bytes(rest_bytes):>12}  ", ""), (counted(len(left), "further place"), MUTED)])
+    elif key in {bucket.value for bucket in ALLOCATED_BUCKETS} and not lines:
+        lines = [[("Nothing of it is held when most is allocated.", "")]]
+    if key == "peak":
+        title, where = "Peak of a step", "" if found.peak_phase is None else f", {PHASE_WORDS[found.peak_phase]}"
+        lines = [[(f"The most that is allocated at one moment of the traced step{where}.", "")]]
+    elif key == "max-batch":
+        title = DECISIONS[key].title
+        lines = [
+            [("The largest batch at which the traced step, replayed by the allocator's rules, fits on the GPU.", "")]
+        ]
+    elif key in ("accumulation", "global-batch"):
+        words = DECISIONS[key]
+        title = words.title
+        lines = [[(words.formula, "bold")], [(words.limits, MUTED)], [(f"Source: {words.source}", MUTED)]]
+    return (title.capitalize() if title.islower() else title, _without_last_blank(lines)) if lines else None
+
+
+def _place(place: Place) -> Row:
+    where = ", ".join(filter(None, (place.module, place.source))) or ABSENT
+    return [(f"{format_bytes(place.size_bytes):>12}  ", ""), (where, MUTED)]
 
 
 def control_help(state: PlanState, key: str) -> Text:

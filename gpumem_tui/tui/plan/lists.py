@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_count
+from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.memory import ALLOCATED_BUCKETS, Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, Place, TracedAnswer
 from gpumem_tui.plan.controls import controls
 from gpumem_tui.plan.judgement import span
@@ -14,6 +15,7 @@ from gpumem_tui.plan.plan import Plan, Subject, draft_of
 from gpumem_tui.plan.report import NAMES, capitalized, lift_words
 from gpumem_tui.plan.speed import Cost, cost_of
 from gpumem_tui.search.prediction import Fit
+from gpumem_tui.search.words import largest_words
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
     MUTED,
@@ -67,6 +69,15 @@ def gpu_rows(found: Sequence[LargestOnGpu], plan: Subject, width: int, selected:
         if one.gpu.name == selected:
             lines += _indented(_gpu_notes(one, plan), width)
     return lines
+
+
+def gpu_words(gpu: Gpu, found: TracedAnswer | None) -> str:
+    """Return the note of a GPU in the list that one is picked from; `found`: what is known of a command there."""
+    what = f"{gpu.title}, {format_bytes(gpu.total_bytes)}"
+    if found is None:
+        return what
+    most = largest_words(found.full_batch_size, found.may_fit_batch_size)
+    return f"{MARKS[found.fit][0]}{what}{f', up to batch {most}' if most else ''}"
 
 
 def _gpu_columns(plan: Subject, width: int) -> tuple[str, ...]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.errors import EXIT_FAILED, own_error
+from gpumem_tui.memory import Unknown
 from gpumem_tui.plan import command_state as commands
 from gpumem_tui.plan import state as states
-from gpumem_tui.plan.answers import answer
+from gpumem_tui.plan.answers import TracedAnswer, answer
 from gpumem_tui.plan.combining import Planner
-from gpumem_tui.plan.command import CommandPlan, Runs, Watch
+from gpumem_tui.plan.command import CommandPlan, Runs, Watch, largest_of_command
 from gpumem_tui.plan.command_state import CommandPlanState
+from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.plan.tracing import BackgroundTracer, Pending, TraceFailed, TraceReady, TraceState
@@ -55,6 +59,10 @@ class Planned(Protocol):
     def leaving_code(self) -> int:
         """The program's exit code if it ended now."""
 
+    @property
+    def line(self) -> str | Unknown:
+        """The command line that opens this plan again, or why there is none."""
+
     def begin(self) -> None:
         """Begin what runs behind the screen."""
 
@@ -69,6 +77,10 @@ class Planned(Protocol):
 
     def can_move(self) -> bool:
         """Return whether another GPU can be planned for."""
+
+    @property
+    def fits(self) -> Mapping[str, TracedAnswer]:
+        """What the trace says on each GPU by its name, where that is worked out by now."""
 
     def plan_for(self, gpu: Gpu) -> None:
         """Plan for another GPU."""
@@ -97,6 +109,7 @@ class ModelPlanned:
 
     panes = tuple(PANES)
     leaving_code = 0
+    fits: Mapping[str, TracedAnswer] = MappingProxyType({})
 
     def __init__(self, plan: Plan, on_news: OnNews, tracer: MakeTracer = BackgroundTracer) -> None:
         self.state = states.opened(plan)
@@ -119,6 +132,11 @@ class ModelPlanned:
     def busy(self) -> bool:
         """Return whether a trace is under way."""
         return isinstance(self.trace, Pending)
+
+    @property
+    def line(self) -> str | Unknown:
+        """The command line that opens this plan again, or why there is none."""
+        return command_line(self.plan)
 
     def begin(self) -> None:
         """Ask for the trace of the plan."""
@@ -185,6 +203,7 @@ class ModelPlanned:
 
 
 Step = Callable[[CommandPlanState], CommandPlanState]
+LineFor = Callable[[Gpu], str | Unknown]
 
 
 class CommandPlanned:
@@ -193,17 +212,24 @@ class CommandPlanned:
     Args:
         runs: what is run behind the screen.
         on_news: called from any thread.
+        line: returns the command line that opens it for a GPU, or why there is none.
         run_all: try every change at once, not only when asked to.
     """
 
     panes = OF_EVERY_SUBJECT
 
-    def __init__(self, runs: Runs, on_news: OnNews, *, run_all: bool = True) -> None:
+    def __init__(self, runs: Runs, on_news: OnNews, line: LineFor, *, run_all: bool = True) -> None:
         self.state = CommandPlanState(runs.config, runs.batch_size)
-        self._runs, self._on_news, self._run_all = runs, on_news, run_all
+        self._runs, self._on_news, self._line, self._run_all = runs, on_news, line, run_all
         self._control, self._ended = Control(), threading.Event()
         self._ended.set()
         self._began_s = time.monotonic()
+        self._fits: Mapping[str, TracedAnswer] = MappingProxyType({})
+
+    @property
+    def fits(self) -> Mapping[str, TracedAnswer]:
+        """What the trace says on each GPU by its name, where that is worked out by now."""
+        return self._fits
 
     @property
     def shown(self) -> Shown:
@@ -219,6 +245,11 @@ class CommandPlanned:
     def leaving_code(self) -> int:
         """The program's exit code if it ended now."""
         return self.state.leaving_code
+
+    @property
+    def line(self) -> str | Unknown:
+        """The command line that opens this plan again, or why there is none."""
+        return self._line(self.state.gpu)
 
     def begin(self) -> None:
         """Trace the command as it is, there is nothing to see before; then run what is to be run."""
@@ -323,9 +354,16 @@ class CommandPlanned:
             waiting, found = tuple(changes), plan.answer()
             found.worked_out()
             tell(partial(commands.traced, plan=plan, answer=found, waiting=waiting))
+            threading.Thread(target=self._look_at_gpus, args=(plan,), name="every GPU", daemon=True).start()
         if run_all:
             for now in Planner(plan, self._runs, waiting, control, watch, state.every).run():
                 tell(partial(commands.went_on, step=now))
+
+    def _look_at_gpus(self, plan: CommandPlan) -> None:
+        """Work out on which GPUs it fits, for the list that one is picked from; without it that has no marks."""
+        with suppress(Exception):
+            found = largest_of_command(plan)
+            self._fits = {one.gpu.name: one.answer for one in found if one.answer is not None}
 
     def _tell(self, step: Step, origin: Control | None = None) -> None:
         """Have the screen take a step; one of a run before the last is not taken."""
@@ -344,6 +382,6 @@ def of_model(plan: Plan, tracer: MakeTracer = BackgroundTracer) -> MakePlanned:
     return lambda on_news: ModelPlanned(plan, on_news, tracer)
 
 
-def of_command(runs: Runs, *, run_all: bool = True) -> MakePlanned:
+def of_command(runs: Runs, line: LineFor, *, run_all: bool = True) -> MakePlanned:
     """Return what makes a command's plan for a screen."""
-    return lambda on_news: CommandPlanned(runs, on_news, run_all=run_all)
+    return lambda on_news: CommandPlanned(runs, on_news, line, run_all=run_all)

@@ -20,11 +20,10 @@ from textual.message import Message
 from gpumem_tui.catalog.loader import gpus
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.checks import why_formula_only
-from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.memory import Unknown
 from gpumem_tui.plan import state as states
 from gpumem_tui.plan.control import Choice, Option
 from gpumem_tui.plan.controls import control_of
-from gpumem_tui.plan.export import command_line
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.state import PlanState
 from gpumem_tui.report.output import so_far
@@ -36,7 +35,9 @@ from gpumem_tui.tui.kit.help import HelpScreen, bucket_lines, help_heading
 from gpumem_tui.tui.kit.main_screen import MainScreen
 from gpumem_tui.tui.kit.row_list import FixedRows, RowList
 from gpumem_tui.tui.plan.controls import PlanControls
-from gpumem_tui.tui.plan.explain import control_help, explanation
+from gpumem_tui.tui.plan.explain import Text as TextOf
+from gpumem_tui.tui.plan.explain import control_help, explanation, traced_explanation
+from gpumem_tui.tui.plan.lists import gpu_words
 from gpumem_tui.tui.plan.numbers import (
     OF_EVERY_SUBJECT,
     PANES,
@@ -62,7 +63,7 @@ _ESCAPE = "Back to the controls; there, or without any, end what runs"
 _SCREENS = "To Monitor, Search, Plan, where 1 2 3 type or pick a choice"
 
 Clock = Callable[[], datetime]
-_OF_MODELS = frozenset({"undo", "redo", "copy", "search"})
+_OF_MODELS = frozenset({"undo", "redo", "search"})
 """What a plan without controls and a closed form cannot do."""
 
 
@@ -204,7 +205,8 @@ class PlanScreen(MainScreen):
         """Pick a GPU to plan for."""
         here = self._planned.shown.gpu
         by_name = {gpu.name: gpu for gpu in gpus().values()}
-        options = [Option(name, f"{gpu.title}, {format_bytes(gpu.total_bytes)}") for name, gpu in by_name.items()]
+        known = self._planned.fits
+        options = [Option(name, gpu_words(gpu, known.get(name))) for name, gpu in by_name.items()]
 
         def picked(name: str | None) -> None:
             if name is not None:
@@ -301,8 +303,15 @@ class PlanScreen(MainScreen):
         if model is not None and isinstance(rows, PlanControls):
             found = control_help(model.state, rows.key) if rows.key else None
         elif isinstance(rows, RowList):
-            found = explanation(None if model is None else model.plan, rows.key)
+            found = self._explained(rows.key)
         self.app.push_screen(HelpScreen.of(self) if found is None else TextScreen(*found))
+
+    def _explained(self, key: str) -> TextOf | None:
+        """Return all there is to say about a row: by formula and trace of a model, by trace alone of a command."""
+        if self._model is not None:
+            return explanation(self._model.plan, key)
+        traced = self._planned.shown.by_trace
+        return None if traced is None else traced_explanation(traced, key)
 
     def more_keys(self) -> Sequence[tuple[str, str]]:
         """Return the keys of the controls, where there are any, and the one between lists."""
@@ -322,8 +331,7 @@ class PlanScreen(MainScreen):
 
     def action_copy(self) -> None:
         """Copy the command line that opens this plan again, or say why there is none."""
-        assert self._model is not None, "the key is offered for a model"
-        line = command_line(self._model.plan)
+        line = self._planned.line
         if isinstance(line, Unknown):
             self.notify(line.reason, severity="warning")
         else:
