@@ -1,4 +1,4 @@
-"""Combinations of three values, of which every two together are enough to be tried each time."""
+"""Which of many rows and combinations are tried each time, and which by `pytest -m slow` or `-m exhaustive`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ def pairwise(
         for column, second in enumerate(seconds)
         for place, third in enumerate(thirds)
     ]
+
+
+def slow_beyond(first: int, rows: Iterable[Any]) -> list[Any]:
+    """All rows of a parametrization: the first ones are tried each time, the others that have no mark are `slow`."""
+    return [_slow(row) if number >= first else row for number, row in enumerate(rows)]
+
+
+def _slow(row: Any) -> Any:
+    if isinstance(row, type(pytest.param())):
+        return row if row.marks else pytest.param(*row.values, marks=pytest.mark.slow, id=row.id)
+    return pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
 
 
 def _name(value: Any) -> str:

@@ -47,6 +47,7 @@ def test_every_bucket_of_a_plain_script(project: Project) -> None:
     assert "| step 0: loss 0.000 on cuda:0" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_program_tells_the_allocator_itself_holds(project: Project) -> None:
     """As modded-nanogpt, nanochat and torchtune do: torch reads the variable as it first allocates."""
     script = textwrap.dedent(SCRIPT)

@@ -16,6 +16,7 @@ from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.timeline import Timeline, rounded
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from tests.gpu.placement import check
+from tests.pairs import slow_beyond
 from tests.recordings import decoder, snapshots
 
 Program = Callable[[int, torch.device], tuple[object, ...]]
@@ -46,14 +47,14 @@ def _recorded(name: str) -> tuple[list[int], int]:
     return _requests(snapshot.history.timeline), check(snapshot.history).reserved_bytes
 
 
-@pytest.mark.parametrize("context", [100, 150, 200])
+@pytest.mark.parametrize("context", slow_beyond(1, [100, 150, 200]))
 def test_every_event_of_three_forward_passes(context: int) -> None:
     traced, recorded = _traced(decoder.forward, context), _recorded(f"__forward_memory_snapshot_{context}.")
     assert len(recorded[0]) == 1_529
     assert traced == recorded
 
 
-@pytest.mark.parametrize(("context", "events"), [(100, 7_544), (150, 7_652), (200, 7_652)])
+@pytest.mark.parametrize(("context", "events"), slow_beyond(1, [(100, 7_544), (150, 7_652), (200, 7_652)]))
 def test_every_event_of_three_training_steps(context: int, events: int) -> None:
     recorded = _recorded(f"__forward_and_backward_memory_snapshot_{context}.")
     assert len(recorded[0]) == events

@@ -28,6 +28,10 @@ _MAY_DIFFER = {
     "aten.native_batch_norm_backward": "cuDNN's reserve",
 }
 """Operators whose sizes may differ, and why. A run that has none of them must agree in all."""
+_LONG = (
+    "bert-base-b8-amp-bf16-adafactor-recompute-full", "resnet-50-b16-amp-fp16-sgd-momentum",
+    "llama-tiny-b4-fp32-sgd-recompute-full",
+)  # fmt: skip
 _MOST_OF_ONE = 3
 """Recorded allocations for each that such an operator is traced with: it may copy, take a workspace, and sum."""
 
@@ -64,7 +68,9 @@ def test_every_block_lies_where_the_gpu_put_it(run: RecordedRun) -> None:
     assert placed.segments > 0
 
 
-@pytest.mark.parametrize("run", _RUNS, ids=lambda run: run.id)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, id=run.id, marks=[pytest.mark.slow] if run.id in _LONG else []) for run in _RUNS]
+)
 def test_a_step_asks_for_what_the_gpus_step_asked_for(run: RecordedRun) -> None:
     recorded = Counter((phase, size) for phase, size, _ in _asked(unpack(run.history).timeline))
     asked, highest_bytes = _traced(run)

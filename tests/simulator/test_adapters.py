@@ -12,6 +12,7 @@ from gpumem_tui.formula.recipe import BASE_QUANTIZATIONS, BaseQuantization, Reci
 from gpumem_tui.formula.weights import kept_by_adapters, kept_bytes, trained_parameters
 from gpumem_tui.memory import Bucket
 from gpumem_tui.workload.quantized import QuantizedLinear
+from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import GPT2, LLAMA, held, on, trained
 
 _BLOCK_BYTES = 512
@@ -46,7 +47,7 @@ BIASED_QUERIES = replace(LLAMA, name="qwen2", qkv_bias=True)
 
 @pytest.mark.parametrize(
     ("shape", "recipe"),
-    [(LLAMA, BF16), (LLAMA, AMP), (BIASED_QUERIES, AMP), (GPT2, BF16), (GPT2, AMP), (GPT2, WIDER)],
+    slow_beyond(3, [(GPT2, BF16), (GPT2, WIDER), (LLAMA, AMP), (LLAMA, BF16), (BIASED_QUERIES, AMP), (GPT2, AMP)]),
     ids=lambda value: value.name if isinstance(value, ModelShape) else value.precision,
 )
 def test_what_magnitudes_scale_is_kept_as_the_formula_counts(shape: ModelShape, recipe: Recipe) -> None:

@@ -16,6 +16,7 @@ from gpumem_tui.simulator.device.answers import Answers
 from gpumem_tui.simulator.device.gpu import simulate
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.in_process import timeline_of
+from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import on, simulated_gpu
 
 Made = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...] | None
@@ -154,7 +155,7 @@ RUNS: dict[str, Callable[[], Timeline]] = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("run", slow_beyond(1, RUNS.values()), ids=RUNS)
 def test_a_run_is_the_same_where_nothing_is_remembered(
     run: Callable[[], Timeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:

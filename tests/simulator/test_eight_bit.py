@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests.in_process import as_cuda
+from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import simulated_gpu
 
 TOKENS, INPUTS, OUTPUTS = 512, 1024, 2048
 
 
-@pytest.mark.parametrize("threshold", [6.0, 0.0])
+@pytest.mark.parametrize("threshold", slow_beyond(1, [0.0, 6.0]))
 def test_a_layer_takes_what_its_operators_run_on_a_gpu(threshold: float) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
     gpu = simulated_gpu(unlimited=True)

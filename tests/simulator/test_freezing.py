@@ -10,6 +10,7 @@ from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import ALL_BUT_HEAD, Recipe
 from gpumem_tui.formula.weights import kept_bytes, trained_parameters
 from gpumem_tui.memory import Bucket
+from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import held, most_held, trained
 from tests.workload.tiny_shapes import QWEN_MOE
 
@@ -28,7 +29,7 @@ _BLOCK_BYTES = 512
 
 @pytest.mark.parametrize(
     ("shape", "freeze"),
-    [(LLAMA, "2"), (BERT, ALL_BUT_HEAD), (VIT, "2"), (RESNET, "3"), (MLP, "2"), (QWEN_MOE, "1")],
+    slow_beyond(3, [(MLP, "2"), (BERT, ALL_BUT_HEAD), (LLAMA, "2"), (VIT, "2"), (RESNET, "3"), (QWEN_MOE, "1")]),
     ids=lambda one: one.name if isinstance(one, ModelShape) else one,
 )
 def test_weights_gradients_and_state_are_the_formulas(shape: ModelShape, freeze: str) -> None:
@@ -46,18 +47,21 @@ def test_weights_gradients_and_state_are_the_formulas(shape: ModelShape, freeze:
 
 @pytest.mark.parametrize(
     ("shape", "recipe"),
-    [
-        (GPT2, Recipe("bf16", freeze="2")),
-        (LLAMA, Recipe("amp-bf16", freeze="2")),
-        (LLAMA, Recipe("bf16", freeze="2", recompute="full")),
-        (LLAMA, Recipe("bf16", freeze=ALL_BUT_HEAD)),
-        (BERT, Recipe("amp-bf16", freeze="2")),
-        (BERT, Recipe("bf16", freeze="4")),
-        (VIT, Recipe("amp-bf16", freeze="2")),
-        (VIT, Recipe("amp-bf16", freeze=ALL_BUT_HEAD)),
-        (RESNET, Recipe("fp32", freeze="2")),
-        (RESNET, Recipe("amp-bf16", freeze=ALL_BUT_HEAD)),
-    ],
+    slow_beyond(
+        3,
+        [
+            (VIT, Recipe("amp-bf16", freeze=ALL_BUT_HEAD)),
+            (BERT, Recipe("bf16", freeze="4")),
+            (LLAMA, Recipe("bf16", freeze=ALL_BUT_HEAD)),
+            (GPT2, Recipe("bf16", freeze="2")),
+            (LLAMA, Recipe("amp-bf16", freeze="2")),
+            (LLAMA, Recipe("bf16", freeze="2", recompute="full")),
+            (BERT, Recipe("amp-bf16", freeze="2")),
+            (VIT, Recipe("amp-bf16", freeze="2")),
+            (RESNET, Recipe("fp32", freeze="2")),
+            (RESNET, Recipe("amp-bf16", freeze=ALL_BUT_HEAD)),
+        ],
+    ),
     ids=lambda one: one.name if isinstance(one, ModelShape) else f"{one.freeze}-{one.precision}-{one.recompute}",
 )
 def test_the_peak_is_the_formulas(shape: ModelShape, recipe: Recipe) -> None:

@@ -19,6 +19,7 @@ from gpumem_tui.step.eight_bit import EightBitAdamW
 from gpumem_tui.workload.optimizers import optimizer_factory
 from gpumem_tui.workload.standard import CatalogWorkload
 from tests.in_process import as_cuda, timeline_of
+from tests.pairs import slow_beyond
 
 GPT2 = replace(find_model("gpt2"), layers=2, seq_len=128)
 UPDATED = replace(GPT2, seq_len=16, tied_head=False)
@@ -32,7 +33,7 @@ def traced(shape: ModelShape, recipe: Recipe) -> Replay:
     return replay(timeline_of(CatalogWorkload(shape, recipe), 2, 2, recipe))
 
 
-@pytest.mark.parametrize("shape", [GPT2, UPDATED, VIT], ids=["gpt2", "updated", "vit"])
+@pytest.mark.parametrize("shape", slow_beyond(1, [GPT2, UPDATED, VIT]), ids=["gpt2", "updated", "vit"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_formula_is_near_the_trace(optimizer: Optimizer, shape: ModelShape) -> None:
     recipe = Recipe(optimizer=optimizer)

@@ -19,7 +19,7 @@ from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.fast.repeats import Repeats
 from gpumem_tui.step import Phase
-from tests.pairs import pairwise
+from tests.pairs import pairwise, slow_beyond
 
 Loop = Callable[["Training"], None]
 
@@ -188,7 +188,9 @@ def _run(
     return simulated, Counted.runs
 
 
-@pytest.mark.parametrize(("loop", "with_loss", "autocast"), pairwise(LOOPS, (False, True), (False, True)))
+@pytest.mark.parametrize(
+    ("loop", "with_loss", "autocast"), slow_beyond(8, pairwise(LOOPS, (False, True), (False, True)))
+)
 def test_the_same_events_with_and_without(loop: Loop, with_loss: bool, autocast: bool) -> None:
     ran, often = _run(loop, None, answers=False, with_loss=with_loss, autocast=autocast)
     answered, seldom = _run(loop, None, answers=True, with_loss=with_loss, autocast=autocast)

@@ -24,6 +24,7 @@ from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Mark, Timeline, TimelineRecorder
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.step import Phase
+from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, simulated_gpu, trained
 
 RUNS = [
@@ -38,7 +39,7 @@ RUNS = [
         (RESNET, "amp-bf16", Recipe(precision="amp-bf16")),
     ]
 ]
-every_run = pytest.mark.parametrize(("shape", "recipe"), RUNS)
+every_run = pytest.mark.parametrize(("shape", "recipe"), slow_beyond(2, RUNS))
 
 
 @cache
@@ -223,7 +224,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
     assert not replay(trace.at(largest + 1), capacity, settings, limit).fits
 
 
-@pytest.mark.parametrize("capacity", [64 * MIB, 512 * MIB, 4 * GIB])
+@pytest.mark.parametrize("capacity", slow_beyond(1, [512 * MIB, 64 * MIB, 4 * GIB]))
 @pytest.mark.parametrize("shape", [GPT2, MLP], ids=lambda shape: shape.name)
 def test_the_largest_batch_of_a_model_is_what_the_device_runs(shape: ModelShape, capacity: int) -> None:
     trace = fitted(shape, Recipe())

@@ -75,6 +75,7 @@ def _at(result: Replay, phase: Phase, bucket: Bucket) -> int:
     return next(p.breakdown[bucket] for p in result.phases if p.step == STEPS and p.phase is phase)
 
 
+@pytest.mark.slow
 def test_a_sharded_step_is_traced_at_every_batch_size(stages: dict[str, Replay]) -> None:
     gpu = find_gpu("a100-80gb")
     workload = WorkloadSpec(_recipe("zero3"), shape=SHAPE)
@@ -147,6 +148,7 @@ def test_formula_and_trace_put_the_same_in_the_same_buckets(
     assert formula.peak_bytes == pytest.approx(replay(traced).peak_allocated_bytes - WORKSPACES, rel=0.15)
 
 
+@pytest.mark.slow
 def test_fsdp2_keeps_its_shards_in_fp32_and_gathers_in_16_bits(mixed: dict[str, Timeline]) -> None:
     whole = count_parameters(SHAPE)
     own = mixed["fsdp2"]

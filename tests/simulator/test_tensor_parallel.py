@@ -13,6 +13,7 @@ from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step.workload import WorkloadError
 from gpumem_tui.workload.standard import CatalogWorkload
+from tests.pairs import slow_beyond
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, held, most_held, on, trained
 
 GPT2 = find_model("gpt2").overridden(layers=2, hidden=256, heads=4, vocab=4097, seq_len=256)
@@ -24,13 +25,16 @@ _BLOCK_BYTES = 512
 
 @pytest.mark.parametrize(
     ("shape", "recipe"),
-    [
-        (LLAMA, Recipe("bf16", tensor_parallel=4, gpus=4)),
-        (LLAMA, Recipe("amp-bf16", tensor_parallel=2, gpus=2, sequence_parallel=True)),
-        (LLAMA, Recipe("bf16", tensor_parallel=2, gpus=2, sequence_parallel=True, recompute="full")),
-        (GPT2, Recipe("bf16", tensor_parallel=2, gpus=2, sequence_parallel=True)),
-        (GPT2, Recipe("fp32", tensor_parallel=2, gpus=2, optimizer="sgd-momentum")),
-    ],
+    slow_beyond(
+        2,
+        [
+            (LLAMA, Recipe("bf16", tensor_parallel=4, gpus=4)),
+            (GPT2, Recipe("fp32", tensor_parallel=2, gpus=2, optimizer="sgd-momentum")),
+            (GPT2, Recipe("bf16", tensor_parallel=2, gpus=2, sequence_parallel=True)),
+            (LLAMA, Recipe("amp-bf16", tensor_parallel=2, gpus=2, sequence_parallel=True)),
+            (LLAMA, Recipe("bf16", tensor_parallel=2, gpus=2, sequence_parallel=True, recompute="full")),
+        ],
+    ),
     ids=lambda one: one.name if isinstance(one, ModelShape) else f"{one.precision}-{one.sequence_parallel}",
 )
 def test_one_rank_holds_what_the_formula_says(shape: ModelShape, recipe: Recipe) -> None:

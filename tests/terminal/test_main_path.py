@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.pairs import slow_beyond
 from tests.terminal.terminal import Terminal, terminal
 from tests.waiting import wait_until_gone
 
@@ -54,7 +55,7 @@ def test_quitting_while_a_trial_runs_leaves_nothing_behind() -> None:
         wait_until_gone([child.pid for child in children])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", slow_beyond(1, [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]))
 def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
     with terminal("search", python=sys.executable) as screen:
         children = _search_in(screen)
@@ -63,7 +64,9 @@ def test_being_killed_leaves_nothing_behind(number: signal.Signals) -> None:
         wait_until_gone([child.pid for child in children])
 
 
-@pytest.mark.parametrize("keys", ["q", "\x03", "1q", "3q", "32q", "e\x03", "?\x03", "3e\x03", "\x10\x03"])
+@pytest.mark.parametrize(
+    "keys", slow_beyond(3, ["q", "3e\x03", "\x10\x03", "1q", "3q", "32q", "e\x03", "?\x03", "\x03"])
+)
 def test_leaving_while_something_is_being_put_up(keys: str) -> None:
     """Typed ahead: what a key opens is not there yet when the next one leaves."""
     with terminal() as screen:

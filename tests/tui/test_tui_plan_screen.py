@@ -242,6 +242,7 @@ async def test_a_trace_that_failed_is_tried_again() -> None:
         await until(pilot, lambda: isinstance(plan_scene.model(pilot.app).trace, TraceReady))
 
 
+@pytest.mark.slow
 async def test_escape_at_the_controls_ends_the_trace_and_r_makes_it() -> None:
     async with plan_scene.app(GPT2, holds=True).run_test(size=MEDIUM) as pilot:
         await pilot.press("t", "escape")
@@ -315,6 +316,7 @@ async def test_a_slow_pane_never_holds_the_controls_up(monkeypatch: pytest.Monke
 # The screen as a whole
 
 
+@pytest.mark.slow
 async def test_any_size_at_any_moment() -> None:
     async with plan_scene.app(LLAMA).run_test(size=SMALL) as pilot:
         screen = await plan_scene.settled(pilot)

@@ -406,6 +406,7 @@ def says(part: Static, text: str) -> bool:
     return text in str(part.render())
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_is_said_beside_its_field() -> None:
     wrong = {
         "limit_bytes": {"10": "write the unit", "999GiB": "the device has only"},
@@ -429,6 +430,7 @@ async def test_what_cannot_be_is_said_beside_its_field() -> None:
             await until(pilot, lambda: not form.query_one("#apply").disabled)
 
 
+@pytest.mark.slow
 async def test_deepspeed_is_for_predictions() -> None:
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=SIZE) as pilot:
@@ -438,6 +440,7 @@ async def test_deepspeed_is_for_predictions() -> None:
         await until(pilot, lambda: "predict" in str(form.query_one("#sharding-error", Static).render()))
 
 
+@pytest.mark.slow
 async def test_a_configuration_can_be_searched_from_the_form(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(
@@ -475,6 +478,7 @@ async def test_a_digit_makes_a_choice_or_says_why_not() -> None:
         await until(pilot, lambda: "too many" in str(form.query_one("#model-error", Static).render()))
 
 
+@pytest.mark.slow
 async def test_the_arrows_walk_through_the_fields_and_turn_a_choice_and_enter_lists_it() -> None:
     app = scene.app(CONFIG, scene.missing_torch, autostart=False)
     async with app.run_test(size=SIZE) as pilot:
@@ -522,6 +526,7 @@ def given_app(tmp_path: Path) -> GpuMemApp:
     return GpuMemApp({"search": screen}, "search")
 
 
+@pytest.mark.slow
 async def test_a_workload_file_decides_its_recipe_and_can_be_chosen_again(tmp_path: Path) -> None:
     async with given_app(tmp_path).run_test(size=SIZE) as pilot:
         given = screen_of(pilot).state.config
@@ -562,6 +567,7 @@ async def test_the_footer_follows_the_width() -> None:
         await until(pilot, lambda: "v plot/table" not in text_of(footer))
 
 
+@pytest.mark.slow
 async def test_a_model_of_transformers_is_edited_like_any_other(tmp_path: Path) -> None:
     path = tmp_path / "olmo2" / "config.json"
     path.parent.mkdir()

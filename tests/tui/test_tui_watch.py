@@ -505,6 +505,7 @@ while time.monotonic() < end:
 """The batch is large enough for the peak to be in forward or backward, not among the optimizer's temporaries."""
 
 
+@pytest.mark.slow
 async def test_a_real_training_process_from_its_first_step_to_a_look(tmp_path: Path) -> None:
     folder = tmp_path / "probes"
     env = environment({**os.environ, "GPUMEM_TUI_DIR": str(folder), "OMP_NUM_THREADS": "1"})
