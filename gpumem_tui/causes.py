@@ -12,10 +12,12 @@ from typing import Literal
 
 from gpumem_tui.memory import format_bytes
 
-CauseKind = Literal["leak"]
+CauseKind = Literal["leak", "whole_checkpoint", "no_gradient"]
 
 _LEADS: dict[CauseKind, str] = {
     "leak": "memory grows by {} a step: ",
+    "whole_checkpoint": "backward makes {} of activations again at the same time: ",
+    "no_gradient": "{} of parameters in the optimizer never got a gradient: ",
 }
 """How the sentence of a cause begins, with its bytes: these differ by batch size, the rest does not."""
 

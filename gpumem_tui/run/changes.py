@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as checkpointing
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -22,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.records import BF16_SINCE
 from gpumem_tui.run.adapters import adapt_models, why_not_adapted
+from gpumem_tui.run.checkpoints import Checkpoints
 from gpumem_tui.run.events import PROPOSE
 from gpumem_tui.run.parts import has_parameters, repeated_blocks
 from gpumem_tui.run.replacements import (
@@ -58,13 +58,14 @@ class Changes:
         wanted: keys of `KEYS`, with "+" between; or `PROPOSE`.
         gpu: what the program believes to train on.
         compiler: what the program compiles.
+        checkpoints: what it checkpoints.
     """
 
-    def __init__(self, wanted: str, gpu: Gpu, compiler: Followed) -> None:
+    def __init__(self, wanted: str, gpu: Gpu, compiler: Followed, checkpoints: Checkpoints) -> None:
         self._wanted = tuple(wanted.split("+"))
         self._dtype = torch.bfloat16 if gpu.compute_capability >= BF16_SINCE else torch.float16
         self._made: Counter[str] = Counter()
-        self._seen = _Observed(compiler)
+        self._seen = _Observed(compiler, checkpoints)
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._autocast: Any = None
         self._sharder: Sharder | None = None
@@ -124,6 +125,7 @@ class Changes:
 
     def _enter_root(self, root: nn.Module, *, is_first: bool) -> None:
         if "checkpointing" in self._wanted and is_first:
+            self._seen.checkpoints.are_by_block = True
             self._made["checkpointing"] += checkpoint_blocks(root)
         if "autocast" in self._wanted and self._autocast is None:
             self._made["autocast"] += 1
@@ -189,11 +191,11 @@ def checkpoint_blocks(root: nn.Module) -> int:
 class _Observed:
     """The memory techniques that the program was seen to use by itself."""
 
-    def __init__(self, compiler: Followed) -> None:
+    def __init__(self, compiler: Followed, checkpoints: Checkpoints) -> None:
         self.compiler = compiler
+        self.checkpoints = checkpoints
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.checkpoints = False
         self.uses_autocast = False
         self.zeroes = False
         self.losses: dict[str, None] = {}
@@ -221,7 +223,6 @@ class _Observed:
     def watch(self) -> None:
         """Notice what the program calls."""
         notices = Replacements()  # which compiled code does not see
-        self._notice(notices.set, checkpointing, "checkpoint", lambda *_, **__: setattr(self, "checkpoints", True))
         self._notice(setattr, torch.autocast, "__enter__", self._see_autocast)
         self._notice(notices.set, nn.functional, "cross_entropy", self._see_loss)
         for owner in (torch.optim.Optimizer, nn.Module):
@@ -265,7 +266,7 @@ class _Observed:
 
 
 def _no_checkpoint(seen: _Observed) -> str:
-    if seen.checkpoints:
+    if seen.checkpoints.cover(seen.roots):
         return "the command checkpoints already"
     if any(next(repeated_blocks(root), None) is not None for root in seen.roots):
         return ""

@@ -215,6 +215,7 @@ class _Simulated(_Trial):
     """On a GPU that is not there, as one rank, the first if no other is asked for, of however many there are."""
 
     def start(self) -> None:
+        from gpumem_tui.run.checkpoints import Checkpoints
         from gpumem_tui.run.libraries import answer_nvml, follow_libraries
         from gpumem_tui.simulator.compiled.following import follow_compiler
         from gpumem_tui.simulator.cuda.presented import presented_as_cuda
@@ -249,12 +250,14 @@ class _Simulated(_Trial):
         takes_batch = self.request.workload.takes_batch  # of whose sizes two run at a time
         self.compiler = follow_compiler(self.gpu.notes, self._tell, alone=not takes_batch)
         follow_libraries(self.program)
+        self.checkpoints = Checkpoints(self.gpu.sites.calling_line)
+        self.checkpoints.follow()
         answer_nvml(backend, self.profile.context_bytes)
         self.changes: Changes | None = None
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.run.changes import Changes
 
-            self.changes = Changes(self.request.change, self.request.gpu, self.compiler)
+            self.changes = Changes(self.request.change, self.request.gpu, self.compiler, self.checkpoints)
             self.changes.start()
 
     def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
@@ -268,7 +271,8 @@ class _Simulated(_Trial):
 
     def all_notes(self, timeline: Timeline | None) -> tuple[Note, ...]:
         known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
-        return (*known, *super().all_notes(timeline), *self.rows.used, *self.gpu.notes)
+        causes = *self.checkpoints.causes(self.program.roots), *self.program.causes(self.checkpoints.without_gradient)
+        return (*known, *super().all_notes(timeline), *causes, *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
+from gpumem_tui.causes import Cause
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
@@ -34,6 +35,8 @@ from gpumem_tui.step.walking import (
 )
 
 _BETWEEN_SAMPLES_S = 0.05
+_FEW = 0.01
+"""Share of a model's values that may go without a gradient, as poolers do that nobody uses."""
 
 
 class Program:
@@ -99,6 +102,9 @@ class Program:
         self._missing: set[int] = set()
         self._by_hand = UpdatesByHand()
         self._trained: set[int] = set()
+        self._without_gradient: dict[int, weakref.ref[torch.Tensor]] = {}
+        """By `id` the parameters of optimizers that stepped which no backward has come to."""
+
         self._storages: dict[Bucket, dict[int, int]] = {}
         """By bucket what is known by name: the bytes of each storage."""
 
@@ -196,9 +202,14 @@ class Program:
         for module in self._roots:
             self._tag_module(module)
         parameters = parameters_of(optimizer)
-        self._trained.update(map(id, parameters))
         self.name(Bucket.PARAMETERS, parameters)
         self.name(Bucket.GRADIENTS, gradients_of(parameters))
+        for one in parameters:
+            if id(one) not in self._trained:
+                self._without_gradient[id(one)] = weakref.ref(one)
+            if one.is_leaf and one.grad is not None:
+                self._without_gradient.pop(id(one), None)
+        self._trained.update(map(id, parameters))
         if not in_backward():
             self._enter(Phase.OPTIMIZER)
 
@@ -335,6 +346,33 @@ class Program:
     def parameters(self) -> int:
         """Return the values in all parameters of the models that were called, as their tensors count them."""
         return sum(parameter.numel() for parameter in parameters_in(*self._roots))
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The models that were called."""
+        return list(self._roots)
+
+    def causes(self, reentrant: str) -> Iterator[Cause]:
+        """Yield that parameters in an optimizer never got a gradient, where these are more than a few.
+
+        Args:
+            reentrant: ``file:line`` of a checkpoint within which none gets one; empty where there is none.
+        """
+        missing = [one for one in (known() for known in self._without_gradient.values()) if one is not None]
+        values = sum(one.numel() for one in missing)
+        if not self.steps or len(missing) == len(self._trained) or values <= _FEW * self.parameters():
+            return
+        names = {id(one): name for root in self._roots for name, one in nn.Module.named_parameters(root)}
+        first = next((names[id(one)] for one in missing if id(one) in names), "")
+        which = f"{len(missing):,} of {len(self._trained):,}{f', as {first}' if first else ''}"
+        why = "leave them out of the optimizer, or look for what detaches them"
+        if reentrant:
+            why = (
+                f"the reentrant checkpoint at {reentrant} gets no input that needs one; "
+                "`use_reentrant=False` there, or `model.enable_input_require_grads()`, trains them"
+            )
+        size_bytes = sum(one.numel() * one.element_size() for one in missing)
+        yield Cause("no_gradient", f"{which}; {why}", size_bytes, reentrant)
 
     def note(self, text: str) -> None:
         """Add a line to be known of the result; said once."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.causes import Note, causes_in
+from gpumem_tui.causes import Cause, Note, causes_in
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
 from gpumem_tui.memory import Bucket, Range, Unknown
@@ -185,11 +185,22 @@ class Traced:
             raise ValueError(f"traced at batch size {self.done.only_at} only, not at {batch_size}")
 
     def notes(self, batch_size: int) -> tuple[Note, ...]:
-        """Return what else is to be known of the trace, with what grows from step to step as at a batch size."""
-        leaks = causes_in(self.done.notes, "leak")
-        grown = growth(self.trace.at(batch_size)) if leaks else None
-        now = [] if grown is None else [replace(one, size_bytes=grown.size_bytes) for one in leaks]
-        return (*now, *(note for note in self.done.notes if note not in leaks))
+        """Return what else is to be known of the trace, each cause with its bytes at a batch size."""
+        now = [self._sized(note, batch_size) if isinstance(note, Cause) else note for note in self.done.notes]
+        return tuple(note for note in now if note is not None)
+
+    def _sized(self, cause: Cause, batch_size: int) -> Cause | None:
+        """Return a cause with its bytes at a batch size, where they go by that; None where it takes none."""
+        size_bytes = cause.size_bytes
+        if cause.cause == "leak":
+            grown = growth(self.trace.at(batch_size))
+            size_bytes = 0 if grown is None else grown.size_bytes
+        elif cause.cause == "whole_checkpoint":
+            run = self.at(batch_size)
+            size_bytes = run.timeline.made_again_after(run.peak_event)
+        else:
+            return cause
+        return replace(cause, size_bytes=size_bytes) if size_bytes else None
 
     def steps_left(self, batch_size: int) -> int | None:
         """Return after how many steps memory that grows fills the device, at the least; None where it does not grow."""

@@ -134,6 +134,11 @@ class SiteFinder:
             made, written = self._of(node), self._caller() if GENERATED else _NOBODY
             return _at(written, operator, made.module) if written.operator else _at(made, operator, "")
         caller, module = self._caller(), self._modules.innermost
+        if (
+            node is not None and not caller.source
+        ):  # what is run again is called by torch alone: where forward called it
+            made = self._of(node)
+            caller = Site(caller.operator, "", made.source, made.function)
         found = _at(caller, operator, module)
         backward = torch._C._current_graph_task_id()
         if _NO_BACKWARD in (backward, self._running_again_in):

@@ -96,3 +96,90 @@ def test_the_first_line_says_for_how_many_steps_it_fits(project: Project) -> Non
     assert f" fits for about {leak['steps_left']:,} steps" in first
     assert last == leak["sentence"]
     assert leak["steps_left"] * leak["bytes"] == pytest.approx(79 << 30, rel=0.02)
+
+
+# Checkpoints that save nothing, and what gets no gradient
+
+BLOCKS = """\
+    import sys
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(8)
+            )
+            self.head = nn.Linear(512, 8)
+
+        def run(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+        def forward(self, x):
+            how = sys.argv[1]
+            if how == "whole":
+                x = checkpoint(self.run, x, use_reentrant=False)
+            elif how == "reentrant":
+                x = checkpoint(self.run, x, use_reentrant=True)
+            elif how == "halves":
+                x = checkpoint_sequential(self.blocks, 2, x, use_reentrant=False)
+            else:
+                for block in self.blocks:
+                    x = checkpoint(block, x, use_reentrant=False)
+            return self.head(x)
+
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(16384, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_checkpoint_around_all_blocks_is_named_with_what_it_makes_again(project: Project) -> None:
+    path = project.write("train.py", BLOCKS)
+    found = project.predict("python", "train.py", "whole", options=("--by", "source")).json["traced"]
+    [cause] = found["causes"]
+    assert cause["cause"] == "whole_checkpoint"
+    assert "is around 8 of 8 blocks at once; checkpoint each block" in cause["sentence"]
+    again = 8 * 16384 * (2 * 2048 + 512) * 4
+    assert cause["bytes"] == pytest.approx(again, rel=0.1)
+    lines = path.read_text().splitlines()
+    made = {held["source"]: held["bytes"] for held in found["composition"] if held["bucket"] == "activations"}
+    named = [lines[int(source.rpartition(":")[2]) - 1].strip() for source, size in made.items() if size > MIB]
+    assert named == ["x = block(x)"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "is_offered"), [("whole", True), ("reentrant", True), ("halves", True), ("each", False)]
+)
+def test_checkpointed_blocks_are_offered_unless_they_are_there(project: Project, how: str, is_offered: bool) -> None:
+    project.write("train.py", BLOCKS)
+    found = project.plan("python", "train.py", how, options=("--what-if", "checkpointing")).json
+    [row] = [row for row in (*found["techniques"], *found["not_applicable"]) if row["key"] == "checkpointing"]
+    assert ("peak_bytes" in row) is is_offered
+    if how in ("whole", "reentrant"):
+        each = project.predict("python", "train.py", "each").json["traced"]["peak_allocated_bytes"]
+        assert row["peak_bytes"] == pytest.approx(each, rel=0.01)
+
+
+def test_what_never_gets_a_gradient_within_a_reentrant_checkpoint_is_counted(project: Project) -> None:
+    project.write("train.py", BLOCKS)
+    cause = causes(project, "train.py", "reentrant")["no_gradient"]
+    assert cause["bytes"] == 8 * (2 * 512 * 2048 + 2048 + 512) * 4
+    assert "32 of 34, as blocks.0.0.weight; the reentrant checkpoint at train.py:24 gets no input" in cause["sentence"]
+    assert "`use_reentrant=False` there, or `model.enable_input_require_grads()`" in cause["sentence"]
+    assert "whole_checkpoint" not in causes(project, "train.py", "reentrant"), "backward makes nothing again"
+
+
+def test_what_nothing_reaches_is_no_matter_of_checkpoints(project: Project) -> None:
+    project.write("train.py", BLOCKS.replace("self.head(x)", "self.head(x.detach())"))
+    assert causes(project, "train.py", "each")["no_gradient"]["sentence"].endswith(
+        "32 of 34, as blocks.0.0.weight; leave them out of the optimizer, or look for what detaches them"
+    )
