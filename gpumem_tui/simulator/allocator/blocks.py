@@ -131,9 +131,14 @@ class Pool:
 
     def at_least(self, size: int) -> Iterator[Block]:
         """Yield the blocks of `size` bytes and more, in order. The pool must not change meanwhile."""
-        for index in range(bisect_left(self._sizes, size), len(self._sizes)):
-            for address in self._addresses[self._sizes[index]]:
-                yield self._blocks[address]
+        index = bisect_left(self._sizes, size)
+        while index < len(self._sizes):
+            if addresses := self._addresses[self._sizes[index]]:
+                index += 1
+                for address in addresses:
+                    yield self._blocks[address]
+            else:
+                del self._addresses[self._sizes.pop(index)]
 
     def addresses(self) -> tuple[tuple[int, ...], ...]:
         """Return the addresses of the blocks, for each size by itself, with the size before them."""

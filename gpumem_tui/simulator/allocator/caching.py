@@ -224,8 +224,9 @@ class CachingAllocator:
             return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)
 
         found = next(fitting, None)
-        for block in fitting:
-            if found is None or could_grow_to(block) >= could_grow_to(found):
+        while found is not None and could_grow_to(found) > found.size_bytes:
+            block = next(fitting, None)
+            if block is None or could_grow_to(block) >= could_grow_to(found):
                 break
             found = block
         return found
