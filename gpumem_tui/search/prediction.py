@@ -112,6 +112,7 @@ class Traced:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     finder: BatchFinder | None = field(default=None, repr=False, compare=False)
     _runs: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
+    _under: dict[AllocatorSettings, Traced] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def trace(self) -> AffineTrace:
@@ -126,6 +127,12 @@ class Traced:
     def on(self, gpu: Gpu, ready: Ready | None = None) -> Traced:
         """Return the same trace on the whole of another GPU, with the context that `ready` has there."""
         return replace(self, ready=ready or self.ready, gpu=gpu, allowed_bytes=None, _runs={})
+
+    def under(self, settings: AllocatorSettings) -> Traced:
+        """Return the same trace on this GPU under other settings of the allocator; kept, with what it works out."""
+        if settings not in self._under:
+            self._under[settings] = replace(self, settings=settings, finder=None, _runs={})
+        return self._under[settings]
 
     def with_trace(self, trace: AffineTrace) -> Traced:
         """Return another trace on the same GPU."""

@@ -25,6 +25,7 @@ from gpumem_tui.run.events import Outcome, TrialDone
 from gpumem_tui.search.assumed import convolutions
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.fragmentation import AllocatorRemedy, larger_batch, remedy
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.search.report import wanted_accumulation
 from gpumem_tui.search.verdict import Conclusion, Verdict, WithHeadroom
@@ -320,6 +321,37 @@ class _Roomy(JsonObject, frozen=True):
     max_batch_size: int | None
 
 
+class AllocatorObject(JsonObject, frozen=True):
+    """An option of the allocator that is worth setting, and what it gains, by a replay of the trace."""
+
+    option: str
+    how: str
+    reserved_bytes_before: int
+    reserved_bytes: int
+    fit_before: Fit
+    fit: Fit
+    max_batch_size_before: int | None
+    max_batch_size: int | None
+
+    @classmethod
+    def of(cls, found: AllocatorRemedy | None) -> AllocatorObject | None:
+        """Describe an option; None for none."""
+        if found is None:
+            return None
+        before, after = found.reserved_bytes
+        largest_before, largest = found.largest or (None, None)
+        return cls(
+            option=found.option,
+            how=found.how,
+            reserved_bytes_before=before,
+            reserved_bytes=after,
+            fit_before=found.before.fit(found.batch_size),
+            fit=found.fit,
+            max_batch_size_before=largest_before,
+            max_batch_size=largest,
+        )
+
+
 class TracedObject(JsonObject, frozen=True, kw_only=True):
     """The traced step at a batch size. Figures are null where there is no trace, and `unavailable` says why."""
 
@@ -351,6 +383,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     frozen_saving_bytes: int | UnsetType = UNSET
     parts: tuple[_Part, ...] | UnsetType = UNSET
     composition: tuple[_Held, ...] | UnsetType = UNSET
+    allocator: AllocatorObject | UnsetType | None = UNSET
     unavailable: str | UnsetType = UNSET
     with_headroom: _Roomy | UnsetType = UNSET
 
@@ -412,6 +445,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
                 for bucket, part, size_bytes in traced.parts(batch_size)
             ),
             composition=tuple(map(_Held.of, traced.held_at_peak(batch_size))),
+            allocator=AllocatorObject.of(remedy(traced, batch_size)),
             unavailable=reason_of(traced.max_batch_size) or UNSET,
             with_headroom=with_headroom,
         )
@@ -501,6 +535,14 @@ class TrialLine(JsonObject, frozen=True, tag_field="event", tag="trial"):
         )
 
 
+def _of_search(traced: Traced | Unknown, batch_size: int) -> TracedObject:
+    """Return the traced step with the option of the allocator by which the largest batch grows."""
+    found = TracedObject.of(traced, batch_size)
+    if isinstance(traced, Unknown):
+        return found
+    return msgspec.structs.replace(found, allocator=AllocatorObject.of(larger_batch(traced)))
+
+
 class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     """The last line of `search --json`."""
 
@@ -540,6 +582,6 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
             device=DeviceObject.of(config.device),
             advice=tuple(advice),
             formula=UNSET if prediction is None else FormulaObject.of(prediction.formula, at),
-            traced=UNSET if prediction is None else TracedObject.of(prediction.traced, at),
+            traced=UNSET if prediction is None else _of_search(prediction.traced, at),
             accumulation=wanted_accumulation(config, verdict.max_batch_size) or UNSET,
         )

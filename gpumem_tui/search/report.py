@@ -17,6 +17,7 @@ from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
 from gpumem_tui.search.assumed import assumed_line, assumed_lines, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
+from gpumem_tui.search.fragmentation import larger_batch_line, remedy
 from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
@@ -306,6 +307,8 @@ def prediction_lines(
     where = device_line(config.device, config.limit_bytes)
     if answer := answer_line(config, prediction, batch_size):
         yield answer
+    if isinstance(traced, Traced) and (found := remedy(traced, batch_size)) is not None:
+        yield found.line
     yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
     by_what = "by formula only" if ready is None else f"torch {ready.torch_version}, profile {ready.profile}"
     yield f"on {where}, {by_what}"
@@ -387,6 +390,8 @@ def result_lines(
         yield from filter(None, [found_line(traced, verdict.max_batch_size)])
     if verdict.with_headroom is not None:
         yield headroom_line(verdict.with_headroom)
+    if isinstance(traced, Traced) and verdict.outcome in ("found", "nothing_fits"):
+        yield from filter(None, [larger_batch_line(traced)])
     yield from (f"  {line}" for line in advice)
     if (steps := wanted_accumulation(config, verdict.max_batch_size)) is not None:
         yield accumulation_line(config.workload, steps)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpumem_tui.errors import OptionError
 from gpumem_tui.memory import MIB
+from gpumem_tui.text import minor_of
 
 _INTERVALS = 16
 """`kRoundUpPowerOfTwoIntervals` in c10/core/AllocatorConfig.cpp: one per power of two from 1 MiB to 64 GiB."""
@@ -49,13 +50,12 @@ class AllocatorSettings:
 
     @classmethod
     def from_environment(cls) -> AllocatorSettings:
-        """Read what the user set for the real allocator; the older variable's name wins, as in PyTorch.
+        """Read what the user set for the real allocator, under either of `NAMES`.
 
         Raises:
             OptionError: an option whose value PyTorch would refuse.
         """
-        names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-        return cls.parse(next((os.environ[name] for name in names if name in os.environ), ""))
+        return cls.parse(next((os.environ[name] for name in NAMES if name in os.environ), ""))
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
@@ -82,6 +82,30 @@ class AllocatorSettings:
             elif key == "garbage_collection_threshold":
                 found[key] = _threshold(key, value)
         return cls(**found)
+
+
+NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The variable's names; where both are set the older wins, as in PyTorch."""
+
+_NEWER_SINCE = (2, 10)
+"""From this version of torch on the newer name sets every option. Versions 2.8 and 2.9 warn of the older one, yet leave
+out `expandable_segments` under the newer (pytorch/pytorch#183387, unslothai/unsloth-zoo#933)."""
+
+
+def variable_for(torch_version: str) -> str:
+    """Return the name to set: the older where that is set already, as it wins; else the one that torch reads."""
+    older, newer = NAMES
+    return older if older in os.environ or minor_of(torch_version) < _NEWER_SINCE else newer
+
+
+def with_option(text: str, option: str) -> str:
+    """Return a value of the variable with one option set, and the others as they are.
+
+    >>> with_option("max_split_size_mb:64,expandable_segments:False", "expandable_segments:True")
+    'max_split_size_mb:64,expandable_segments:True'
+    """
+    key, _ = _key_and_value(option)
+    return ",".join([*(one for one in _split_options(text) if _key_and_value(one)[0] != key), option])
 
 
 def memory_fraction(limit_bytes: int, total_bytes: int) -> float:

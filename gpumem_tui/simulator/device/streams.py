@@ -25,7 +25,7 @@ import torch
 
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import CachingAllocator
-from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
+from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL, TimelineRecorder
 
 DEFAULT_STREAM = 0
 _STREAMS_PER_PRIORITY, _PRIORITIES = 32, 4
@@ -34,8 +34,7 @@ _STREAMS_PER_PRIORITY, _PRIORITIES = 32, 4
 _LEAST_PRIORITY, _GREATEST_PRIORITY = 0, -5
 """cudaDeviceGetStreamPriorityRange since compute capability 7.0."""
 
-_GRAPHS = 1 + _STREAMS_PER_PRIORITY * _PRIORITIES
-"""No stream: memory of a private pool serves nobody else, as that of a stream's pools does."""
+assert GRAPH_POOL == 1 + _STREAMS_PER_PRIORITY * _PRIORITIES
 
 _QUEUED_EVENTS = 2 * 1024
 """A launch waits while about 1,000 are queued (measured: stackoverflow.com/questions/53970187). Counted in allocations
@@ -102,7 +101,7 @@ class Streams:
     def in_graph_pool(self) -> Iterator[None]:
         """Take this thread's memory, for as long as the context, from the pool that CUDA graphs have for themselves."""
         before: int | None = getattr(self._thread, "stream", None)
-        self._thread.stream, self._are_switched = _GRAPHS, True
+        self._thread.stream, self._are_switched = GRAPH_POOL, True
         try:
             yield
         finally:

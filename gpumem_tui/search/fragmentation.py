@@ -1,0 +1,198 @@
+"""Allocator settings with which a traced run reserves less: each is replayed on the trace that is there.
+
+Tensors that differ in size from step to step leave pieces in the allocator's segments that serve nobody. How much that
+is, and what a setting makes of it, a replay says exactly; no second run is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpumem_tui.memory import MIB, Unknown, format_bytes
+from gpumem_tui.search.prediction import Fit, Traced
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings, variable_for, with_option
+from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL
+from gpumem_tui.step import Phase
+from gpumem_tui.text import minor_of
+
+EXPANDABLE = "expandable_segments:True"
+_OTHERS = (
+    *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)),
+    *(f"roundup_power2_divisions:{count}" for count in (2, 4, 8)),
+    *(f"garbage_collection_threshold:{share}" for share in (0.6, 0.8)),
+)
+"""Of these the one that saves most is chosen. Smaller values of the first cost time: more requests to the driver."""
+
+_EXPANDABLE_SINCE = (2, 1)
+
+_FRAGMENTED = 1.1
+"""Times what is allocated, from which on what is reserved is worth a replay."""
+
+_WORTH = 0.02
+"""The share of what is reserved that a setting has to save, and `_WORTH_BYTES`, two of the allocator's segments."""
+_WORTH_BYTES = 40 * MIB
+_MORE_SAMPLES = 0.01
+"""The share by which a largest batch has to grow."""
+
+_SURENESS: tuple[Fit, ...] = ("does not fit", "may not fit", "may fit", "fits")
+
+
+@dataclass(frozen=True)
+class AllocatorRemedy:
+    """An option of the allocator with which a traced run takes less, by a replay of its trace.
+
+    Attributes:
+        option: what is set, as `expandable_segments:True`.
+        before, after: the trace under the settings that it was made with, and with the option too.
+        batch_size: at which it is judged.
+    """
+
+    option: str
+    before: Traced
+    after: Traced
+    batch_size: int
+
+    @property
+    def assignment(self) -> str:
+        """The variable with its whole value, other options of the user's too."""
+        return f"{variable_for(self.before.ready.torch_version)}={self.after.settings.text}"
+
+    @property
+    def is_of_program(self) -> bool:
+        """Return whether the program sets the variable itself, so that an export has no effect."""
+        return self.before.done.allocator not in ("", AllocatorSettings.from_environment().text)
+
+    @property
+    def how(self) -> str:
+        """The line to type, or to write in a program that sets the variable itself."""
+        if not self.is_of_program:
+            return f"export {self.assignment}"
+        name, _, value = self.assignment.partition("=")
+        return f'os.environ["{name}"] = "{value}" where the program sets it'
+
+    @property
+    def reserved_bytes(self) -> tuple[int, int]:
+        """The highest reserved bytes without and with it."""
+        before, after = (one.at(self.batch_size).peak_reserved_bytes for one in (self.before, self.after))
+        return before, after
+
+    @property
+    def fit(self) -> Fit:
+        """Return whether the step fits with it, by the same rule as without."""
+        return self.after.fit(self.batch_size)
+
+    @property
+    def largest(self) -> tuple[int, int] | None:
+        """The largest batches that fit without and with it; None where they are not known."""
+        before, after = self.before.max_batch_size, self.after.max_batch_size
+        return None if isinstance(before, Unknown) or isinstance(after, Unknown) else (before, after)
+
+    @property
+    def words(self) -> str:
+        """Say what it gains: the verdict where that changes, the reserved bytes, and the largest batch."""
+        found = []
+        if self.fit != self.before.fit(self.batch_size):
+            found.append(f"it {self.fit}")
+        before, after = map(format_bytes, self.reserved_bytes)
+        if before != after:
+            found.append(f"reserved {before} → {after}")
+        if self.largest is not None and self.largest[0] != self.largest[1]:
+            found.append("largest batch {:,} → {:,}".format(*self.largest))
+        return ", ".join(found)
+
+    @property
+    def line(self) -> str:
+        """Say what to set and what it gains, in a line."""
+        return f"at no cost: {self.how}; then {self.words}"
+
+
+def larger_batch_line(traced: Traced) -> str:
+    """Say by what option of the allocator the largest batch grows; empty where by none."""
+    found = larger_batch(traced)
+    if found is None or found.largest is None:
+        return ""
+    before, after = found.largest
+    return f"at no cost: {found.how}; then the largest batch that fits is {after:,}, now {before:,}"
+
+
+def remedy(traced: Traced, batch_size: int) -> AllocatorRemedy | None:
+    """Return the option that helps a step most where pieces of segments lie idle or decide whether it fits; else None.
+
+    Expandable segments come first. Others are replayed where they cannot be used, or leave as much idle.
+    """
+    best, now = None, traced
+    for options in ((EXPANDABLE,), _OTHERS):
+        if not _is_worth_replays(now, batch_size):
+            break
+        for option in _usable(traced, options):
+            after = traced.under(AllocatorSettings.parse(with_option(traced.settings.text, option)))
+            if _is_better(now, after, batch_size):
+                best, now = AllocatorRemedy(option, traced, after, batch_size), after
+    return best
+
+
+def larger_batch(traced: Traced) -> AllocatorRemedy | None:
+    """Return the option by which the largest batch grows most; None where none does, or no largest is known.
+
+    A size just beyond the largest is replayed first, so that an option that helps nothing costs one replay.
+    """
+    largest = traced.max_batch_size
+    if isinstance(largest, Unknown):
+        return None
+    best: tuple[int, AllocatorRemedy] | None = None
+    for options in ((EXPANDABLE,), _OTHERS):
+        for option in _usable(traced, options):
+            known = largest if best is None else best[0]
+            after = traced.under(AllocatorSettings.parse(with_option(traced.settings.text, option)))
+            least = known + max(1, int(known * _MORE_SAMPLES))
+            if after.fits(least) and isinstance(size := after.max_batch_size, int) and size >= least:
+                best = size, AllocatorRemedy(option, traced, after, max(1, largest))
+        if best is not None:
+            break
+    return None if best is None else best[1]
+
+
+def _usable(traced: Traced, options: tuple[str, ...]) -> Iterator[str]:
+    """Yield those of the options that change something here.
+
+    Expandable segments need mapping of virtual memory, which PyTorch has for CUDA on Linux (c10/cuda/driver_api.h), and
+    are left out in private pools of CUDA graphs (pytorch/pytorch#128068). Garbage is collected under a memory fraction
+    only (`garbage_collect_cached_blocks`).
+    """
+    settings = traced.settings
+    if "cudaMallocAsync" in settings.text:
+        return
+    for option in options:
+        key, _, _ = option.partition(":")
+        if key == "expandable_segments":
+            older = minor_of(traced.ready.torch_version) < _EXPANDABLE_SINCE
+            in_graphs = any(stream >= GRAPH_POOL for stream in traced.trace.at_none.streams)
+            if settings.expandable_segments or older or traced.gpu.arch or in_graphs or sys.platform == "win32":
+                continue
+        elif key in settings.text or (key == "garbage_collection_threshold" and traced.allowed_bytes is None):
+            continue
+        yield option
+
+
+def _is_worth_replays(traced: Traced, batch_size: int) -> bool:
+    """Return whether what lies idle in segments is much, grows from step to step, or decides whether the step fits."""
+    run = traced.at(batch_size)
+    if run.peak_reserved_bytes - run.peak_allocated_bytes < _WORTH_BYTES:
+        return False
+    if run.peak_reserved_bytes >= _FRAGMENTED * run.peak_allocated_bytes:
+        return True
+    if traced.fit(batch_size) != "fits":
+        return traced.trace.at(batch_size).at_level("needed").most_live_bytes() <= traced.capacity_range.low_bytes
+    peaks = {one.peak_allocated_bytes for one in run.phases if one.phase is Phase.FORWARD and one.step > 1}
+    return len(peaks) > 1  # sizes differ from step to step, so further steps leave further pieces
+
+
+def _is_better(now: Traced, after: Traced, batch_size: int) -> bool:
+    surer = _SURENESS.index(after.fit(batch_size)) - _SURENESS.index(now.fit(batch_size))
+    if surer:
+        return surer > 0
+    reserved = now.at(batch_size).peak_reserved_bytes
+    saved_bytes = reserved - after.at(batch_size).peak_reserved_bytes
+    return saved_bytes >= max(_WORTH_BYTES, _WORTH * reserved)
