@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
 
 from gpumem_tui.catalog.config_file import (
     ConfigFile,
@@ -41,7 +40,7 @@ from gpumem_tui.plan.plan import MOST_GPUS, SHAPE_LIMITS
 from gpumem_tui.search.config import Device
 from gpumem_tui.workload import as_transformers
 from gpumem_tui.workload.command import Command
-from gpumem_tui.workload.spec import HuggingFaceModel, WorkloadSpec, split_file
+from gpumem_tui.workload.spec import HuggingFaceModel, Through, WorkloadSpec, split_file
 
 _LIMITS = {**SHAPE_LIMITS, "gpus": MOST_GPUS}
 _BESIDE_THE_ALLOCATOR_BYTES = 1024 * MIB
@@ -69,7 +68,8 @@ class WorkloadOptions(Recipe):
     dequantize: bool = False
     longest: int | None = None
     rank: int = 0
-    through: Literal["steps", "eval"] = "steps"
+    through: Through = "steps"
+    resume: bool = False
     torch_version: str | None = None
 
     def __post_init__(self) -> None:
@@ -114,12 +114,14 @@ class WorkloadOptions(Recipe):
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
         if self.command:
-            told = {name: getattr(self, name) for name in ("assumed_rows", "longest", "rank", "through")}
+            told = {name: getattr(self, name) for name in ("assumed_rows", "longest", "rank", "through", "resume")}
             return replace(self._command_spec(), **told)
         if self.rank:
             raise OptionError(f"--rank {self.rank}: is for a command of several ranks")
         if self.through != "steps":
             raise OptionError(f"--through {self.through}: is for a command; a model of the catalog is trained alone")
+        if self.resume:
+            raise OptionError("--resume: is for a command; a model of the catalog is trained from the start")
         if self.longest is not None:
             raise OptionError("--longest: is for a command; of a model of the catalog, give --seq-len or --image-size")
         recipe = self._recipe()

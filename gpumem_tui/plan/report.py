@@ -49,7 +49,7 @@ from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.search import report
-from gpumem_tui.search.assumed import assumed_lines
+from gpumem_tui.search.assumed import assumed_lines, not_reached_line
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.words import FIT_ANSWERS, PHASE_WORDS, largest_words, range_line, room_words
 from gpumem_tui.workload.spec import WorkloadSpec
@@ -334,6 +334,8 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
 def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     traced = found.traced
     yield f"{verdict_line(found)}."
+    if missing := not_reached_line(traced):
+        yield sentence(missing)
     if between := range_line(found.device_used_range, found.unknowns):
         yield sentence(between)
     yield sentence(report.context_line(traced))

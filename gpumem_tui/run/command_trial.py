@@ -42,9 +42,10 @@ from gpumem_tui.run.events import (
     TrialDone,
     TrialRequest,
 )
+from gpumem_tui.run.later import Later, NotReached
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.neighbours import Neighbours
-from gpumem_tui.run.program import Evaluations, Program
+from gpumem_tui.run.program import Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
 from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of
 from gpumem_tui.text import flush_output
@@ -93,6 +94,7 @@ class _Trial:
         """Whether a program that trains nothing was ended before its end."""
 
         self._latest: Sample | None = None
+        self._has_ended = False
 
     def follow(self, recorder: Any, memory: Any) -> Program:
         """Have the program followed from its `start` on."""
@@ -103,7 +105,7 @@ class _Trial:
         self.program.lengths = InputLengths(
             workload.longest, can_lengthen=self.request.simulated, are_noted=workload.command is not None
         )
-        self.program.evaluations = Evaluations(are_wanted=workload.through == "eval")
+        self.program.later = Later(workload.through, resumes=workload.resume)
         self.reporter.steps = lambda: self.program.steps
         self.reporter.on_end = self._ended_early
         self.reporter.on_error = self.failed
@@ -143,6 +145,7 @@ class _Trial:
         """
         if self.reporter.is_concluded:
             return
+        self._has_ended = True
         made, wanted = self.program.steps, self.request.steps
         if made and made < wanted:
             self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
@@ -154,7 +157,7 @@ class _Trial:
 
     def failed(self, detail: str, error: BaseException) -> None:  # noqa: ARG002  the words are enough here
         """Report the program's own steps where it cannot take longer inputs after them, or fails as it evaluates."""
-        awaits = self.program.evaluations.after is not None
+        awaits = self.program.later.after is not None
         if not self.reporter.is_concluded and (awaits or self.program.lengths.tries_longer(self.program.steps)):
             where = "after its steps" if awaits else "at that length"
             self.notes.append(f"the program ends {where}, so what it took until then counts alone: {detail}")
@@ -298,6 +301,7 @@ class _Simulated(_Trial):
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes(timeline))
         done = replace(
             done, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
+            not_reached=self._not_reached(),
             parameters=0 if self.request.workload.command is None else self.program.parameters(),
             allocator=self.gpu.allocator.settings.text, **self._unsure(),
         )  # fmt: skip
@@ -305,6 +309,13 @@ class _Simulated(_Trial):
             return done
         made = self.changes
         return replace(done, changes=made.found(), written=made.written, is_sharded=made.is_sharded)
+
+    def _not_reached(self) -> tuple[NotReached, ...] | None:
+        """Return what of a user's command is not in the trace; None of what has nothing but its steps."""
+        workload = self.request.workload
+        if workload.command is None or workload.hugging_face is not None or not self.program.steps:
+            return None
+        return self.program.later.not_reached(has_ended=self._has_ended)
 
     def _follow_context(self) -> None:
         """Take and report what the device has beside the allocator, by the libraries and groups that were used."""

@@ -17,6 +17,7 @@ from gpumem_tui.catalog.shapes import Context, Gpu, GpuSpeed
 from gpumem_tui.causes import Note
 from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Breakdown, Range
+from gpumem_tui.run.later import NotReached
 from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.replay import AffineTrace
@@ -204,6 +205,7 @@ class TraceDone:
         unsure_bytes: what of it a GPU may do without, as a note says.
         steps: the optimizer steps that were made; 0 where the program ended by itself without one.
         allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
+        not_reached: of a user's command, what else it does or may do, and is not in the trace; None where it is none.
     """
 
     trace: AffineTrace
@@ -224,6 +226,7 @@ class TraceDone:
     unsure_bytes: int = 0
     steps: int = 0
     allocator: str = ""
+    not_reached: tuple[NotReached, ...] | None = None
     event: Literal["trace"] = "trace"
 
 

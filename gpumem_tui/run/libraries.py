@@ -1,22 +1,15 @@
-"""What libraries ask of a GPU that is simulated: compilation, kernels and graphs of their own, checkpoints, NVML."""
+"""What libraries ask of a GPU that is simulated: compilation, kernels and graphs of their own, NVML."""
 
 from __future__ import annotations
 
-import atexit
 import functools
-import io
-import os
-import pickle
-import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.nn.modules._functions import SyncBatchNorm
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -24,15 +17,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.generating import generate_in_full
+from gpumem_tui.run.saving import follow_saving
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
+from gpumem_tui.run.trainers import follow_trainers
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
-from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.simulator.torch_internals import original, replace
-from gpumem_tui.step.sites import callers
-from gpumem_tui.step.walking import buffers_in, parameters_in, tensors_in
-from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
@@ -46,8 +37,9 @@ _REGISTERS = 65536
 
 
 def follow_libraries(program: Program) -> None:
-    """Replace kernel launches by nothing, and writing checkpoints by a note."""
-    write_no_checkpoint(program)
+    """Replace kernel launches by nothing, and writing checkpoints by a note; follow trainers."""
+    follow_saving(program)
+    follow_trainers(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     if hasattr(torch.cuda, "_compile_kernel"):
@@ -206,167 +198,6 @@ def follow_graphs(note: Callable[[str], None]) -> None:
         replace(module, "CUDAGraph", NotedGraph)
         replace(module, "graph_pool_handle", lambda: _POOL)
         replace(module, "is_current_stream_capturing", CapturedGraph.is_capturing)
-
-
-# Checkpoints are not written, as nothing was trained; a program's own data is
-
-
-_TO_ONE_FILE = ("save", "save_file", "save_model")
-"""Functions of torch and safetensors that write their first argument to the file that is their second."""
-
-
-class LeftOutFiles:
-    """Files that stand where checkpoints would: of their size, without data, and gone at the end.
-
-    Programs ask for their size, rename, copy, link and remove them. A file that was there before stays as it was.
-    """
-
-    def __init__(self) -> None:
-        self._paths: set[str] = set()
-        self._pid = os.getpid()
-
-    def follow(self) -> None:
-        """Follow what the program does to them from now on, and remove what is left when it ends."""
-        for module, name, moves in (
-            (os, "rename", True), (os, "replace", True), (os, "link", False), (shutil, "copyfile", False),
-        ):  # fmt: skip
-            self._wrap(module, name, moves)
-        atexit.register(self._remove)
-
-    def put(self, path: Any, held: object) -> None:
-        """Put one where a checkpoint of what is held would be written."""
-        if not isinstance(path, (str, os.PathLike)) or os.path.exists(path) or not os.path.isdir(_folder_of(path)):
-            return
-        with open(path, "wb") as file:
-            file.truncate(sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(held)))
-        self._paths.add(os.path.abspath(path))
-
-    def _wrap(self, module: Any, name: str, moves: bool) -> None:
-        call = getattr(module, name)
-
-        @functools.wraps(call)
-        def followed(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(source, (str, os.PathLike)) or os.path.abspath(source) not in self._paths:
-                return call(source, target, *args, **kwargs)
-            before, after = os.path.abspath(source), os.path.abspath(target)
-            result: Any = target
-            if after in self._paths or not os.path.exists(after):
-                result = call(source, target, *args, **kwargs)
-                self._paths.add(after)
-            elif moves:
-                os.unlink(before)
-            if moves:
-                self._paths.discard(before)
-            return result
-
-        setattr(module, name, followed)
-
-    def _remove(self) -> None:
-        for path in self._paths if os.getpid() == self._pid else ():
-            with suppress(OSError):
-                os.unlink(path)
-
-
-def _folder_of(path: str | os.PathLike[str]) -> str:
-    return os.path.dirname(os.path.abspath(path))
-
-
-def write_no_checkpoint(program: Program) -> None:
-    """Have whatever would write tensors without data write nothing, and note where it was asked to."""
-    files = LeftOutFiles()
-    files.follow()
-
-    def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
-        @functools.wraps(write)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if not is_without_data(*args, **kwargs):
-                return write(*args, **kwargs)
-            program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
-            if args and write.__name__ in _TO_ONE_FILE:
-                files.put(args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename")), args[0])
-            return None
-
-        return checked
-
-    def replace(owner: Any, name: str, is_without_data: Callable[..., bool]) -> None:
-        if hasattr(owner, name):
-            setattr(owner, name, instead(getattr(owner, name), is_without_data))
-
-    def replace_later(module: str, owner: str, name: str, is_without_data: Callable[..., bool]) -> None:
-        after_import(module, lambda imported: replace(getattr(imported, owner), name, is_without_data))
-
-    replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
-
-    def safetensors(module: Any) -> None:
-        replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors))
-        replace(module, "save_model", lambda model, *_, **__: _is_without_data(model))
-
-    after_import("safetensors.torch", safetensors)
-    for name, owner in (
-        ("transformers.modeling_utils", "PreTrainedModel"),
-        ("peft.peft_model", "PeftModel"),
-        ("diffusers.models.modeling_utils", "ModelMixin"),
-    ):
-        replace_later(name, owner, "save_pretrained", lambda model, *_, **__: _is_without_data(model))
-
-    def distributed(module: Any) -> None:
-        for name in ("save", "async_save", "save_state_dict"):
-            replace(module, name, _always)
-
-    after_import("torch.distributed.checkpoint.state_dict_saver", distributed)
-    replace_later("transformers.trainer", "Trainer", "_save_checkpoint", _always)
-    replace_later("accelerate.accelerator", "Accelerator", "save_state", _always)
-
-
-def _always(*_: object, **__: object) -> bool:
-    """Answer for a training's whole state, which has the model's tensors in it."""
-    return True
-
-
-def _is_in_memory(f: Any) -> bool:
-    """Return whether what is written stays in this process, as in pickling a tensor."""
-    return isinstance(f, io.IOBase) and not isinstance(f, (io.FileIO, io.BufferedWriter, io.BufferedRandom))
-
-
-def _is_without_data(model: nn.Module) -> bool:
-    return any(is_without_data(tensor) for tensor in (*parameters_in(model), *buffers_in(model)))
-
-
-class _Found(Exception):
-    """A tensor without data is part of an object."""
-
-
-class _Search(pickle.Pickler):
-    """Goes through an object as pickling does, which is how it would be saved."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if is_without_data(obj):
-            raise _Found
-        return (int, ()) if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage)) else NotImplemented
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-def _holds_no_data(obj: object) -> bool:
-    """Return whether tensors without data are part of an object."""
-    sink: Any = _Nowhere()
-    try:
-        _Search(sink, protocol=5, buffer_callback=lambda _: False).dump(obj)
-    except _Found:
-        return True
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):  # said again, by whoever saves it
-        return False
-    return False
-
-
-def _calling_place() -> str:
-    for frame in callers(sys._getframe(2)):
-        if is_users(frame.f_code.co_filename):
-            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return "by a library"
 
 
 # What NVML's Python binding (`pynvml`) answers

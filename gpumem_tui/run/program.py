@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from gpumem_tui.causes import Cause
 from gpumem_tui.memory import Bucket
+from gpumem_tui.run.later import Later
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
 from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
@@ -55,7 +56,7 @@ class Program:
 
     Attributes:
         lengths: of its inputs; may be set before `start`.
-        evaluations: how it evaluates; may be set before `start`.
+        later: what it does beside its steps; may be set before `start`.
         inputs: called with the arguments of each module that no other one calls, as they are; as above.
         resets: functions, by owner and name, with which a program makes the allocator count its peaks anew; as above.
         micro_batches: how far it has come.
@@ -73,7 +74,8 @@ class Program:
     ) -> None:
         self.memory = memory
         self.lengths = InputLengths()
-        self.evaluations = Evaluations()
+        self.later = Later()
+        self._evaluations = Evaluations()
         self.inputs: Callable[[Any], None] = lambda _: None
         self.steps = 0
         self.has_backward = False
@@ -169,7 +171,8 @@ class Program:
             return
         self._count_update()
         self._inferences += not torch.is_grad_enabled()
-        evaluates = self.evaluations.is_one(module, self._trained, self.steps, is_new=module not in self._roots)
+        is_new = module not in self._roots
+        evaluates = self._evaluations.is_one(module, self._trained, self.steps, self.later, is_new=is_new)
         if evaluates is None:  # what is not trained goes along, as a loss or a frozen encoder
             evaluates = self._phase is Phase.EVALUATION
         phase = Phase.EVALUATION if evaluates else Phase.FORWARD
@@ -251,7 +254,7 @@ class Program:
         """Return whether all steps were made; where their inputs differ in length, one more follows on the longest."""
         if self.steps < self._wanted or self._missing:
             return False
-        if self.evaluations.after is None:
+        if self.later.after is None:
             self._wanted += self.lengths.wants_another_step(self.steps)
         return self.steps >= self._wanted
 
@@ -298,14 +301,14 @@ class Program:
 
     def _begin_next(self) -> None:
         self._wait()
-        self.lengths.begin(self.steps if self.evaluations.after is None else 0)
+        self.lengths.begin(self.steps if self.later.after is None else 0)
         self._storages.pop(Bucket.GRADIENTS, None)
         self._next_sample = 0.0  # so that how many steps were made is known of a program that is killed
         self._enter(Phase.BATCH)
 
     def _made_all(self) -> None:
         """End the run, as all steps were made, those of optimizers in turn with the first one too; or await more."""
-        if not self.evaluations.are_awaited(self.steps):
+        if not self.later.begin(self.steps):
             self._finish()
 
     def _finish(self) -> None:
@@ -380,7 +383,7 @@ class Program:
 
     def notes(self) -> tuple[str, ...]:
         """Return all lines to be known of the result."""
-        return tuple(filter(None, (*self._notes, self.lengths.line(self.steps), self.evaluations.line(self.steps))))
+        return tuple(filter(None, (*self._notes, self.lengths.line(self.steps), *self.later.lines(self.steps))))
 
     def without_steps(self) -> str:
         """Say what a program that made no optimizer step has done."""
@@ -410,7 +413,7 @@ class Program:
         self._storages.setdefault(bucket, {}).update((storage._cdata, storage.nbytes()) for storage in storages)
 
     def _enter(self, phase: Phase) -> None:
-        if self.evaluations.has_begun and phase is not Phase.EVALUATION:
+        if self.later.is_over and phase is not Phase.EVALUATION:
             self._finish()
         self._sample(phase)
         self._phase = phase
@@ -430,30 +433,22 @@ class Evaluations:
     """Tells calls of a program's models that evaluate or sample: of what is trained, without being trained.
 
     These are calls without gradients, or in evaluation mode of what was trained in training mode.
-
-    Args:
-        are_wanted: whether the run goes on after its steps through one of them, until training goes on; kept.
-
-    Attributes:
-        after: the steps made when the run began to await one; None before. `has_begun`: it came.
     """
 
-    def __init__(self, *, are_wanted: bool = False) -> None:
-        self.after: int | None = None
-        self.are_wanted = are_wanted
-        self.has_begun = False
+    def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         """Models that were trained: whether in training mode; and those that evaluate alone, as averaged weights."""
 
         self._in_training_mode: set[int] = set()
         """After which steps a model in training mode was called without gradients, as a reference is in every step."""
 
-    def is_one(self, module: nn.Module, trained: set[int], steps: int, *, is_new: bool) -> bool | None:
+    def is_one(self, module: nn.Module, trained: set[int], steps: int, later: Later, *, is_new: bool) -> bool | None:
         """Return whether a call evaluates; None of a model that is not trained.
 
         Args:
             trained: the ids of what optimizers were seen to train; empty before the first step.
             steps: made so far. `is_new`: the model was not called before.
+            later: is told of evaluations.
         """
         if torch.is_grad_enabled():
             if not any(parameter.requires_grad for parameter in parameters_in(module)):
@@ -461,7 +456,7 @@ class Evaluations:
             if module.training or not self._known.get(module, False):
                 self._known[module] = module.training
                 return False
-        elif self.after is not None and is_new and has_parameters(module):
+        elif later.after is not None and is_new and has_parameters(module):
             self._known[module] = False
         elif module not in self._known:
             learns = (parameter for parameter in parameters_in(module) if parameter.requires_grad)
@@ -469,24 +464,11 @@ class Evaluations:
                 return None
         if module.training:
             self._in_training_mode.add(steps)
-        if self.after is not None and not (module.training and steps - 1 in self._in_training_mode):
-            self.has_begun = True
+        if not (module.training and (later.after is None or steps - 1 in self._in_training_mode)):
+            later.seemed("evaluation", steps)
+            if later.after is not None:
+                later.came("evaluation", steps)
         return True
-
-    def are_awaited(self, steps: int) -> bool:
-        """Return whether the run goes on now that it has made its steps."""
-        if self.are_wanted and self.after is None:
-            self.after = steps
-        return self.are_wanted
-
-    def line(self, steps: int) -> str:
-        """Say, after so many steps, whether what was awaited came; empty where nothing was."""
-        if self.after is None:
-            return ""
-        if self.has_begun:
-            return f"--through eval: the evaluation after step {steps} is part of this"
-        more = f", nor within {steps - self.after} more" if steps > self.after else ""
-        return f"--through eval: no evaluation came after step {self.after}{more}; this is of the steps alone"
 
 
 # Steps without an optimizer of torch's

@@ -1,11 +1,13 @@
-"""A trace's assumptions about kernels, and the ranges of cuDNN's workspaces, in words."""
+"""What a trace assumes of kernels, the ranges of cuDNN's workspaces, and what it does not include, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from gpumem_tui.memory import Range, format_bytes, format_range
 from gpumem_tui.report.tables import counted
+from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.rules import CONVOLUTIONS, NOT_EXAMINED
 
@@ -14,6 +16,37 @@ _CONVOLUTION_WORDS = {
     "bounded": "known between two ends",
     "unknown": "not known but for what others were measured to take at most",
 }
+
+_EVERY_STEPS = re.compile(r"\w+ (every [\d,]+) steps")
+
+
+def not_reached_line(traced: Traced) -> str:
+    """Say how many steps of a command were followed, and what it does beside these; empty where all is included."""
+    steps, missing = traced.done.steps, traced.done.not_reached
+    if not missing:
+        return ""
+    followed = f"{counted(steps, 'step')} followed; not included: "
+    if not any(one.when for one in missing):
+        names = " or ".join(one.phase for one in missing)
+        return f"{followed}whatever comes after step {steps}, such as {names}; --steps N follows more"
+    phases = [one.phase if one.phase == "resuming" else f"{one.phase} ({when})" for one, when in _short(missing)]
+    return f"{followed}{', '.join(phases)}; {_options(missing)} follows {'it' if len(missing) == 1 else 'them'}"
+
+
+def _short(missing: Sequence[NotReached]) -> Iterator[tuple[NotReached, str]]:
+    """Yield each with when it comes; the unit is named once where the same one follows."""
+    is_named = False
+    for one in missing:
+        when = one.when or ""
+        match = _EVERY_STEPS.fullmatch(when)
+        yield one, match[1] if match and is_named else when
+        is_named = is_named or match is not None
+
+
+def _options(missing: Sequence[NotReached]) -> str:
+    reach = [one.reach for one in missing]
+    both = [f"--through {part}" for part in ("eval", "save")]
+    return " ".join(["--through all", *reach[2:]] if reach[:2] == both else reach)
 
 
 def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:

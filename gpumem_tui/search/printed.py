@@ -22,6 +22,7 @@ from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown
 from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
 from gpumem_tui.run.events import Outcome, TrialDone
+from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.assumed import convolutions
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
@@ -374,6 +375,8 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     context_source: str | UnsetType = UNSET
     causes: tuple[_Cause, ...] | UnsetType = UNSET
     notes: tuple[str, ...] | UnsetType = UNSET
+    steps: int | UnsetType = UNSET
+    not_reached: tuple[NotReached, ...] | UnsetType = UNSET
     traced_layers: tuple[int, ...] | UnsetType = UNSET
     assumed: tuple[_Assumed, ...] | UnsetType = UNSET
     convolutions: dict[str, _Passes] | UnsetType = UNSET
@@ -430,6 +433,10 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             context_source=traced.ready.context_source,
             causes=tuple(_Cause.of(one, traced.steps_left(batch_size)) for one in causes_in(notes)),
             notes=tuple(map(str, notes)),
+            steps=UNSET if traced.done.not_reached is None else traced.done.steps,
+            not_reached=UNSET
+            if traced.done.not_reached is None
+            else tuple(map(_NotReached.of, traced.done.not_reached)),
             traced_layers=traced.done.traced_layers,
             assumed=tuple(_Assumed(operator=name, times=times, why=why) for name, times, why in traced.done.assumed),
             convolutions={

@@ -15,7 +15,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Unknown, format_bytes, 
 from gpumem_tui.report.objects import reason_of
 from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
-from gpumem_tui.search.assumed import assumed_line, assumed_lines, workspace_lines
+from gpumem_tui.search.assumed import assumed_line, assumed_lines, not_reached_line, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import larger_batch_line, remedy
 from gpumem_tui.search.frameworks import rewriting
@@ -307,6 +307,8 @@ def prediction_lines(
     where = device_line(config.device, config.limit_bytes)
     if answer := answer_line(config, prediction, batch_size):
         yield answer
+    if isinstance(traced, Traced) and (missing := not_reached_line(traced)):
+        yield missing
     if isinstance(traced, Traced) and (found := remedy(traced, batch_size)) is not None:
         yield found.line
     yield workload_line(config.workload, traced.done.parameters if isinstance(traced, Traced) else 0)
@@ -383,6 +385,8 @@ def result_lines(
         yield ""
     yield from () if largest is None else map(str, largest.notes)
     yield f"result: {verdict.message}"
+    if isinstance(traced, Traced) and (missing := not_reached_line(traced)):
+        yield missing
     verified = "verified on the simulated GPU" if config.device.simulated else "verified"
     checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
     yield f"{checked}{counted(verdict.trials, 'trial')}, {verdict.ooms} out of memory"

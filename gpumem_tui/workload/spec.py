@@ -12,6 +12,8 @@ from gpumem_tui.catalog.shapes import ModelShape, shape_from_wire
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.workload.command import Command
 
+Through = Literal["steps", "eval", "save", "all"]
+
 
 def split_file(text: str) -> tuple[Path, str]:
     """Return the file and the name in ``FILE[:NAME]``; a colon may be part of a file's own name."""
@@ -58,7 +60,8 @@ class WorkloadSpec:
         assumed_rows: what share is kept where shapes depend on computed values: see `AssumedRows`.
         longest: of a command's inputs, the length to train on from the second step on; None for the program's own.
         rank: of a command on a simulated GPU, the one that is followed; the others are never started.
-        through: the part of a command that its run goes on through once its steps are made: ``eval``, or ``steps``.
+        through: the parts of a command that its run goes on through once its steps are made; ``steps`` for none.
+        resume: whether a command is to begin from a checkpoint, as one of its own runs would have saved it.
         as_torch: the version of torch to trace as, such as ``2.0``; empty for the one that traces.
         model_file: what `shape` was read from, perhaps with changes since; None for a model of the catalog.
         why_plain: why a shape read from a file is trained as our plain network, not as transformers' class.
@@ -74,7 +77,8 @@ class WorkloadSpec:
     why_plain: str = ""
     longest: int | None = None
     rank: int = 0
-    through: Literal["steps", "eval"] = "steps"
+    through: Through = "steps"
+    resume: bool = False
     as_torch: str = ""
 
     def __post_init__(self) -> None:
@@ -143,5 +147,6 @@ class WorkloadSpec:
             longest=values["longest"],
             rank=values["rank"],
             through=values["through"],
+            resume=values["resume"],
             as_torch=values["as_torch"],
         )

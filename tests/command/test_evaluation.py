@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from gpumem_tui.run.generating import _layers
+from gpumem_tui.run.later import Later
 from gpumem_tui.run.program import Evaluations
 from tests.command.running import Project, needs
 from tests.command.test_lightning import SCRIPT as LIGHTNING
@@ -51,51 +54,52 @@ EVALUATED_BYTES = 8192 * (1000 + 2 * 4000) * 4
 def test_which_calls_evaluate() -> None:
     net, reference, loss = nn.Linear(2, 2), nn.Linear(2, 2), nn.MSELoss()
     trained = {id(parameter) for parameter in net.parameters()}
-    evaluations = Evaluations()
+    evaluations = functools.partial(Evaluations().is_one, later=Later())
     with torch.no_grad():
-        assert evaluations.is_one(net, set(), 0, is_new=True), "before the first step"
-    assert not evaluations.is_one(net, set(), 0, is_new=False)
+        assert evaluations(net, set(), 0, is_new=True), "before the first step"
+    assert not evaluations(net, set(), 0, is_new=False)
     with torch.no_grad():
-        assert evaluations.is_one(net, trained, 1, is_new=False)
-        assert evaluations.is_one(reference, trained, 1, is_new=False) is None, "nothing trains it"
-        assert evaluations.is_one(loss, trained, 1, is_new=False) is None
-    assert evaluations.is_one(net.eval(), trained, 1, is_new=False), "in evaluation mode, with gradients"
+        assert evaluations(net, trained, 1, is_new=False)
+        assert evaluations(reference, trained, 1, is_new=False) is None, "nothing trains it"
+        assert evaluations(loss, trained, 1, is_new=False) is None
+    assert evaluations(net.eval(), trained, 1, is_new=False), "in evaluation mode, with gradients"
 
 
-def awaiting(*, in_each_step: bool) -> tuple[Evaluations, nn.Module, set[int]]:
-    """Return the evaluations of a run that has made its two steps and awaits one, and what it trains."""
-    net = nn.Linear(2, 2)
+def awaiting(*, in_each_step: bool) -> tuple[Callable[..., bool | None], nn.Module, set[int], Later]:
+    """Return what tells evaluations of a run that has made its two steps and awaits one, and what it trains."""
+    net, later = nn.Linear(2, 2), Later("eval")
     trained = {id(parameter) for parameter in net.parameters()}
-    evaluations = Evaluations(are_wanted=True)
+    is_one = functools.partial(Evaluations().is_one, later=later)
     for step in range(2):
         if in_each_step:
             with torch.no_grad():
-                evaluations.is_one(net, trained, step, is_new=False)
-        evaluations.is_one(net, trained, step, is_new=False)
-    assert evaluations.are_awaited(2)
-    assert "no evaluation came after step 2" in evaluations.line(2)
-    return evaluations, net, trained
+                is_one(net, trained, step, is_new=False)
+        is_one(net, trained, step, is_new=False)
+    assert later.begin(2)
+    assert later.lines(2) == ["--through eval: no evaluation came after step 2; this is of the steps alone"]
+    return is_one, net, trained, later
 
 
 @pytest.mark.parametrize("kind", ["own", "average"])
 def test_an_evaluation_after_the_steps_ends_the_wait(kind: str) -> None:
-    evaluations, net, trained = awaiting(in_each_step=False)
+    is_one, net, trained, later = awaiting(in_each_step=False)
     with torch.no_grad():
         if kind == "own":
-            evaluations.is_one(net, trained, 2, is_new=False)
+            is_one(net, trained, 2, is_new=False)
         else:
-            evaluations.is_one(nn.Linear(2, 2), trained, 2, is_new=True)
-    assert evaluations.line(2) == "--through eval: the evaluation after step 2 is part of this"
+            is_one(nn.Linear(2, 2), trained, 2, is_new=True)
+    assert later.is_over
+    assert later.lines(2) == ["--through eval: the evaluation after step 2 is part of this"]
 
 
 def test_a_reference_of_every_step_is_not_what_is_awaited() -> None:
     """As DPO's, which is the trained model without its adapter."""
-    evaluations, net, trained = awaiting(in_each_step=True)
+    is_one, net, trained, later = awaiting(in_each_step=True)
     with torch.no_grad():
-        evaluations.is_one(net, trained, 2, is_new=False)
-        assert "no evaluation came after step 2" in evaluations.line(2)
-        evaluations.is_one(net.eval(), trained, 2, is_new=False)
-    assert "the evaluation after step 2" in evaluations.line(2)
+        is_one(net, trained, 2, is_new=False)
+        assert not later.is_over
+        is_one(net.eval(), trained, 2, is_new=False)
+    assert later.is_over
 
 
 @pytest.mark.scripts

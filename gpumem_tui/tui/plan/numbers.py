@@ -18,6 +18,7 @@ from gpumem_tui.plan.command_state import CommandPlanState, progress_words
 from gpumem_tui.plan.tracing import TraceFailed, TraceReady, TraceState
 from gpumem_tui.report.tables import counted
 from gpumem_tui.search import report
+from gpumem_tui.search.assumed import not_reached_line
 from gpumem_tui.search.words import PHASE_WORDS, largest_words, range_line, room_words
 from gpumem_tui.tui.kit.figures import (
     ABSENT,
@@ -135,7 +136,7 @@ def _command_notes(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     size, traced = plan.batch_size, found.traced
     between = range_line(found.device_used_range, found.unknowns)
     notes = (between, report.peak_line(traced, size), *report.parts_lines(traced, size), ranks_line(plan))
-    yield from filter(None, (batch_note(plan), *notes, *map(str, traced.notes(size))))
+    yield from filter(None, (not_reached_line(traced), batch_note(plan), *notes, *map(str, traced.notes(size))))
 
 
 @dataclass(frozen=True)

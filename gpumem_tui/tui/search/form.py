@@ -54,7 +54,7 @@ _ORDER = (
     "headroom", "limit_bytes", "context_bytes", "calibration", "share", "steps", "timeout_s", "python", "sharding",
     "freeze", "adapter", "lora_rank", "adapter_dtype", "base_quantization", "lora_targets", "layers", "hidden",
     "heads", "kv_heads", "ffn", "vocab", "image_size", "channels_last", "dequantize", "assumed_rows", "longest",
-    "rank", "through", "torch_version",
+    "rank", "through", "resume", "torch_version",
 )  # fmt: skip
 FIELDS = tuple(OPTIONS.get(name, _KIND) for name in _ORDER)
 """The options that have a field, from top to bottom, and what is trained before them."""

@@ -1,0 +1,156 @@
+"""Evaluation, saving and resuming that a run has not come to: named, and followed where asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumem_tui.run.later import Later, NotReached
+from tests.command.running import Finished, Project, needs
+from tests.command.test_transformers import LLAMA
+
+PLAIN = """
+    import sys, torch
+    from torch import nn
+
+    net = nn.Linear(2000, 2000).cuda()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for step in range(1, int(sys.argv[1]) + 1):
+        net(torch.randn(8, 2000, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("made", step)
+        if step % 10 == 0:
+            kept = [*net.state_dict().values(), *(one for state in optimizer.state.values() for one in state.values())]
+            state = [one.clone() for one in kept]
+            torch.save(state, "kept.pt")
+            del state
+"""
+WEIGHTS_BYTES = 2000 * 2000 * 4
+
+
+def second_line(project: Project, *words: str, options: tuple[str, ...] = ()) -> str:
+    done = project.run("predict", "--gpu", "sim:a100-80gb", *options, "--", project.python, *words)
+    assert done.code == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()[1]
+
+
+def phases(traced: dict[str, Any]) -> list[str]:
+    return [one["phase"] for one in traced["not_reached"]]
+
+
+def trained(project: Project, *words: str, options: tuple[str, ...] = ()) -> Finished:
+    line = ("train.py", "--output_dir", "out", "--per_device_train_batch_size", "2", "--report_to", "none", *words)
+    return project.predict("python", *line, options=options)
+
+
+def test_what_is_awaited_ends_the_wait_once_all_came() -> None:
+    later = Later("all")
+    later.came("saving", 0)
+    assert later.begin(3)
+    assert later.awaits("saving"), "a save before the first step is of less than is trained"
+    later.came("evaluation", 3)
+    later.came("saving", 5)
+    assert later.is_over
+    assert later.lines(5) == [
+        "--through all: the evaluation after step 3 is part of this",
+        "--through all: the save after step 5 is part of this",
+    ]
+
+
+def test_a_save_among_the_steps_needs_no_wait() -> None:
+    later = Later("save")
+    later.came("saving", 2)
+    assert not later.begin(3)
+    assert later.lines(3) == ["--through save: the save after step 2 is part of this"]
+
+
+def test_a_program_that_declares_nothing_may_have_both_until_it_ends() -> None:
+    later = Later()
+    assert [one.phase for one in later.not_reached(has_ended=False)] == ["evaluation", "saving"]
+    later.seemed("evaluation", 2)
+    assert later.not_reached(has_ended=False) == (NotReached("saving", None, "--steps N"),)
+    assert later.not_reached(has_ended=True) == ()
+
+
+@pytest.mark.scripts
+def test_a_plain_script_gets_the_sentence_without_numbers(project: Project) -> None:
+    project.write("train.py", PLAIN)
+    assert second_line(project, "train.py", "30") == (
+        "3 steps followed; not included: whatever comes after step 3, such as evaluation or saving; "
+        "--steps N follows more"
+    )
+    ended = project.predict("python", "train.py", "2").json["traced"]
+    assert (ended["steps"], ended["not_reached"]) == (2, []), "its own end is in the trace"
+
+
+@pytest.mark.scripts
+def test_a_run_goes_on_through_a_save(project: Project) -> None:
+    """The state is copied on the GPU before it is written, as many programs gather it."""
+    project.write("train.py", PLAIN)
+    steps = project.predict("python", "train.py", "30").json["traced"]
+    done = project.predict("python", "train.py", "30", options=("--through", "save"))
+    saved = done.json["traced"]
+    assert "made 10" in done.stderr
+    assert "made 11" not in done.stderr
+    assert saved["steps"] == 10
+    assert phases(saved) == ["evaluation"]
+    assert "--through save: the save after step 10 is part of this" in saved["notes"]
+    assert saved["peak"]["source"] == "train.py:14"
+    assert saved["peak_allocated_bytes"] > steps["peak_allocated_bytes"] + WEIGHTS_BYTES
+    assert not (project.folder / "kept.pt").exists()
+
+
+def test_a_model_of_the_catalog_has_no_such_phases(project: Project) -> None:
+    done = project.run("predict", "--json", "--model", "mlp", "--batch-size", "2", "--gpu", "sim:t4-16gb")
+    assert done.json["traced"].keys().isdisjoint(("steps", "not_reached"))
+
+
+@pytest.mark.scripts
+@needs("transformers", "accelerate")
+def test_transformers_trainer_says_when_and_comes_to_it_sooner(project: Project) -> None:
+    project.write("train.py", LLAMA)
+    settings = (
+        "--max_steps", "1000", "--eval_strategy", "steps", "--eval_steps", "500", "--save_strategy", "steps",
+        "--save_steps", "50", "--per_device_eval_batch_size", "64", "--save_total_limit", "1",
+    )  # fmt: skip
+    older = project.write("out/checkpoint-40/optimizer.pt", "an earlier run's")
+    traced = trained(project, *settings).json["traced"]
+    assert traced["not_reached"] == [
+        {"phase": "evaluation", "when": "eval_strategy every 500 steps", "reach": "--through eval"},
+        {"phase": "saving", "when": "save_strategy every 50 steps", "reach": "--through save"},
+        {"phase": "resuming", "when": "from a checkpoint", "reach": "--resume"},
+    ]
+    through = trained(project, *settings, options=("--through", "all")).json["traced"]
+    assert (through["steps"], phases(through)) == (3, ["resuming"])
+    assert (through["peak"]["phase"], through["peak"]["step"]) == ("evaluation", 4)
+    assert through["peak_allocated_bytes"] > traced["peak_allocated_bytes"]
+    assert [path.name for path in (project.folder / "out").iterdir()] == ["checkpoint-40"]
+    assert older.exists(), "save_total_limit removes none"
+    line = ("train.py", "--output_dir", "out", "--report_to", "none", *settings)
+    assert second_line(project, *line) == (
+        "3 steps followed; not included: evaluation (eval_strategy every 500 steps), saving (every 50), resuming; "
+        "--through all --resume follows them"
+    )
+
+
+@pytest.mark.scripts
+@needs("transformers", "accelerate")
+@pytest.mark.parametrize(
+    ("settings", "when"),
+    [
+        (("--save_strategy", "no"), {}),
+        (("--save_strategy", "no", "--do_eval"), {"evaluation": "do_eval after training"}),
+        (("--eval_strategy", "epoch", "--save_strategy", "epoch", "--num_train_epochs", "2"),
+         {"evaluation": "eval_strategy every epoch", "saving": "save_strategy every epoch"}),
+        (("--max_steps", "20"), {"saving": "save_strategy at the end, step 20"}),
+        (("--max_steps", "20", "--save_steps", "0.25", "--save_only_model"), {"saving": "save_strategy every 5 steps"}),
+    ],
+    ids=["none", "after", "epochs", "end", "share"],
+)  # fmt: skip
+def test_what_trainers_settings_come_to(project: Project, settings: tuple[str, ...], when: dict[str, str]) -> None:
+    project.write("train.py", LLAMA)
+    found = {one["phase"]: one["when"] for one in trained(project, *settings).json["traced"]["not_reached"]}
+    found.pop("resuming", None)
+    assert found == when
