@@ -434,9 +434,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             causes=tuple(_Cause.of(one, traced.steps_left(batch_size)) for one in causes_in(notes)),
             notes=tuple(map(str, notes)),
             steps=UNSET if traced.done.not_reached is None else traced.done.steps,
-            not_reached=UNSET
-            if traced.done.not_reached is None
-            else tuple(map(_NotReached.of, traced.done.not_reached)),
+            not_reached=UNSET if traced.done.not_reached is None else traced.done.not_reached,
             traced_layers=traced.done.traced_layers,
             assumed=tuple(_Assumed(operator=name, times=times, why=why) for name, times, why in traced.done.assumed),
             convolutions={
