@@ -12,10 +12,11 @@ from typing import Literal
 
 from gpumem_tui.memory import format_bytes
 
-CauseKind = Literal["leak", "whole_checkpoint", "no_gradient"]
+CauseKind = Literal["leak", "evaluation_with_gradients", "whole_checkpoint", "no_gradient"]
 
 _LEADS: dict[CauseKind, str] = {
     "leak": "memory grows by {} a step: ",
+    "evaluation_with_gradients": "evaluation holds {}, most of it for a backward that never comes: ",
     "whole_checkpoint": "backward makes {} of activations again at the same time: ",
     "no_gradient": "{} of parameters in the optimizer never got a gradient: ",
 }

@@ -420,6 +420,7 @@ def injected(gpu: Gpu, ranks: int) -> tuple[Technique, ...]:
 
 
 INJECTED = (
+    "no-grad",
     "checkpointing",
     "autocast",
     *(key for key, record in OPTIMIZER_RECORDS.items() if record.technique.get("how")),

@@ -24,6 +24,7 @@ from gpumem_tui.run.adapters import adapt_models, why_not_adapted
 from gpumem_tui.run.checkpoints import Checkpoints
 from gpumem_tui.run.events import PROPOSE
 from gpumem_tui.run.parts import has_parameters, repeated_blocks
+from gpumem_tui.run.program import Program
 from gpumem_tui.run.replacements import (
     CHUNKED_FROM,
     REPLACEMENTS,
@@ -59,13 +60,15 @@ class Changes:
         gpu: what the program believes to train on.
         compiler: what the program compiles.
         checkpoints: what it checkpoints.
+        program: how far it is.
     """
 
-    def __init__(self, wanted: str, gpu: Gpu, compiler: Followed, checkpoints: Checkpoints) -> None:
+    def __init__(self, wanted: str, gpu: Gpu, compiler: Followed, checkpoints: Checkpoints, program: Program) -> None:
         self._wanted = tuple(wanted.split("+"))
         self._dtype = torch.bfloat16 if gpu.compute_capability >= BF16_SINCE else torch.float16
         self._made: Counter[str] = Counter()
-        self._seen = _Observed(compiler, checkpoints)
+        self._seen = _Observed(compiler, checkpoints, program)
+        self._is_without_gradients = False
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._autocast: Any = None
         self._sharder: Sharder | None = None
@@ -127,15 +130,22 @@ class Changes:
         if "checkpointing" in self._wanted and is_first:
             self._seen.checkpoints.are_by_block = True
             self._made["checkpointing"] += checkpoint_blocks(root)
+        if "no-grad" in self._wanted and self._seen.program.evaluates_for_nothing:
+            self._made["no-grad"] += 1
+            self._is_without_gradients = True
+            torch.set_grad_enabled(False)
         if "autocast" in self._wanted and self._autocast is None:
             self._made["autocast"] += 1
             self._autocast = torch.autocast("cuda", dtype=self._dtype)
             self._autocast.__enter__()
 
     def _leave_root(self) -> None:
-        """End autocast where gradients are off: no backward follows, which would end it."""
+        """End autocast where gradients are off, as no backward follows, which would end it; have them on again."""
         if not torch.is_grad_enabled():
             self._leave_autocast()
+        if self._is_without_gradients:
+            self._is_without_gradients = False
+            torch.set_grad_enabled(True)
 
     def _leave_autocast(self) -> None:
         if self._autocast is not None:
@@ -191,9 +201,10 @@ def checkpoint_blocks(root: nn.Module) -> int:
 class _Observed:
     """The memory techniques that the program was seen to use by itself."""
 
-    def __init__(self, compiler: Followed, checkpoints: Checkpoints) -> None:
+    def __init__(self, compiler: Followed, checkpoints: Checkpoints, program: Program) -> None:
         self.compiler = compiler
         self.checkpoints = checkpoints
+        self.program = program
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.uses_autocast = False
@@ -315,7 +326,17 @@ def _no_chunks(seen: _Observed) -> str:
     return "" if "" in seen.losses else next(reversed(seen.losses))
 
 
+def _no_evaluation(seen: _Observed) -> str:
+    gradients = seen.program.gradients
+    if gradients.evaluated_at:
+        return ""
+    return (
+        "no evaluation ran with gradients" if gradients.has_evaluated else "no evaluation ran: --through eval runs one"
+    )
+
+
 _WHY_NOT: Mapping[str, Callable[[_Observed], str]] = {
+    "no-grad": _no_evaluation,
     "checkpointing": _no_checkpoint,
     **{key: functools.partial(_no_replacement, key) for key in REPLACEMENTS},
     "autocast": _no_autocast,

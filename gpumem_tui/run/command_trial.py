@@ -260,7 +260,7 @@ class _Simulated(_Trial):
         if isinstance(self.request, TraceRequest) and self.request.change:
             from gpumem_tui.run.changes import Changes
 
-            self.changes = Changes(self.request.change, self.request.gpu, self.compiler, self.checkpoints)
+            self.changes = Changes(self.request.change, self.request.gpu, self.compiler, self.checkpoints, self.program)
             self.changes.start()
 
     def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
@@ -274,7 +274,9 @@ class _Simulated(_Trial):
 
     def all_notes(self, timeline: Timeline | None) -> tuple[Note, ...]:
         known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
-        causes = *self.checkpoints.causes(self.program.roots), *self.program.causes(self.checkpoints.without_gradient)
+        roots = self.program.roots
+        gradients = self.program.gradients.causes(roots, self.checkpoints.without_gradient)
+        causes = *gradients, *self.checkpoints.causes(roots)
         return (*known, *super().all_notes(timeline), *causes, *self.rows.used, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
-from gpumem_tui.causes import Cause
 from gpumem_tui.memory import Bucket
+from gpumem_tui.run.gradients import Gradients
 from gpumem_tui.run.later import Later
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
@@ -36,8 +36,6 @@ from gpumem_tui.step.walking import (
 )
 
 _BETWEEN_SAMPLES_S = 0.05
-_FEW = 0.01
-"""Share of a model's values that may go without a gradient, as poolers do that nobody uses."""
 
 
 class Program:
@@ -59,6 +57,7 @@ class Program:
         later: what it does beside its steps; may be set before `start`.
         inputs: called with the arguments of each module that no other one calls, as they are; as above.
         resets: functions, by owner and name, with which a program makes the allocator count its peaks anew; as above.
+        gradients: what it has them for.
         micro_batches: how far it has come.
         has_backward: whether any backward has begun.
     """
@@ -75,6 +74,7 @@ class Program:
         self.memory = memory
         self.lengths = InputLengths()
         self.later = Later()
+        self.gradients = Gradients()
         self._evaluations = Evaluations()
         self.inputs: Callable[[Any], None] = lambda _: None
         self.steps = 0
@@ -104,9 +104,6 @@ class Program:
         self._missing: set[int] = set()
         self._by_hand = UpdatesByHand()
         self._trained: set[int] = set()
-        self._without_gradient: dict[int, weakref.ref[torch.Tensor]] = {}
-        """By `id` the parameters of optimizers that stepped which no backward has come to."""
-
         self._storages: dict[Bucket, dict[int, int]] = {}
         """By bucket what is known by name: the bytes of each storage."""
 
@@ -176,6 +173,8 @@ class Program:
         if evaluates is None:  # what is not trained goes along, as a loss or a frozen encoder
             evaluates = self._phase is Phase.EVALUATION
         phase = Phase.EVALUATION if evaluates else Phase.FORWARD
+        if phase is Phase.EVALUATION:
+            self.gradients.evaluates()
         if module not in self._roots:
             self._roots.add(module)
             self._recorder.name_modules(module)
@@ -207,11 +206,7 @@ class Program:
         parameters = parameters_of(optimizer)
         self.name(Bucket.PARAMETERS, parameters)
         self.name(Bucket.GRADIENTS, gradients_of(parameters))
-        for one in parameters:
-            if id(one) not in self._trained:
-                self._without_gradient[id(one)] = weakref.ref(one)
-            if one.is_leaf and one.grad is not None:
-                self._without_gradient.pop(id(one), None)
+        self.gradients.step(parameters, self._trained)
         self._trained.update(map(id, parameters))
         if not in_backward():
             self._enter(Phase.OPTIMIZER)
@@ -261,6 +256,7 @@ class Program:
     def _enter_backward(self) -> None:
         if self._is_followed:
             self.has_backward = True
+            self.gradients.enter_backward(self._phase)
             self._count_update()
             self._enter(Phase.BACKWARD)
 
@@ -355,27 +351,10 @@ class Program:
         """The models that were called."""
         return list(self._roots)
 
-    def causes(self, reentrant: str) -> Iterator[Cause]:
-        """Yield that parameters in an optimizer never got a gradient, where these are more than a few.
-
-        Args:
-            reentrant: ``file:line`` of a checkpoint within which none gets one; empty where there is none.
-        """
-        missing = [one for one in (known() for known in self._without_gradient.values()) if one is not None]
-        values = sum(one.numel() for one in missing)
-        if not self.steps or len(missing) == len(self._trained) or values <= _FEW * self.parameters():
-            return
-        names = {id(one): name for root in self._roots for name, one in nn.Module.named_parameters(root)}
-        first = next((names[id(one)] for one in missing if id(one) in names), "")
-        which = f"{len(missing):,} of {len(self._trained):,}{f', as {first}' if first else ''}"
-        why = "leave them out of the optimizer, or look for what detaches them"
-        if reentrant:
-            why = (
-                f"the reentrant checkpoint at {reentrant} gets no input that needs one; "
-                "`use_reentrant=False` there, or `model.enable_input_require_grads()`, trains them"
-            )
-        size_bytes = sum(one.numel() * one.element_size() for one in missing)
-        yield Cause("no_gradient", f"{which}; {why}", size_bytes, reentrant)
+    @property
+    def evaluates_for_nothing(self) -> bool:
+        """Whether an evaluation is going on that keeps what no backward will ask for."""
+        return self._phase is Phase.EVALUATION and bool(self.gradients.evaluated_at) and torch.is_grad_enabled()
 
     def note(self, text: str) -> None:
         """Add a line to be known of the result; said once."""

@@ -20,7 +20,7 @@ from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Held, growth
 from gpumem_tui.snapshots.recording import RecordedRun, record
-from gpumem_tui.step import FROZEN_32
+from gpumem_tui.step import FROZEN_32, Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -203,8 +203,10 @@ class Traced:
             grown = growth(self.trace.at(batch_size))
             size_bytes = 0 if grown is None else grown.size_bytes
         elif cause.cause == "whole_checkpoint":
-            run = self.at(batch_size)
-            size_bytes = run.timeline.made_again_after(run.peak_event)
+            size_bytes = self.trace.at(batch_size).most_made_in(Phase.BACKWARD, Bucket.ACTIVATIONS)
+        elif cause.cause == "evaluation_with_gradients":
+            kept = Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER
+            size_bytes = self.trace.at(batch_size).most_made_in(Phase.EVALUATION, *kept)
         else:
             return cause
         return replace(cause, size_bytes=size_bytes) if size_bytes else None

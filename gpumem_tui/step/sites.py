@@ -193,6 +193,15 @@ def callers(innermost: FrameType | None) -> Iterator[FrameType]:
         innermost = innermost.f_back
 
 
+def own_line() -> str:
+    """Return ``file:line`` of the innermost frame that is of the program's own files; empty where there is none."""
+    for frame in callers(sys._getframe(1)):
+        path = frame.f_code.co_filename
+        if is_own(path) and not is_installed(path):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+    return ""
+
+
 def is_own(path: str) -> bool:
     """Return whether a file is the program's own: not torch's, and not what runs or watches it here."""
     return not path.startswith(_NOT_THE_PROGRAM)

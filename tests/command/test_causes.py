@@ -183,3 +183,49 @@ def test_what_nothing_reaches_is_no_matter_of_checkpoints(project: Project) -> N
     assert causes(project, "train.py", "each")["no_gradient"]["sentence"].endswith(
         "32 of 34, as blocks.0.0.weight; leave them out of the optimizer, or look for what detaches them"
     )
+
+
+# Evaluation
+
+EVALUATES = """\
+    import sys
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU())])
+    net = net.cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(3):
+        net.train()
+        for _ in range(3):
+            net(torch.randn(64, 512, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        net.eval()
+        for _ in range(2):
+            x = torch.randn(65536, 512, device="cuda", requires_grad="attack" in sys.argv)
+            with torch.set_grad_enabled("off" not in sys.argv):
+                out = net(x)
+            if "attack" in sys.argv:
+                out.sum().backward()
+        del out
+"""
+
+
+def test_an_evaluation_that_keeps_its_graph_is_named_and_mended_first(project: Project) -> None:
+    project.write("train.py", EVALUATES)
+    through = ("--through", "eval")
+    cause = causes(project, "train.py", options=through)["evaluation_with_gradients"]
+    assert cause["line"] == "train.py:18"
+    assert cause["bytes"] > 12 * 65536 * 512 * 4, "what six blocks keep"
+    assert cause["sentence"].endswith("train.py:18 evaluates with gradients; put it under `with torch.no_grad():`")
+    found = project.plan("python", "train.py", options=(*through, "--what-if", "no-grad")).json
+    [row] = [row for row in found["techniques"] if row["key"] == "no-grad"]
+    off = project.predict("python", "train.py", "off", options=through).json["traced"]
+    assert row["peak_bytes"] == off["peak_allocated_bytes"] < cause["bytes"]
+    assert not off["causes"]
+
+
+def test_an_evaluation_whose_gradients_are_asked_for_keeps_them(project: Project) -> None:
+    project.write("train.py", EVALUATES)
+    assert not causes(project, "train.py", "attack", options=("--through", "eval", "--steps", "3"))

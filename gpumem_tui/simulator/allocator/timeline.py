@@ -153,19 +153,20 @@ class Timeline:
         ]
         return sorted(held, key=lambda entry: -entry.size_bytes)
 
-    def made_again_after(self, event: int) -> int:
-        """Return the bytes of activations that backward has made again and that are live after event number `event`."""
-        activations, total, phase = _INDEX[Bucket.ACTIVATIONS], 0, Phase.BUILD
+    def most_made_in(self, phase: Phase, *buckets: Bucket) -> int:
+        """Return the most bytes that are live at once of those that a phase makes of some buckets."""
+        kinds = {_INDEX[bucket] for bucket in buckets}
         begins = {mark.event: mark.phase for mark in self.marks}
-        again = set[int]()
-        for position, number in enumerate(self.events[: event + 1]):
-            phase = begins.get(position, phase)
-            if number > 0 and phase is Phase.BACKWARD and self.buckets[number - 1] == activations:
-                again.add(number)
+        made, now, total, most = set[int](), Phase.BUILD, 0, 0
+        for position, number in enumerate(self.events):
+            now = begins.get(position, now)
+            if number > 0 and now is phase and self.buckets[number - 1] in kinds:
+                made.add(number)
                 total += rounded(self.sizes[number - 1])
-            elif -number in again:
+                most = max(most, total)
+            elif -number in made:
                 total -= rounded(self.sizes[-number - 1])
-        return total
+        return most
 
     def peak_event(self) -> int:
         """Return the event after which most bytes are live, requests rounded up to the allocator's step; -1 if none."""
