@@ -26,7 +26,7 @@ from gpumem_tui.plan.techniques import (
     unchanged,
 )
 from gpumem_tui.search.prediction import Fit, Traced
-from gpumem_tui.search.words import largest_words, room_words, up_to
+from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, verdict_words
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
 """What no combination has, as it is another training; said where nothing else makes a plan fit."""
@@ -169,8 +169,8 @@ def plan_answer(
 
     By trace where there is one.
 
-    For example ``Does not fit: batch 64 on NVIDIA GeForce RTX 4090, 40.1 GiB missing; largest batch 18 (16 with 10 %
-    left free). To change: 4 passes of 16.``
+    For example ``Batch 64 does not fit on NVIDIA GeForce RTX 4090: 40.1 GiB missing; safe batch 18, 16 keeps 10 % free.
+    To change: 4 passes of 16.``
 
     Args:
         on_gpus: what every GPU takes; without them nothing is said of the cheapest.
@@ -178,24 +178,26 @@ def plan_answer(
     """
     plan, by_trace = now.plan, isinstance(traced, TracedAnswer)
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
-    where = f"batch {plan.batch_size:,} on {gpus}{plan.gpu.title}"
-    kept = f"{100 * plan.headroom:g} % left free"
+    size, where = f"Batch {plan.batch_size:,}", f"on {gpus}{plan.gpu.title}"
+    kept = f"{100 * plan.headroom:g} %"
     if isinstance(traced, TracedAnswer):
-        fits, room = traced.fits, room_words(traced.fit, traced.free_range)
-        verdict = traced.fit if fits or traced.fit != "fits" else f"fits without {kept}"
-        largest = largest_words(traced.full_batch_size, traced.may_fit_batch_size) or "unknown"
-        largest = "none" if largest == "0" else largest
+        fits = traced.fits
+        verdict = f"{size} {fit_words(traced.traced, plan.batch_size)} {where}" + (
+            "" if fits or traced.fit != "fits" else f", but not with {kept} free"
+        )
+        largest = sizes_words(traced.traced.sizes, is_estimate=traced.traced.done.is_estimate)
+        largest += " a GPU" if gpus and largest else ""
         if plan.headroom and traced.known_batch_size:
-            largest += f" ({traced.known_batch_size:,} with {kept})"
+            largest += f", {traced.known_batch_size:,} keeps {kept} free"
+        answer = verdict_words(verdict, room_words(traced.free_range), largest, rests_on(traced.traced, network))
     else:
-        fits, verdict = now.fits, "fits by formula" if now.fits else "does not fit by formula"
+        fits = now.fits
+        verdict = f"{size} {'fits' if fits else 'does not fit'} by formula {where}"
         room = f"{format_bytes(abs(now.spare_bytes))} {'to spare' if fits else 'missing'}"
-        largest = f"≈{now.max_batch_size:,} with {kept}" if now.max_batch_size else "none"
-    of_one = " of a GPU" if gpus else ""
-    answer = f"{verdict[0].upper()}{verdict[1:]}: {where}, {room}; largest batch{of_one} {largest}"
-    answer += f"; {network}." if network and by_trace else "."
+        largest = f"largest batch{' a GPU' if gpus else ''} ≈{now.max_batch_size:,} with {kept} free"
+        answer = verdict_words(verdict, room, largest if now.max_batch_size else "no batch fits")
     change = "" if fits else _to_change(plan, best, by_trace=by_trace)
-    sentences = (answer, change, _passes(now), _takes(plan), _cheapest(plan, on_gpus))
+    sentences = (f"{answer}.", change, _passes(now), _takes(plan), _cheapest(plan, on_gpus))
     return " ".join(filter(None, sentences))
 
 
@@ -249,15 +251,13 @@ def command_answer(plan: CommandPlan, found: TracedAnswer) -> str:
 
 def verdict_line(found: TracedAnswer, *, with_gpu: bool = True) -> str:
     """Say whether the command fits, and how large a batch would."""
-    gpu, largest = found.plan.gpu, found.full_batch_size
-    room = room_words(found.fit, found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
-    most = ""
-    if isinstance(largest, int):
-        most = f"; the largest that fits is {largest:,}{up_to(largest, found.may_fit_batch_size)}"
-        if found.traced.done.is_estimate:
-            most = f"; the largest that may is {largest_words(largest, found.may_fit_batch_size)}"
+    gpu, traced = found.plan.gpu, found.traced
     where = f" on {gpu.title}" if with_gpu else ""
-    return f"{found.plan.size} {found.fit}{where}, {room}{most}"
+    room = room_words(found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
+    largest = sizes_words(traced.sizes, is_estimate=traced.done.is_estimate)
+    return verdict_words(
+        f"{found.plan.size} {fit_words(traced, found.plan.batch_size)}{where}", room, largest, rests_on(traced)
+    )
 
 
 def change_words(plan: CommandPlan, found: TracedAnswer) -> str:

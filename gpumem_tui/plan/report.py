@@ -314,7 +314,7 @@ def _verdict(now: Answer, traced: TracedAnswer | Unknown) -> Iterator[str]:
 
 def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
     """Yield what the trace says, and nothing that the formula says otherwise."""
-    room = room_words(traced.fit, traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
+    room = room_words(traced.free_range, of=f" of {format_bytes(traced.total_bytes)}")
     yield f"By trace ({traced.traced.ready.profile}) it {traced.fit}: {room}."
     if between := range_line(traced.device_used_range, traced.unknowns):
         yield sentence(between)
@@ -408,7 +408,7 @@ def _together(plan: CommandPlan) -> Iterator[str]:
         return
     there = plan.there(best.traced)
     peak, left = there.at(best.batch_size).peak_allocated_bytes, there.free_range(best.batch_size)
-    room = room_words("fits", left)
+    room = room_words(left)
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
     each = " on each GPU" if best.gpus > 1 else ""

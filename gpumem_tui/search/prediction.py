@@ -70,7 +70,9 @@ def _no_formula(workload: WorkloadSpec) -> str:
 
 Fit = Literal["fits", "may fit", "may not fit", "does not fit"]
 """Fits with the most that the device total is known to be, with the least of it only, or not even with that; of a trace
-that is an estimate, such as a compiled program's that was traced as eager, no more than that it may or may not."""
+that is an estimate, such as a compiled program's that was traced as eager, no more than that it may or may not.
+
+This alone decides, for every verb: what is left of the device is 0 or more at both ends, at one, or at none."""
 
 
 _TRIALS_LESS, _TRIALS_MORE = 0.02, 0.01
@@ -83,6 +85,21 @@ def _with_trials(reserved: Range, most_bytes: int) -> Range:
     """Return a range of reserved bytes with what a compiler's trials may change, as far as there is room."""
     high_bytes = min(round(reserved.high_bytes * (1 + _TRIALS_MORE)), most_bytes)
     return Range(round(reserved.low_bytes * (1 - _TRIALS_LESS)), max(reserved.high_bytes, high_bytes))
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The three batch sizes of every verdict; 0 for none.
+
+    Attributes:
+        safe: the largest that fits with every unknown at its most: the first line, `y` and exit codes go by it.
+        expected: the largest that fits as expected, which is what runs on the simulated GPU.
+        at_most: the largest that fits with every unknown at its least.
+    """
+
+    safe: int
+    expected: int
+    at_most: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ class Traced:
         return replace(self, done=replace(self.done, trace=trace), finder=None, _runs={})
 
     def at(self, batch_size: int) -> Replay:
-        """Replay the step at a batch size on this device, or without limit where it does not fit; kept for later.
+        """Replay the step at a batch size on this device, or on the smallest that holds it; kept for later.
 
         Raises:
             ValueError: only one batch size was traced, and it is another.
@@ -164,7 +181,7 @@ class Traced:
         allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
         if self.done.is_estimate:
             return "may fit" if finder.fits(batch_size, capacity.low_bytes, allowed) else "may not fit"
-        if finder.fits(batch_size, capacity.low_bytes, allowed, level="needed"):
+        if finder.fits(batch_size, capacity.low_bytes, allowed, level="most"):
             return "fits"
         most = capacity.high_bytes + self.done.unsure_bytes
         return "may fit" if finder.fits(batch_size, most, allowed, level="least") else "does not fit"
@@ -257,19 +274,45 @@ class Traced:
         settled = run.peak_allocated_bytes, run.peak_reserved_bytes
         return None if found is None or (found[0] <= settled[0] and found[1] <= settled[1]) else found
 
+    def _reserved_range(self, batch_size: int) -> Range:
+        """Return the reserved bytes with every unknown at its least and at its most, or what has to be for an end."""
+        unsure, allowed = self.done.unsure_bytes, self.allowed_bytes
+        capacity = self.capacity_range + Range(0, unsure)
+        found = self._finder.reserved_range(batch_size, self.capacity_bytes, capacity, allowed)
+        if self.done.is_compiled and self._is_safe(batch_size):
+            found = _with_trials(found, max(found.high_bytes, capacity.low_bytes))
+        return replace(found, low_bytes=max(0, found.low_bytes - unsure))
+
+    def _is_safe(self, batch_size: int) -> bool:
+        """Return whether the step fits with the most that is possible, if the trace is right."""
+        return self._finder.fits(batch_size, self.capacity_range.low_bytes, self.allowed_bytes, level="most")
+
     def device_used_range(self, batch_size: int) -> Range:
-        """Return `device_used_bytes` with every unknown at its least and at its most."""
+        """Return `device_used_bytes` with every unknown at its least and at its most.
+
+        Where the step does not fit with one of them, that end is what a device would have to have for it. Where it
+        does, no end is beyond the device: with a larger context the allocator keeps less in its cache.
+        """
         self._check(batch_size)
-        expected, capacity, allowed = self.capacity_bytes, self.capacity_range, self.allowed_bytes
-        reserved = self._finder.reserved_range(batch_size, expected, capacity, allowed)
-        if self.done.is_compiled:
-            reserved = _with_trials(reserved, capacity.high_bytes)
-        found = reserved + self._context
-        return replace(found, low_bytes=max(0, found.low_bytes - self.done.unsure_bytes))
+        found, total = self._reserved_range(batch_size) + self._context, self.gpu.cuda_total_range
+        if not self._is_safe(batch_size):
+            return found
+        most = max(total.low_bytes, min(found.high_bytes, self.device_used_bytes(batch_size)))
+        return Range(min(found.low_bytes, most), min(found.high_bytes, most))
 
     def free_range(self, batch_size: int) -> Range:
-        """Return what the device has left at the peak, with every unknown at its most and at its least."""
-        return self.gpu.cuda_total_range - self.device_used_range(batch_size)
+        """Return what is left of the device, or of a cap, at the peak, with every unknown at its most and its least.
+
+        Below 0 it is the memory that is missing: a device with so much more holds the step, one with a segment less
+        does not. `fit` goes by the same two ends.
+        """
+        self._check(batch_size)
+        found = self.gpu.cuda_total_range - self.device_used_range(batch_size)
+        if (allowed := self.allowed_bytes) is not None:
+            reserved = self._reserved_range(batch_size)
+            low, high = allowed - reserved.high_bytes, allowed - reserved.low_bytes
+            found = Range(min(found.low_bytes, low), min(found.high_bytes, high))
+        return Range(max(0, found.low_bytes), max(0, found.high_bytes)) if self._is_safe(batch_size) else found
 
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
@@ -304,23 +347,34 @@ class Traced:
 
     @cached_property
     def max_batch_size(self) -> int | Unknown:
-        """Find the largest batch size that fits with every unknown at its most, or say why there is none."""
-        return self._largest(self.capacity_range.low_bytes, "needed")
+        """Find the safe batch size, the largest that fits with every unknown at its most, or say why there is none."""
+        return self._largest(self.capacity_range.low_bytes, "most")
 
     def max_batch_size_leaving(self, free_bytes: int) -> int | Unknown:
         """Find the largest batch size that fits and leaves so much free, with every unknown at its most."""
         allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
-        return self._largest(self.capacity_range.low_bytes - free_bytes, "needed", allowed)
+        return self._largest(self.capacity_range.low_bytes - free_bytes, "most", allowed)
 
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
         """Find the largest batch size that fits with every unknown at its least, or say why there is none."""
-        return self._largest(self.capacity_range.high_bytes, "least")
+        return self._largest(self.capacity_range.high_bytes + self.done.unsure_bytes, "least")
 
     @cached_property
     def expected_batch_size(self) -> int | Unknown:
         """Find the largest batch size that fits as expected, which the simulated GPU is; or say why there is none."""
         return self._largest(self.capacity_bytes)
+
+    @property
+    def sizes(self) -> BatchSizes | Unknown:
+        """Return the three batch sizes of the verdict, or why they are not known."""
+        if isinstance(safe := self.max_batch_size, Unknown):
+            return safe
+        if isinstance(expected := self.expected_batch_size, Unknown):
+            return expected
+        if isinstance(at_most := self.may_fit_batch_size, Unknown):
+            return at_most
+        return BatchSizes(safe, max(safe, expected), max(safe, expected, at_most))
 
     def too_large_below(self, batch_size: int) -> tuple[int, ...]:
         """Return which of the eight sizes just below one do not fit as expected: pieces of the cache differ by size."""

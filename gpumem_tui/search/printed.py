@@ -28,7 +28,7 @@ from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import AllocatorRemedy, larger_batch, remedy
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
-from gpumem_tui.search.report import wanted_accumulation
+from gpumem_tui.search.report import answer_line, wanted_accumulation
 from gpumem_tui.search.verdict import Conclusion, Verdict, WithHeadroom
 from gpumem_tui.simulator.allocator.replay import PhasePeak, Replay
 from gpumem_tui.simulator.allocator.timeline import BucketPeak, Held
@@ -368,6 +368,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     fits: bool | UnsetType = UNSET
     fit: Fit | UnsetType = UNSET
     device_used_range: Range | UnsetType = UNSET
+    free_range: Range | UnsetType = UNSET
     may_fit_batch_size: int | UnsetType | None = UNSET
     unknowns: tuple[_Unknown, ...] | UnsetType = UNSET
     peak: _Moment | UnsetType | None = UNSET
@@ -426,6 +427,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             fits=fit == "fits",
             fit=fit,
             device_used_range=traced.device_used_range(batch_size),
+            free_range=traced.free_range(batch_size),
             may_fit_batch_size=known(traced.may_fit_batch_size),
             unknowns=tuple(map(_Unknown.of, traced.unknowns(batch_size))),
             peak=_Moment.of(replay),
@@ -470,8 +472,9 @@ class PredictedObject(JsonObject, frozen=True):
 
 
 class PredictObject(PredictedObject, frozen=True):
-    """The object that `predict --json` prints."""
+    """The object that `predict --json` prints; `answer` is the verdict in a line."""
 
+    answer: str
     gate: GateObject | UnsetType = UNSET
     accumulation: Accumulation | UnsetType = UNSET
 
@@ -490,6 +493,7 @@ class PredictObject(PredictedObject, frozen=True):
             device=DeviceObject.of(config.device),
             formula=FormulaObject.of(prediction.formula, batch_size),
             traced=TracedObject.of(prediction.traced, batch_size, prediction),
+            answer=answer_line(config, prediction, batch_size),
             gate=UNSET if gate is None else GateObject.of(gate),
             accumulation=wanted_accumulation(config, batch_size) or UNSET,
         )
@@ -554,6 +558,8 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     schema: Literal[1]
     outcome: Conclusion
     max_batch_size: int
+    safe_batch_size: int
+    at_most_batch_size: int
     first_failing: int | None
     verified: bool
     with_headroom: WithHeadroom | None
@@ -577,6 +583,8 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
             schema=SCHEMA,
             outcome=verdict.outcome,
             max_batch_size=verdict.max_batch_size,
+            safe_batch_size=verdict.safe_batch_size,
+            at_most_batch_size=verdict.at_most_batch_size,
             first_failing=verdict.first_failing,
             verified=verdict.verified,
             with_headroom=verdict.with_headroom,
@@ -588,5 +596,5 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
             advice=tuple(advice),
             formula=UNSET if prediction is None else FormulaObject.of(prediction.formula, at),
             traced=UNSET if prediction is None else _of_search(prediction.traced, at),
-            accumulation=wanted_accumulation(config, verdict.max_batch_size) or UNSET,
+            accumulation=wanted_accumulation(config, verdict.safe_batch_size) or UNSET,
         )

@@ -22,24 +22,25 @@ from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
-    all_kept_words,
     caveat,
     compared,
+    fit_words,
     forward_only_words,
-    found_line,
     fused_words,
     highest_line,
-    largest_words,
     ledger_lines,
     moment_words,
     peak_error,
     range_line,
     reserve_words,
+    rests_on,
     room_words,
     shortfall,
     signed,
+    sizes_words,
     temporaries_line,
     up_to,
+    verdict_words,
 )
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -106,7 +107,7 @@ def predicted_line(prediction: Prediction) -> str:
     if isinstance(traced, Unknown) or isinstance(largest, Unknown):
         return f"{words}{figures}not known ({reason_of(largest)})"
     whole = _value(traced.max_batch_size) + up_to(traced.max_batch_size, traced.may_fit_batch_size)
-    if not formula.headroom or isinstance(formula.max_batch_size, Unknown):
+    if not formula.headroom:
         return f"{words}{figures}{whole}"
     free = f"with {100 * formula.headroom:g} % left free"
     return f"{words}{free} {figures}{_value(prediction.with_headroom)}; with none free traced {whole}"
@@ -161,33 +162,31 @@ def uneven_line(traced: Traced | Unknown) -> str:
 
 
 def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -> str:
-    """Return whether the step fits, what is left or missing, the largest batch, and who says what to change.
+    """Return whether the step fits, what is left or missing, the safe batch, and who says what to change.
 
     Empty where there is neither a trace nor a closed form.
     """
-    traced = prediction.traced
+    traced, workload = prediction.traced, config.workload
     if isinstance(traced, Unknown):
         return formula_fits_line(prediction.formula, batch_size)
-    is_enough = traced.fits_leaving(batch_size, 0)
-    change = "" if is_enough else "; `gpumem-tui plan` in the place of `predict` says what would make it fit"
-    room, network = room_words(traced.fit(batch_size), traced.free_range(batch_size)), config.workload.network
-    answer = f"{fits_line(config.workload, traced, batch_size)}; {room}"
-    return "; ".join(filter(None, (answer, network, all_kept_words(map(str, traced.done.notes))))) + change
+    size = workload.batch_words(batch_size)
+    verdict = f"{size[:1].upper()}{size[1:]} {fit_words(traced, batch_size)} on {traced.gpu.title}"
+    change = "`gpumem-tui plan` in the place of `predict` says what would make it fit"
+    return verdict_words(
+        verdict,
+        room_words(traced.free_range(batch_size)),
+        _largest_line(workload, traced),
+        (*rests_on(traced, workload.network), *([] if traced.fits_leaving(batch_size, 0) else [change])),
+    )
 
 
-def fits_line(workload: WorkloadSpec, traced: Traced, batch_size: int) -> str:
-    """Return whether the traced step fits on the device."""
-    largest = traced.max_batch_size
-    verdict = f"{workload.batch_words(batch_size)} {traced.fit(batch_size)}"
-    if (steps := traced.steps_left(batch_size)) is not None and "not" not in verdict:
-        verdict += f" for about {steps:,} steps"
+def _largest_line(workload: WorkloadSpec, traced: Traced) -> str:
+    """Return the three batch sizes of the verdict, or how to have them or why they are not known."""
     if workload.command is not None and not workload.command.takes_batch:
-        return f"by trace {verdict}; for the largest batch that does, {rewriting(workload.command)}"
-    if isinstance(largest, Unknown):
-        return f"by trace {verdict}; the largest that does is not known: {largest.reason}"
-    if traced.done.is_estimate:
-        return f"by trace {verdict}; the largest that may is {largest_words(largest, traced.may_fit_batch_size)}"
-    return f"by trace {verdict}; the largest that does is {largest}{up_to(largest, traced.may_fit_batch_size)}"
+        return f"for the largest batch, {rewriting(workload.command)}"
+    if isinstance(sizes := traced.sizes, Unknown):
+        return f"the largest batch is not known: {sizes.reason}"
+    return sizes_words(sizes, is_estimate=traced.done.is_estimate)
 
 
 def peak_line(traced: Traced, batch_size: int) -> str:
@@ -225,12 +224,11 @@ def trial_line(config: SearchConfig, number: int, result: TrialDone, prediction:
 
 
 def headroom_line(found: WithHeadroom) -> str:
-    """Return which batch leaves the headroom free, how much that is, and how it is known."""
-    share = f"the headroom of {found.share * 100:g} %"
+    """Return which batch keeps the headroom free, and how much that is."""
+    share = f"{found.share * 100:g} %"
     if not found.batch_size:
-        return f"no batch leaves {share} free, by trace"
-    known = "as it ran" if found.known_by == "trial" else "by trace"
-    return f"batch {found.batch_size:,} leaves {share} free, too: {format_bytes(found.free_bytes)}, {known}"
+        return f"no batch keeps {share} free"
+    return f"batch {found.batch_size:,} keeps {share} ({format_bytes(found.free_bytes)}) free"
 
 
 def accumulation_line(workload: WorkloadSpec, steps: Accumulation) -> str:
@@ -387,17 +385,19 @@ def result_lines(
     yield f"result: {verdict.message}"
     if isinstance(traced, Traced) and (missing := not_reached_line(traced)):
         yield missing
-    verified = "verified on the simulated GPU" if config.device.simulated else "verified"
+    verified = f"batch {verdict.max_batch_size:,} verified{' on the simulated GPU' if config.device.simulated else ''}"
     checked = f"{verified}, " if verdict.verified else "not verified, " if verdict.outcome == "found" else ""
     yield f"{checked}{counted(verdict.trials, 'trial')}, {verdict.ooms} out of memory"
-    if config.device.simulated and isinstance(traced, Traced) and verdict.outcome == "found":
-        yield from filter(None, [found_line(traced, verdict.max_batch_size)])
+    if config.device.simulated and isinstance(traced, Traced) and verdict.safe_batch_size:
+        safe = verdict.safe_batch_size
+        used = range_line(traced.device_used_range(safe), traced.unknowns(safe))
+        yield from [f"batch {safe:,}: {used}"] if used else []
     if verdict.with_headroom is not None:
         yield headroom_line(verdict.with_headroom)
     if isinstance(traced, Traced) and verdict.outcome in ("found", "nothing_fits"):
         yield from filter(None, [larger_batch_line(traced)])
     yield from (f"  {line}" for line in advice)
-    if (steps := wanted_accumulation(config, verdict.max_batch_size)) is not None:
+    if (steps := wanted_accumulation(config, verdict.safe_batch_size)) is not None:
         yield accumulation_line(config.workload, steps)
 
 

@@ -18,6 +18,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted, WhileTracing, near_guess, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.verdict import Verdict, with_headroom
+from gpumem_tui.search.words import rests_on
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,13 @@ def search(config: SearchConfig, control: Control | None = None) -> Iterator[Sea
 
 def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> Iterator[SearchEvent]:
     results: list[TrialDone] = []
+    known = verdict.Known(Unknown("not traced so far"))
     try:
         for event in predicting(config, control):
             yield event
             if isinstance(event, Predicted):
                 predicted = event
+        known = _known(config, predicted)
         near = yield from near_guess(config, runner, predicted)
         settings = _strategy_settings(config, predicted, near)
         traced = predicted.prediction.traced
@@ -75,21 +78,31 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
                 break
             if levelled := _levelled(traced, results):
                 break
-        concluded = verdict.concluded(results, config.where, grows, levelled=levelled, given=given)
+        concluded = verdict.concluded(results, config.where, grows, levelled=levelled, given=given, known=known)
         if concluded.outcome == "found":
-            roomy = with_headroom(
-                config.room, config.headroom, traced, results, concluded.max_batch_size, settings.sizes
-            )
+            largest = concluded.max_batch_size
+            roomy = with_headroom(config.room, config.headroom, traced, results, largest, settings.sizes)
             concluded = replace(concluded, with_headroom=roomy)
         yield concluded
     except Cancelled:
-        yield verdict.cancelled(results)
+        yield verdict.cancelled(results, known)
     except Unusable as failure:
         if not results:
             raise
         yield verdict.failed(results, str(failure))
     except ChildDied as death:
         yield verdict.failed(results, f"tracing failed: {death}")
+
+
+def _known(config: SearchConfig, predicted: Predicted) -> verdict.Known:
+    """Return what is known beside the trials: on a real GPU these have proved what runs."""
+    traced, ready = predicted.prediction.traced, predicted.ready
+    rests = rests_on(traced, config.workload.network)
+    if not config.device.simulated:
+        return verdict.Known(rests_on=rests)
+    context_bytes = ready.context_bytes if ready.context_range is None else ready.context_range.high_bytes
+    capacity_bytes = config.device.gpu.cuda_total_range.low_bytes - context_bytes
+    return verdict.Known(traced, min(capacity_bytes, config.limit_bytes or capacity_bytes), rests)
 
 
 def _trial(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 
 from gpumem_tui.causes import causes_in
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.formula.predict import usable_bytes
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import Room
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.prediction import BatchSizes, Traced
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
 Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
@@ -28,6 +29,33 @@ _EXIT_CODES: dict[Conclusion, int] = {
 
 
 _EVERY = strategy.Sizes()
+
+
+@dataclass(frozen=True)
+class Known:
+    """The facts that a verdict goes by beside its trials.
+
+    Attributes:
+        traced: the trace, or why there is none; None on a real GPU, where a size that ran is safe.
+        safe_bytes: reserved bytes that the device gives for certain; a trial's say whether it is safe without a trace.
+        rests_on: what the verdict rests on, a phrase each.
+    """
+
+    traced: Traced | Unknown | None = None
+    safe_bytes: int = 0
+    rests_on: tuple[str, ...] = ()
+
+    def reach(self, results: Sequence[TrialDone], ran: int, taken: strategy.Sizes) -> BatchSizes:
+        """Return the safe size, the largest that ran, and the most that may fit."""
+        if self.traced is None:
+            return BatchSizes(ran, ran, ran)
+        if isinstance(self.traced, Unknown) or isinstance(found := self.traced.sizes, Unknown):
+            fit = (r for r in results if r.outcome == "fit" and r.peak_reserved_bytes <= self.safe_bytes)
+            return BatchSizes(max((r.batch_size for r in fit), default=0), ran, ran)
+        return BatchSizes(taken.at_most(min(found.safe, ran)), ran, max(ran, taken.at_most(found.at_most)))
+
+
+KNOWN_BY_RUNNING = Known()
 
 
 class WithHeadroom(JsonObject, frozen=True):
@@ -51,6 +79,8 @@ class Verdict:
 
     Attributes:
         max_batch_size: the largest size that ran; 0 if none did.
+        safe_batch_size: the largest that fits with every unknown at its most, which is not larger; 0 if none does.
+        at_most_batch_size: the largest that fits with every unknown at its least, as far as is known.
         first_failing: the smallest size beyond it that did not run; None if none was found.
         verified: `max_batch_size` ran in memory that does not grow, and the very next size was out of memory.
         message: one line.
@@ -64,12 +94,15 @@ class Verdict:
     trials: int
     ooms: int
     message: str
+    safe_batch_size: int = 0
+    at_most_batch_size: int = 0
     with_headroom: WithHeadroom | None = None
 
     @property
     def exit_code(self) -> int:
-        """Return the process exit code the command line promises."""
-        return _EXIT_CODES[self.outcome]
+        """Return the process exit code the command line promises; it goes by the safe size."""
+        none_is_safe = self.outcome == "found" and not self.safe_batch_size
+        return EXIT_NOTHING_FITS if none_is_safe else _EXIT_CODES[self.outcome]
 
 
 def concluded(
@@ -79,6 +112,7 @@ def concluded(
     *,
     levelled: bool = False,
     given: strategy.Sizes = _EVERY,
+    known: Known = KNOWN_BY_RUNNING,
 ) -> Verdict:
     """Return the verdict of a search that came to its end.
 
@@ -88,26 +122,36 @@ def concluded(
         grows: whether memory depends on the batch size, as far as the trace tells; None without one.
         levelled: from some size on it does no longer, though by the trace it should.
         given: the sizes that were to be tried.
+        known: what is known of the device beside the trials.
     """
     last = results[-1]
     if always_raises(results):
         return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
     fit, failing = _bracket(results, given)
     taken = sizes(results, given)
+    if levelled and known.traced is not None:
+        known = replace(known, traced=Unknown("by the trace it would grow"))
+    reach = known.reach(results, fit, taken)
+
+    def found(said: str, *, verified: bool, failing: int | None = None) -> Verdict:
+        safe = f"safe batch {reach.safe}" if reach.safe else "no batch is safe"
+        message = "; ".join((*([f"{safe} on {where}"] if reach.safe < fit else []), said, *known.rests_on))
+        return _with_reach(_finish("found", results, fit, failing, message, verified=verified), reach)
+
     is_last = taken.after(fit) > MAX_BATCH_SIZE
     if is_last and grows:
-        said = f"at least batch {fit:,} fits; larger batches are not tried"
-        return _finish("found", results, fit, None, said, verified=False)
+        return found(f"at least batch {fit:,} fits; larger batches are not tried", verified=False)
     if levelled:
         said = f"at least batch {fit:,} fits; half as many take the same memory: is there data for larger batches?"
-        return _finish("found", results, fit, None, said, verified=False)
+        return found(said, verified=False)
     if is_last or (fit and grows is False):
         return failed(results, f"memory does not grow with the batch: batch {fit:,} fits; is batch_size used?")
     failure = next((r for r in reversed(results) if r.batch_size == failing), None)
     if failure is not None and failure.outcome == "error":
-        ran = f"batch {fit} ran; " if fit else ""
-        said = f"{ran}batch {failing} failed for another reason than memory: {failure.detail}"
-        return _finish("found" if fit else "failed", results, fit, failing, said, verified=False)
+        said = f"batch {failing} failed for another reason than memory: {failure.detail}"
+        if fit:
+            return found(f"batch {fit} ran; {said}", verified=False, failing=failing)
+        return _finish("failed", results, fit, failing, said, verified=False)
     if fit == 0:
         one = next((r.detail for r in results if r.batch_size == 1 and _raised(r)), "")
         said = f"nothing fits: {'two samples are' if one else 'one sample is'} out of memory on {where}"
@@ -116,15 +160,18 @@ def concluded(
         return _finish("nothing_fits", results, 0, failing, said, verified=False)
     largest = next(r for r in reversed(results) if r.batch_size == fit)
     held = format_bytes(largest.device_used_bytes)
-    said = f"largest batch {fit} on {where}: it ran with {held} of the device used, {failing} was out of memory"
+    ran = f"batch {fit} ran" if reach.safe < fit else f"safe batch {fit} on {where}: it ran"
+    said = f"{ran} with {held} of the device used, {failing} was out of memory"
     if largest.is_estimate:
         said = f"batch {fit} may fit on {where}, an estimate: it took {held} of the device, {failing} was out of memory"
+    if reach.at_most > fit:
+        said += f", {reach.at_most} may fit at most"
     if taken.words:
         why = next((f": {r.batch_size} fails with {r.detail}" for r in results if taken != given and _raised(r)), "")
         said += f"; tried {taken.words} only{why}"
-    if leaks := causes_in(largest.notes, "leak"):
-        return _finish("found", results, fit, failing, f"{said}; {leaks[0]}", verified=False)
-    return _finish("found", results, fit, failing, said, verified=True)
+    leaks = causes_in(largest.notes, "leak")
+    said += f"; {leaks[0]}" if leaks else ""
+    return found(said, verified=not leaks, failing=failing)
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:
@@ -133,11 +180,14 @@ def failed(results: Sequence[TrialDone], message: str) -> Verdict:
     return _finish("failed", results, fit, failing, message, verified=False)
 
 
-def cancelled(results: Sequence[TrialDone]) -> Verdict:
+def cancelled(results: Sequence[TrialDone], known: Known = KNOWN_BY_RUNNING) -> Verdict:
     """Return the verdict of a search that the user ended."""
     fit, failing = _bracket(results)
+    reach = known.reach(results, fit, sizes(results))
     message = f"cancelled; the largest batch that ran is {fit}" if fit else "cancelled before any batch ran"
-    return _finish("cancelled", results, fit, failing, message, verified=False)
+    if 0 < reach.safe < fit:
+        message += f", and {reach.safe} is safe"
+    return _with_reach(_finish("cancelled", results, fit, failing, message, verified=False), reach)
 
 
 def _finish(
@@ -158,6 +208,10 @@ def _finish(
         ooms=sum(result.outcome == "oom" for result in results),
         message=message,
     )
+
+
+def _with_reach(found: Verdict, reach: BatchSizes) -> Verdict:
+    return replace(found, safe_batch_size=reach.safe, at_most_batch_size=reach.at_most)
 
 
 # Reading the trials
@@ -217,29 +271,26 @@ def with_headroom(
 ) -> WithHeadroom | None:
     """Find the largest of `taken` up to `largest`, which ran, that leaves `share` free; None if none wanted or known.
 
-    By trial, if the largest itself leaves it; else by trace, which answers for sizes that were not tried; else by the
-    trials.
+    By trial, if the largest itself leaves it; else by trace, as `predict` and `plan` do: the largest that fits in the
+    rest, where the allocator gives its cache back; else by the trials.
     """
-    wanted_bytes = room.total_bytes * share
+    wanted_bytes = room.total_bytes - usable_bytes(room.total_bytes, share)
     if not share or not largest:
         return None
     ran = {r.batch_size: room.free_bytes(r.peak_reserved_bytes, r.device_used_bytes)
            for r in results if r.outcome == "fit"}  # fmt: skip
     enough = [size for size, free_bytes in ran.items() if free_bytes >= wanted_bytes]
-    if largest not in enough and isinstance(traced, Traced) and not traced.done.only_at:
-        return _by_trace(room, share, traced, largest, taken)
+    if largest not in enough and isinstance(traced, Traced):
+        roomy = traced.max_batch_size_leaving(wanted_bytes)
+        if isinstance(roomy, int):
+            size = taken.at_most(min(roomy, largest))
+            return WithHeadroom(share, size, _left_bytes(room, traced, size, wanted_bytes) if size else 0, "trace")
     if not enough:
         return None
     return WithHeadroom(share, max(enough), ran[max(enough)], "trial")
 
 
-def _by_trace(room: Room, share: float, traced: Traced, beyond: int, taken: strategy.Sizes) -> WithHeadroom:
-    def free_bytes(size: int) -> int:
-        return room.free_bytes(traced.at(size).peak_reserved_bytes, traced.device_used_bytes(size))
-
-    low, high = 0, beyond
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if free_bytes(middle) >= room.total_bytes * share else (low, middle)
-    low = taken.at_most(low)
-    return WithHeadroom(share, low, free_bytes(low) if low else 0, "trace")
+def _left_bytes(room: Room, traced: Traced, size: int, wanted_bytes: int) -> int:
+    """Return what a batch leaves that fits in the rest: no less than is wanted, as cache is given back for that."""
+    used = traced.at(size).peak_reserved_bytes, traced.device_used_bytes(size)
+    return max(wanted_bytes, room.free_bytes(*used))

@@ -12,7 +12,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, 
 from gpumem_tui.report.tables import counted
 from gpumem_tui.run.events import Sample, TrialDone
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
+from gpumem_tui.search.prediction import BatchSizes, Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import Replay
 from gpumem_tui.simulator.allocator.rules import ASSUMES_ALL
 from gpumem_tui.simulator.allocator.timeline import Held, Mark
@@ -44,20 +44,63 @@ FIT_ANSWERS: dict[Fit, str] = {"fits": "yes", "may fit": "maybe", "may not fit":
 """Whether something fits, in a word."""
 
 
-def room_words(fit: Fit, free: Range, of: str = "") -> str:
+def room_words(free: Range, of: str = "") -> str:
     """Say what is left of the device, or missing.
 
     Args:
-        free: with the most and with the least of what is not known.
+        free: with the most and with the least of what is not known; below 0 it is missing.
         of: what it is left of, in words.
     """
-    left = [max(0, size_bytes) for size_bytes in (free.low_bytes, free.high_bytes)]
-    missing = Range.of(max(0, -size_bytes) for size_bytes in (free.low_bytes, free.high_bytes))
-    if fit == "fits" or (fit == "may fit" and free.low_bytes >= 0):
-        return f"{format_range(Range.of(left))}{of} left"
-    if fit == "may fit":
-        return f"{format_bytes(free.low_bytes)} to {format_bytes(free.high_bytes)}{of} left"
-    return f"{format_range(missing)} missing"
+    if free.low_bytes >= 0:
+        return f"{format_range(free)}{of} left"
+    if free.high_bytes < 0:
+        return f"{format_range(Range(-free.high_bytes, -free.low_bytes))} missing"
+    return f"{format_bytes(-free.low_bytes)} missing to {format_bytes(free.high_bytes)}{of} left"
+
+
+def sizes_words(sizes: BatchSizes | Unknown, *, is_estimate: bool = False) -> str:
+    """Say which batch is safe, which is expected to run and which fits at most; empty where that is not known.
+
+    Args:
+        is_estimate: the trace is one, by which no batch is safe.
+    """
+    if isinstance(sizes, Unknown):
+        return ""
+    if not sizes.at_most:
+        return "no batch fits"
+    if is_estimate:
+        return f"largest batch that may fit {largest_words(sizes.safe, sizes.at_most)}"
+    if sizes.safe == sizes.at_most:
+        return f"safe batch {sizes.safe:,}"
+    safe = f"safe batch {sizes.safe:,}" if sizes.safe else "no batch is safe"
+    return f"{safe}, {sizes.expected:,} expected, {sizes.at_most:,} at most"
+
+
+def fit_words(traced: Traced, batch_size: int) -> str:
+    """Say whether a step fits; where memory grows, for about how many steps."""
+    fit, steps = traced.fit(batch_size), traced.steps_left(batch_size)
+    return fit if steps is None or "not" in fit else f"{fit} for about {steps:,} steps"
+
+
+def verdict_words(verdict: str, room: str, sizes: str, rests_on: Iterable[str] = ()) -> str:
+    """Return the first line of `predict` and `plan`, for models and for commands, without its full stop.
+
+    Args:
+        verdict: what fits, or not, and where. `room`: what is left or missing. `sizes`: see `sizes_words`.
+        rests_on: what the verdict rests on; see `rests_on`.
+    """
+    return "; ".join(filter(None, (f"{verdict}: {room}", sizes, *rests_on)))
+
+
+def rests_on(traced: Traced | Unknown, network: str = "") -> tuple[str, ...]:
+    """Return what a verdict by trace rests on, a phrase each, for its first line in every verb.
+
+    Args:
+        network: what was traced, where that is not to be taken for granted.
+    """
+    if isinstance(traced, Unknown):
+        return ()
+    return tuple(filter(None, (network, all_kept_words(map(str, traced.done.notes)))))
 
 
 def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:
@@ -89,21 +132,6 @@ def range_line(used: Range, unknowns: Sequence[KnownUnknown]) -> str:
         return ""
     parts = [f"{one.name} {format_range(one.size)}" for one in unknowns]
     return f"device used {format_range(used)}: {', '.join(parts)}"
-
-
-def found_line(traced: Traced, batch_size: int) -> str:
-    """Say what a batch that ran on the simulated GPU is worth on a real one; empty where that is known exactly."""
-    certain, expected, may_fit = traced.max_batch_size, traced.expected_batch_size, traced.may_fit_batch_size
-    if isinstance(certain, Unknown) or isinstance(expected, Unknown) or isinstance(may_fit, Unknown):
-        return ""
-    if certain == may_fit:
-        return ""
-    context = format_bytes(traced.ready.context_bytes)
-    largest = f"largest batch {certain:,} with the most that is possible, {expected:,} as expected, {may_fit:,} at best"
-    ran = f"ran at the expected CUDA context ({context}); on a real GPU with more of it, it may not"
-    if batch_size <= certain:
-        ran = f"ran at the expected CUDA context ({context}), and fits with the most that is possible too"
-    return f"{ran}: {largest}; {range_line(traced.device_used_range(batch_size), traced.unknowns(batch_size))}"
 
 
 # Which prediction a trial is held against, and by how much that was off

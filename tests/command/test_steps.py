@@ -58,7 +58,7 @@ def test_a_step_in_parts_is_traced_beyond_them(project: Project) -> None:
     )
     assert done.code == 0, done.stderr
     assert "tracing batch 40" in done.stderr
-    assert "the largest that does is not known: the step works on 16 samples at a time" in done.stdout
+    assert "the largest batch is not known: the step works on 16 samples at a time" in done.stdout
 
 
 def test_a_program_that_samples_between_steps_is_told_by_those_it_made(project: Project) -> None:

@@ -22,6 +22,7 @@ from gpumem_tui.plan.techniques import (
     likely_combinations,
     techniques,
 )
+from gpumem_tui.search.prediction import BatchSizes
 from tests.plan.commands import base_predicted, changed, command_config
 from tests.plan.plans import GPT2, LLAMA, TRACED, traced_of, with_figures
 from tests.plan.printing import command_plan_json, plan_json
@@ -204,15 +205,17 @@ class TestOnePlanOneVerdict:
     def test_the_first_line_is_the_traces_answer(self) -> None:
         now, traced = answer(GPT2), traced_answer(GPT2, TRACED)
         said = plan_answer(now, traced, recommended(GPT2, traced))
-        assert said.startswith("Fits: batch 8 on NVIDIA A100 80 GB, ")
-        largest = f"{traced.full_batch_size:,}–{traced.may_fit_batch_size:,}"
-        assert f"largest batch {largest} ({traced.max_batch_size:,} with 10 % left free)." in said
+        assert said.startswith("Batch 8 fits on NVIDIA A100 80 GB: ")
+        sizes = traced.traced.sizes
+        assert isinstance(sizes, BatchSizes)
+        largest = f"safe batch {sizes.safe:,}, {sizes.expected:,} expected, {sizes.at_most:,} at most"
+        assert f"; {largest}, {traced.max_batch_size:,} keeps 10 % free." in said
         assert "To change" not in said
 
     def test_what_does_not_fit_says_what_to_change(self) -> None:
         large = replace(GPT2, batch_size=4096)
         said = plan_answer(answer(large), Unknown("not traced"), recommended(large, Unknown("not traced")))
-        assert said.startswith("Does not fit by formula: batch 4,096 on ")
+        assert said.startswith("Batch 4,096 does not fit by formula on ")
         assert re.search(r"To change: \d+ passes of \d+\.", said)
 
 

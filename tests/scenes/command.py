@@ -59,10 +59,10 @@ def running() -> list[SearchEvent]:
 def found() -> list[SearchEvent]:
     """A whole search."""
     fits = replace(scene.trial(CONFIG, 40, off_bytes=0), notes=(NOTE, TRIAL_NOTE))
-    message = "largest batch 40: it ran, 41 was out of memory"
+    message = "safe batch 39; batch 40 ran, 41 was out of memory"
     return [
         *tracing(), predicted(),
         TrialProgress(1, 40), *steps(3), TrialFinished(1, fits),
         TrialProgress(2, 41), *steps(1), TrialFinished(2, scene.trial(CONFIG, 41)),
-        Verdict("found", 40, 41, True, 2, 1, message),
+        Verdict("found", 40, 41, True, 2, 1, message, 39, 40),
     ]  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from textual.app import App
 
-from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
+from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Range, Unknown
 from gpumem_tui.options.workload import WorkloadOptions, simulated_device
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.run.events import Failed, Ready, Sample, TrialDone
@@ -16,7 +17,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.runner import SearchEvent, TrialFinished, TrialProgress
-from gpumem_tui.search.verdict import Verdict, WithHeadroom
+from gpumem_tui.search.verdict import Known, Verdict, WithHeadroom, concluded
 from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.tui.app import GpuMemApp
@@ -25,8 +26,9 @@ from gpumem_tui.tui.search.state import SearchState, reduce, started
 from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
 
 REASON = "no NVIDIA driver on this machine"
-READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100")
-LARGEST = 40
+CONTEXT_RANGE = Range(CONTEXT_BYTES - 200 * MIB, CONTEXT_BYTES + 1200 * MIB)
+READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100", CONTEXT_RANGE)
+LARGEST, SAFE = 40, 39
 OUT_OF_MEMORY = (
     "Simulated NVIDIA A100 80 GB out of memory. Tried to allocate 15.70 GiB; the device has 79.15 GiB, 14.06 GiB of it "
     "free: 64.66 GiB allocated by PyTorch, 13.00 MiB reserved but unallocated, 426.00 MiB CUDA context."
@@ -61,7 +63,7 @@ def predicted(searched: SearchConfig, *, traceable: bool = True) -> Predicted:
     formula = Formula(searched.workload, gpu.total_bytes, searched.headroom)
     by_trace: Traced | Unknown = Unknown("the step at batch size 5 is not what smaller ones predict")
     if traceable:
-        by_trace = traced(TRACE, gpu)
+        by_trace = replace(traced(TRACE, gpu), ready=READY)
     return Predicted(Prediction(formula, by_trace), READY)
 
 
@@ -103,9 +105,11 @@ def ended(searched: SearchConfig, *sizes: int) -> list[SearchEvent]:
 
 def found(searched: SearchConfig) -> list[SearchEvent]:
     """A whole search that finds the largest batch."""
-    message = f"largest batch {LARGEST} on simulated {searched.device.gpu.title}: it ran, 41 was out of memory"
-    verdict = Verdict("found", LARGEST, LARGEST + 1, True, 3, 1, message, WithHeadroom(0.1, 36, 8 * GIB, "trace"))
-    return [*ended(searched, 25, LARGEST, LARGEST + 1), verdict]
+    events = ended(searched, 25, LARGEST, LARGEST + 1)
+    results = [event.result for event in events if isinstance(event, TrialFinished)]
+    known = Known(predicted(searched).prediction.traced)
+    verdict = concluded(results, searched.where, grows=True, known=known)
+    return [*events, replace(verdict, with_headroom=WithHeadroom(0.1, 35, 8 * GIB, "trace"))]
 
 
 def running(searched: SearchConfig) -> list[SearchEvent]:

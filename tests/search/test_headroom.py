@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -43,30 +44,28 @@ def largest_that_ran() -> TrialDone:
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.35, 0.9])
 @pytest.mark.parametrize("limit_bytes", [None, 40 * GIB])
 def test_the_trace_answers_for_sizes_that_no_trial_ran(share: float, limit_bytes: int | None) -> None:
-    room = Room(A100, limit_bytes)
+    """As in `predict` and `plan`: the largest that fits in the rest of the memory, its cache given back."""
+    room, trace = Room(A100, limit_bytes), replace(TRACED, allowed_bytes=limit_bytes)
+    wanted = math.ceil(share * room.total_bytes)
     last = largest_that_ran()
-    found = with_headroom(room, share, TRACED, [last], last.batch_size)
+    found = with_headroom(room, share, trace, [last], last.batch_size)
     assert found is not None
-
-    def left(size: int) -> int:
-        reserved = TRACED.at(size).peak_reserved_bytes
-        whole = A100.cuda_total_bytes - CONTEXT_BYTES - reserved
-        return whole if limit_bytes is None else min(whole, limit_bytes - reserved)
-
-    wanted = share * (limit_bytes or A100.total_bytes)
     assert found.known_by == "trace"
-    assert left(found.batch_size) == found.free_bytes >= wanted > left(found.batch_size + 1)
+    assert found.free_bytes >= wanted
+    assert trace.fits_leaving(found.batch_size, wanted)
+    assert not trace.fits_leaving(found.batch_size + 1, wanted)
 
 
 def test_the_largest_that_leaves_it_is_known_by_its_own_trial() -> None:
     found = with_headroom(WHOLE, 0.1, TRACED, [ran(9, 40 * GIB)], 9)
     assert found == WithHeadroom(0.1, 9, A100.cuda_total_bytes - 40 * GIB - CONTEXT_BYTES, "trial")
-    assert headroom_line(found) == "batch 9 leaves the headroom of 10 % free, too: 38.73 GiB, as it ran"
+    assert headroom_line(found) == "batch 9 keeps 10 % (38.73 GiB) free"
 
 
 def test_without_a_trace_for_every_size_the_trials_answer() -> None:
     results = [ran(4, 30 * GIB), ran(8, 60 * GIB), ran(12, 78 * GIB), replace(ran(13, 10 * GIB), outcome="oom")]
-    for trace in (UNKNOWN, replace(TRACED, done=replace(TRACED.done, only_at=12, not_affine="grows unevenly"))):
+    one_size = replace(TRACED, done=replace(TRACED.done, only_at=12, not_affine="grows unevenly"))
+    for trace in (UNKNOWN, one_size):
         found = with_headroom(WHOLE, 0.1, trace, results, 12)
         assert found is not None
         assert (found.batch_size, found.known_by) == (8, "trial")
@@ -77,7 +76,7 @@ def test_a_headroom_that_one_sample_does_not_leave() -> None:
     last = largest_that_ran()
     found = with_headroom(WHOLE, 0.98, TRACED, [last], last.batch_size)
     assert found is not None
-    assert headroom_line(found) == "no batch leaves the headroom of 98 % free, by trace"
+    assert headroom_line(found) == "no batch keeps 98 % free"
 
 
 def test_without_a_headroom_or_a_batch_there_is_nothing_to_say() -> None:

@@ -16,7 +16,7 @@ from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.replay import replay
-from gpumem_tui.simulator.allocator.rules import TRIED, Computed
+from gpumem_tui.simulator.allocator.rules import TRIED, Computed, Workspace
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.simulator.device.convolution import Pass, passes
 from gpumem_tui.simulator.device.gpu import simulate
@@ -146,11 +146,11 @@ def test_in_fp32_only_tensor_cores_need_copies(tensor_cores: bool) -> None:
     copies = 2 * images.nbytes + 64 * 64 * 9 * 4
     tiles = 36 * 4 * (128 * 28 * 28 * 128 + 64 * 64)
     assert found.bytes_at("most") == tiles
-    assert found.bytes_at("needed") == (copies if tensor_cores else 128 * MIB)
+    assert Workspace(*found.arguments).needed_bytes == (copies if tensor_cores else 128 * MIB)
     older = _forward(images, 64, 3, profile=_V100)
     assert older is not None
     assert older.bytes_at("most") == tiles
-    assert older.bytes_at("needed") == 128 * MIB
+    assert Workspace(*older.arguments).needed_bytes == 128 * MIB
 
 
 def test_proposals_of_a_detector_take_what_was_measured_on_v100s() -> None:
@@ -184,7 +184,7 @@ def test_benchmark_mode_may_choose_algorithms_that_take_more() -> None:
     # 32 x 17 complex positions of 8 x (512 + 512) images and 512 x 512 filters
     assert tried.bytes_at("most") == 8 * 32 * 17 * (8 * 1024 + 512 * 512)
     assert tried.bytes_at("most") > plain.bytes_at("most")
-    assert pointwise.bytes_at("most") == pointwise.bytes_at("needed")
+    assert pointwise.bytes_at("most") == Workspace(*pointwise.arguments).needed_bytes
 
 
 def test_a_strided_filter_is_unrolled_beside_copies() -> None:

@@ -88,7 +88,7 @@ def test_a_command_has_no_formula_and_is_held_against_its_trace() -> None:
     view = ledger_view(state)
     assert view.error_title == "traced error"
     assert "– formula: no formula for a command" in view.notes
-    assert verdict_view(state).details[0].endswith("predicted: traced 40")
+    assert verdict_view(state).details[0].endswith("predicted: with 10% free traced 35; with none free traced 39–40")
     assert "formula" not in dict(strategy_lines(state))
 
 
@@ -182,12 +182,12 @@ async def test_the_output_can_have_the_whole_screen() -> None:
         assert {"zoom", "trials"} <= keys(pilot)
 
 
-async def test_the_command_with_the_size_found_can_be_copied() -> None:
+async def test_the_command_with_the_safe_size_can_be_copied() -> None:
     words = ("python", "train.py", "--name", "my run", "--batch", "{batch}", "--micro-batches", "{accumulation}")
     config = replace(command_scene.CONFIG, workload=WorkloadOptions(command=words).spec(), target_batch=100)
     assert command_found(scene.folded(config, command_scene.running())) == ""
     found = scene.folded(config, command_scene.found())
-    assert command_found(found) == "python train.py --name 'my run' --batch 40 --micro-batches 3"
+    assert command_found(found) == "python train.py --name 'my run' --batch 39 --micro-batches 3"
     async with command_scene.app(scene.scripted(command_scene.running())).run_test(size=SIZES["120x40"]) as pilot:
         await until(pilot, lambda: screen_of(pilot).state.running is not None)
         assert "copy" not in keys(pilot)
@@ -195,7 +195,7 @@ async def test_the_command_with_the_size_found_can_be_copied() -> None:
         await until(pilot, lambda: screen_of(pilot).state.stage is Stage.FOUND)
         await until(pilot, lambda: "copy" in keys(pilot))
         await pilot.press("y")
-        assert pilot.app.clipboard == "python3 train.py --batch-size 40"
+        assert pilot.app.clipboard == "python3 train.py --batch-size 39"
 
 
 async def test_other_workloads_have_no_such_pane() -> None:

@@ -116,7 +116,8 @@ def test_what_may_fit_is_neither_green_nor_red() -> None:
     unsure = replace(exact, ready=replace(exact.ready, context_range=Range(GIB // 4, 70 * GIB)))
     known = TraceReady(GPT2, traced_answer(GPT2, unsure), unsure)
     assert re.fullmatch(
-        r"traced   \? may fit · -[\d.]+ GiB to [\d.]+ GiB left", said(drawn(verdict_rows, answer(GPT2), known, 80))[2]
+        r"traced   \? may fit · [\d.]+ GiB missing to [\d.]+ GiB left",
+        said(drawn(verdict_rows, answer(GPT2), known, 80))[2],
     )
     shown = drawn(header_row, answer(GPT2), known, "12:00", 80)
     assert "? may fit  12:00" in shown.text

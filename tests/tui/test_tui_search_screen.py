@@ -152,7 +152,7 @@ async def test_how_the_wanted_batch_is_reached_is_said_on_the_smallest_screen_to
     async with scene.app(wanted, scene.scripted(scene.found(wanted))).run_test(size=(80, 24)) as pilot:
         screen = screen_of(pilot)
         await until(pilot, lambda: screen.settled and screen.state.stage is Stage.FOUND)
-        assert "2 accumulation steps of batch 40" in str(screen.query_one(VerdictPanel).render())
+        assert "2 accumulation steps of batch 39" in str(screen.query_one(VerdictPanel).render())
 
 
 async def test_an_unforeseen_error_is_one_line_and_no_traceback() -> None:

@@ -72,8 +72,8 @@ async def test_finished_in_a_small_terminal() -> None:
         "activations        38.83   46.88     46.88    −8.05 −17.2%",
         "= device used          –   78.85     78.85",
         "2      40  ✓ fits           64.03 GiB  78.43 GiB  78.85 GiB    −8.48   0.8",
-        "VERIFIED IN SIMULATION  Largest batch 40 on simulated NVIDIA A100 80 GB: it",
-        "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace",
+        "SAFE  Safe batch 39 on simulated NVIDIA A100 80 GB; batch 40 ran with 78.85",
+        "Batch 35 keeps 10 % (8.00 GiB) free",
     )
     await assert_shown(found(), *wanted, size=SMALL, before=settled(Stage.FOUND))
 
@@ -116,7 +116,7 @@ async def test_failed() -> None:
 
 
 async def test_the_smallest_terminal() -> None:
-    wanted = ("2      40  ✓ fits           64.03 GiB  78.85 GiB", "VERIFIED IN SIMULATION", "by trace")
+    wanted = ("2      40  ✓ fits           64.03 GiB  78.85 GiB", "SAFE  Safe batch 39 on simulated", "keeps 10 %")
     await assert_shown(found(), *wanted, size=(60, 16), before=settled(Stage.FOUND))
 
 

@@ -222,19 +222,27 @@ def test_a_line_is_cut_where_it_leaves_the_chart() -> None:
 # Verdict
 
 
-def test_a_verified_result_says_so_in_words() -> None:
+def test_the_headline_is_the_safe_size_and_only_what_ran_is_verified() -> None:
     view = verdict_view(FOUND)
-    assert (view.badge, view.tone) == ("VERIFIED IN SIMULATION", "good")
-    assert verdict_view(MEASURED).badge == "VERIFIED"
-    assert "Largest batch 40" in view.headline
-    assert view.room == "Batch 36 leaves the headroom of 10 % free, too: 8.00 GiB, by trace"
+    assert (view.badge, view.tone) == ("SAFE", "good")
+    assert view.headline == (
+        "Safe batch 39 on simulated NVIDIA A100 80 GB; batch 40 ran with 78.85 GiB of the device used, 41 was out of "
+        "memory"
+    )
+    assert FOUND.verdict is not None
+    proved = replace(FOUND, verdict=replace(FOUND.verdict, safe_batch_size=40))
+    assert verdict_view(proved).badge == "VERIFIED IN SIMULATION"
+    assert verdict_view(replace(proved, config=MEASURED.config)).badge == "VERIFIED"
+    none = verdict_view(replace(FOUND, verdict=replace(FOUND.verdict, safe_batch_size=0)))
+    assert (none.badge, none.tone) == ("NOT SAFE", "warning")
+    assert view.room == "Batch 35 keeps 10 % (8.00 GiB) free"
     summary, gap = view.details
     assert (
         summary
-        == "3 trials, 1 out of memory · predicted: with 10% free formula 43, traced 36; with none free traced 40"
+        == "3 trials, 1 out of memory · predicted: with 10% free formula 43, traced 35; with none free traced 39–40"
     )
     assert gap.startswith("The formula counts ")
-    assert "at batch 36, the traced step " in gap
+    assert "at batch 35, the traced step " in gap
 
 
 def test_the_gap_between_the_predictions_is_explained_from_the_prediction_on() -> None:
@@ -247,7 +255,7 @@ def test_the_gap_between_the_predictions_is_explained_from_the_prediction_on() -
 def test_how_the_found_batch_reaches_the_wanted_one() -> None:
     wanted = scene.folded(replace(CONFIG, target_batch=64), scene.found(CONFIG))
     assert verdict_view(wanted).reach == (
-        "2 accumulation steps of batch 40 make a global batch of 80 sequences, 81,920 tokens"
+        "2 accumulation steps of batch 39 make a global batch of 78 sequences, 79,872 tokens"
         "; batch 32 would make exactly 64"
     )
     assert verdict_view(FOUND).reach == ""
@@ -272,7 +280,7 @@ def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
 def test_the_cap_and_the_moment_of_the_traced_peak_are_named() -> None:
     capped = replace(CONFIG, limit_bytes=10 * GIB)
     assert device_words(capped)[0] == "SIMULATED NVIDIA A100 80 GB · cap 10.00 GiB"
-    assert "traced peak: in backward of step 2" in ledger_view(FOUND).notes[0]
+    assert "traced peak: in backward of step 2" in ledger_view(FOUND).notes[1]
 
 
 def test_pause_and_cancel_stand_before_what_runs() -> None:
@@ -315,5 +323,5 @@ def test_a_workload_file_goes_by_its_name() -> None:
 
 
 def test_both_predictions_stand_beside_the_strategy() -> None:
-    predicted = {"formula": "batch 43", "traced": "batch 36", "up to OOM": "batch 40"}
+    predicted = {"formula": "batch 43", "traced": "batch 35", "safe": "batch 39", "at most": "batch 40"}
     assert dict(strategy_lines(FOUND)) | predicted == dict(strategy_lines(FOUND))

@@ -1,11 +1,14 @@
-"""The largest batch that fits on a device, and what batches take there, by replays of one trace that are kept."""
+"""The largest batch that fits on a device, what batches take there, and what a device would have to have for one.
+
+By replays of one trace, whose figures are kept.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from gpumem_tui.memory import Range
-from gpumem_tui.simulator.allocator.caching import SMALL_REQUEST_BYTES, CachingAllocator
+from gpumem_tui.simulator.allocator.caching import SEGMENT_GRANULE_BYTES, SMALL_REQUEST_BYTES, CachingAllocator
 from gpumem_tui.simulator.allocator.replay import AffineTrace, NotAffine, Replay, replay
 from gpumem_tui.simulator.allocator.rules import CONVOLUTIONS, Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
@@ -26,6 +29,12 @@ class BatchFinder:
     """By batch size the last run without limit."""
 
     _live: dict[tuple[int, Level], int] = field(default_factory=dict, repr=False, compare=False)
+    _needed: dict[tuple[int, Level], list[int]] = field(default_factory=dict, repr=False, compare=False)
+    """By batch size and level the capacities that were found to hold it, where a segment less does not."""
+
+    _outcomes: dict[tuple[int, Level, int, int | None], tuple[bool, int, int]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def peaks(self, batch_size: int, *, level: Level = "expected") -> tuple[int, int]:
         """Return the highest (allocated, reserved) bytes where there is no limit."""
@@ -39,65 +48,85 @@ class BatchFinder:
         return self._peaks[key]
 
     def run(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None) -> Replay:
-        """Return the run on a device, or without limit where it does not fit there."""
-        allocated, reserved = self.peaks(batch_size)
-        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
-        if allocated <= limit and (reserved > limit or self.settings.garbage_collection_threshold):
-            found = self._within(batch_size, capacity_bytes, allowed_bytes, level="expected")
-            if found.fits:
-                return found
+        """Return the run on a device, or where it does not fit there on the smallest larger one that holds it."""
+        limit = self._limit(capacity_bytes, allowed_bytes)
+        if not self.fits(batch_size, capacity_bytes, allowed_bytes):
+            return self._within(batch_size, self.needed_bytes(batch_size, limit), None, level="expected")
+        if self.peaks(batch_size)[1] > limit or self.settings.garbage_collection_threshold:
+            return self._within(batch_size, capacity_bytes, allowed_bytes, level="expected")
         latest = self._latest.get(batch_size)
-        return (
-            replay(self._timeline(batch_size, level="expected"), settings=self.settings) if latest is None else latest
-        )
+        return latest or replay(self._timeline(batch_size, level="expected"), settings=self.settings)
+
+    def needed_bytes(self, batch_size: int, above_bytes: int = 0, *, level: Level = "expected") -> int:
+        """Return the least above `above_bytes`, which do not hold the run, that a device would have to give for it.
+
+        Found by replays in which the allocator gives its cache back and tries again where memory is short. A whole
+        number of segments' granules; one less does not hold the run.
+        """
+        known = self._needed.setdefault((batch_size, self._kept_as(level)), [])
+        if found := min((size for size in known if size > above_bytes), default=0):
+            return found
+        _, reserved = self.peaks(batch_size, level=level)
+        low = max(above_bytes, self._live_bytes(batch_size, level=level) - 1) // SEGMENT_GRANULE_BYTES
+        high = max(low + 1, -(-reserved // SEGMENT_GRANULE_BYTES))
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits, _, _ = self._outcome(batch_size, middle * SEGMENT_GRANULE_BYTES, None, level=level)
+            low, high = (low, middle) if fits else (middle, high)
+        known.append(high * SEGMENT_GRANULE_BYTES)
+        return known[-1]
 
     def fits(
         self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "expected"
     ) -> bool:
         """Return whether the whole run fits in `capacity_bytes`, and a memory fraction's `allowed_bytes`."""
-        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+        limit = self._limit(capacity_bytes, allowed_bytes)
         if self._live_bytes(batch_size, level=level) > limit:
             return False  # whatever the allocator makes of it, so no replay is needed
         allocated, reserved = self.peaks(batch_size, level=level)
         if reserved <= limit and not self.settings.garbage_collection_threshold:
             return True
         # Between the two, cached segments are given back on the way, and only a replay on this device can tell.
-        return allocated <= limit and self._within(batch_size, capacity_bytes, allowed_bytes, level=level).fits
+        return allocated <= limit and self._outcome(batch_size, capacity_bytes, allowed_bytes, level=level)[0]
 
     def peaks_within(
         self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None = None, *, level: Level = "expected"
     ) -> tuple[int, int]:
-        """Return the highest (allocated, reserved) bytes on a device; without limit where the run does not fit."""
-        allocated, reserved = self.peaks(batch_size, level=level)
-        limit = capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
-        if allocated > limit or (reserved <= limit and not self.settings.garbage_collection_threshold):
-            return allocated, reserved
-        found = self._within(batch_size, capacity_bytes, allowed_bytes, level=level)
-        return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else (allocated, reserved)
+        """Return the highest (allocated, reserved) bytes on a device, or on the smallest larger one that holds it."""
+        limit = self._limit(capacity_bytes, allowed_bytes)
+        if not self.fits(batch_size, capacity_bytes, allowed_bytes, level=level):
+            capacity_bytes, allowed_bytes = self.needed_bytes(batch_size, limit, level=level), None
+        elif self.peaks(batch_size, level=level)[1] <= limit and not self.settings.garbage_collection_threshold:
+            return self.peaks(batch_size, level=level)
+        _, allocated, reserved = self._outcome(batch_size, capacity_bytes, allowed_bytes, level=level)
+        return allocated, reserved
 
     def reserved_range(
         self, batch_size: int, expected_bytes: int, capacity: Range, allowed_bytes: int | None = None
     ) -> Range:
         """Return the highest reserved bytes with the least and the most of what is known as a range only.
 
-        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without,
-        and the largest that was not measured may find no cached block that serves it and take a segment of its own, as
-        far as there is room.
+        An end that does not fit is what a device would have to give for it. Workspaces also change which cached block
+        serves whom: with the most of them as much may lie idle as without, and the largest that was not measured may
+        find no cached block that serves it and take a segment of its own, as far as there is room.
 
         Args:
             expected_bytes: what the device is expected to give, within `capacity`.
         """
-        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
+        lowest, highest = (self._limit(end, allowed_bytes) for end in (capacity.low_bytes, capacity.high_bytes))
+        if not self.fits(batch_size, capacity.high_bytes, allowed_bytes, level="least"):
+            least = self.needed_bytes(batch_size, highest, level="least")
+            return Range(least, max(least, self.needed_bytes(batch_size, lowest, level="most")))
         _, least = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes, level="least")
-        rooms = (capacity.low_bytes, expected_bytes, capacity.high_bytes)
-        room = next((one for one in rooms if self.fits(batch_size, one, allowed_bytes, level="most")), rooms[0])
-        most_allocated, most = self.peaks_within(batch_size, room, allowed_bytes, level="most")
+        allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
+        if not self.fits(batch_size, capacity.low_bytes, allowed_bytes, level="most"):
+            return Range.of((least, reserved, self.needed_bytes(batch_size, lowest, level="most")))
+        most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, level="most")
         if self.trace.is_open:
             computed = [size for _, size in self.trace.at(batch_size).computed if size.rule != CONVOLUTIONS["measured"]]
             larger = [size.bytes_at("most") for size in computed if size.bytes_at("most") > size.size_bytes]
             own_bytes = self._own_segment_bytes(max(larger)) if larger else 0
-            alone = reserved + max(0, min(own_bytes, room - reserved))
-            most = max(most, most_allocated + reserved - allocated, alone)
+            most = min(max(most, most_allocated + reserved - allocated, reserved + own_bytes), lowest)
         return Range.of((least, reserved, most))
 
     def momentary(
@@ -114,12 +143,26 @@ class BatchFinder:
         found = replay(tried, capacity_bytes, self.settings, allowed_bytes)
         return (found.peak_allocated_bytes, found.peak_reserved_bytes) if found.fits else None
 
+    @staticmethod
+    def _limit(capacity_bytes: int, allowed_bytes: int | None) -> int:
+        return capacity_bytes if allowed_bytes is None else min(capacity_bytes, allowed_bytes)
+
     def _own_segment_bytes(self, largest_bytes: int) -> int:
         """Return the most that the driver is asked for, to serve a request of at most so many bytes."""
         allocator = CachingAllocator(0, self.settings)
         size = allocator.round_size(largest_bytes)
         least = 0 if size <= SMALL_REQUEST_BYTES else self.settings.large_segment_bytes
         return max(allocator.segment_size(size), least)
+
+    def _outcome(
+        self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, level: Level
+    ) -> tuple[bool, int, int]:
+        """Return whether the run fits, and the highest (allocated, reserved) bytes until then; kept for later."""
+        key = batch_size, self._kept_as(level), capacity_bytes, allowed_bytes
+        if key not in self._outcomes:
+            found = self._within(batch_size, capacity_bytes, allowed_bytes, level=level)
+            self._outcomes[key] = found.fits, found.peak_allocated_bytes, found.peak_reserved_bytes
+        return self._outcomes[key]
 
     def _within(self, batch_size: int, capacity_bytes: int, allowed_bytes: int | None, *, level: Level) -> Replay:
         timeline = self._timeline(batch_size, level=level)

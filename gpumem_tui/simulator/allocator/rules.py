@@ -56,9 +56,9 @@ class Computed:
         return self.rule == TRIED
 
 
-Level = Literal["expected", "least", "needed", "most", "momentary"]
-"""Of sizes that are known as a range only: what is expected, the least, the most that cannot be done without, the most;
-or as expected with what is tried for a moment."""
+Level = Literal["expected", "least", "most", "momentary"]
+"""Which end of each size that is known as a range only to assume; momentary: as expected, with what is tried for a
+moment."""
 
 Buffer = int | Computed
 """The size of a buffer in bytes, or the rule that gives it."""
@@ -471,7 +471,6 @@ RULES: dict[str, Callable[..., tuple[int, ...]]] = {
 AT_LEVEL: dict[Level, dict[str, Callable[..., tuple[int, ...]]]] = {
     "expected": {},
     "least": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).least_bytes,)),
-    "needed": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).needed_bytes,)),
     "most": dict.fromkeys(CONVOLUTIONS.values(), lambda *sizes: (Workspace(*sizes).most_bytes,)),
     "momentary": {TRIED: lambda tried_bytes: (tried_bytes,)},
 }

@@ -234,7 +234,7 @@ def _traced_verdict(shown: Shown, waited: str) -> Row:
         return [(f"{PENDING} {shown.waiting}{how_long}", MUTED)]
     if isinstance(found, Unknown):
         return [(f"{ABSENT} {found.reason}", MUTED)]
-    room = room_words(found.fit, found.free_range)
+    room = room_words(found.free_range)
     where = "" if shown.formula is not None else f" on {shown.gpu.title}"  # which no control says
     if found.fit == "does not fit":
         return [_verdict(found), (f" by {room.removesuffix(' missing')}{where}", "")]

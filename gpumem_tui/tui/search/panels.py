@@ -17,7 +17,7 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
 from gpumem_tui.search.verdict import Verdict
-from gpumem_tui.search.words import found_line, largest_words
+from gpumem_tui.search.words import largest_words
 from gpumem_tui.text import shortened
 from gpumem_tui.tui.kit.figures import ABSENT, MUTED, Row, compact_bytes, header_line, percent, signed
 from gpumem_tui.tui.kit.glyphs import BAR_ORDER, FIT_MARK, OUTCOME_SYMBOLS
@@ -79,7 +79,10 @@ def _recipe_lines(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
-    """Yield how it is searched, and the largest batch by each prediction: with the headroom, by trace without too."""
+    """Yield how it is searched, and the largest batch by each prediction: with the headroom, by trace without too.
+
+    For a model and for a command alike "traced" leaves the headroom free; "safe" is of the whole GPU.
+    """
     config = state.config
     yield "strategy", config.strategy
     yield "steps", f"{config.steps} a trial"
@@ -90,14 +93,16 @@ def strategy_lines(state: SearchState) -> Iterator[tuple[str, str]]:
         yield "target", f"{config.target_batch:,} a step"
     if config.workload.shape is not None:
         yield "formula", _largest(state.formula.max_batch_size)
-    traced, name = state.traced, "traced"
-    if config.headroom and config.workload.shape is not None:
-        yield name, _largest(state.with_headroom)
-        name = "up to OOM"
-    if isinstance(traced, Traced) and (words := largest_words(traced.max_batch_size, traced.may_fit_batch_size)):
-        yield name, f"batch {words}"
-    elif name == "traced":
-        yield name, "–"
+    traced = state.traced
+    if config.headroom:
+        yield "traced", _largest(state.with_headroom)
+    sizes = traced.sizes if isinstance(traced, Traced) else traced
+    if isinstance(sizes, Unknown):
+        yield "safe", "–"
+        return
+    yield "safe", _largest(sizes.safe)
+    if sizes.at_most > sizes.safe:
+        yield "at most", _largest(sizes.at_most)
 
 
 def workload_summary(config: SearchConfig) -> str:
@@ -190,11 +195,11 @@ def verdict_view(state: SearchState, notice: str = "", *, short: bool = False) -
 
 
 def command_found(state: SearchState) -> str:
-    """Return the user's command with the largest batch size found, as it is typed; empty without one of them."""
+    """Return the user's command with the safe batch size found, as it is typed; empty without one of them."""
     workload, verdict = state.config.workload, state.verdict
-    if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.max_batch_size:
+    if workload.command is None or workload.hugging_face is not None or verdict is None or not verdict.safe_batch_size:
         return ""
-    size = verdict.max_batch_size
+    size = verdict.safe_batch_size
     passes = workload.command.accumulation(size, state.config.target_batch, workload.recipe.pass_micro_batches)
     return workload.command.text_at(size, passes)
 
@@ -241,7 +246,7 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     message = _sentence(verdict.message)
     trials = f"{verdict.trials} trial{'' if verdict.trials == 1 else 's'}, {verdict.ooms} out of memory"
     summary = f"{trials} · predicted: {_predictions(state)}"
-    steps = wanted_accumulation(state.config, verdict.max_batch_size)
+    steps = wanted_accumulation(state.config, verdict.safe_batch_size)
     reach = "" if steps is None else _sentence(accumulation_line(state.config.workload, steps))
     if verdict.outcome == "nothing_fits" and state.config.workload.shape is None:
         counted = state.formula.max_batch_size
@@ -250,18 +255,25 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     if verdict.outcome == "nothing_fits":
         return VerdictView("NOTHING FITS", "bad", obstacle(state.config) or message, advice=advise(state.config))
     if verdict.outcome == "found":
-        verified = "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
-        badge = verified if verdict.verified else "NOT VERIFIED"
+        badge = _badge(state, verdict)
         room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
-        tone: Tone = "good" if verdict.verified else "warning"
-        real = ""
-        if state.config.device.simulated and isinstance(state.traced, Traced):
-            real = _sentence(found_line(state.traced, verdict.max_batch_size))
-        details = (summary, *filter(None, (real,)), *_gap(state))
+        tone: Tone = "good" if verdict.verified and verdict.safe_batch_size else "warning"
+        details = (summary, *_gap(state))
         return VerdictView(badge, tone, message, reach=reach, room=room, details=details)
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
     return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
+
+
+def _badge(state: SearchState, verdict: Verdict) -> str:
+    """Return in a word what the headline's size is; only one that ran is verified."""
+    if not verdict.safe_batch_size:
+        return "NOT SAFE"
+    if not verdict.verified:
+        return "NOT VERIFIED"
+    if verdict.safe_batch_size < verdict.max_batch_size:
+        return "SAFE"
+    return "VERIFIED IN SIMULATION" if state.config.device.simulated else "VERIFIED"
 
 
 def _gap(state: SearchState) -> tuple[str, ...]:
@@ -276,17 +288,14 @@ def _sentence(line: str) -> str:
 
 def _predictions(state: SearchState) -> str:
     """Return both largest batches with the same headroom, and the traced one up to out of memory."""
-    traced, formula = state.traced, state.formula.max_batch_size
+    traced, formula, roomy = state.traced, state.formula.max_batch_size, state.with_headroom
     whole = ABSENT
     if isinstance(traced, Traced):
         whole = largest_words(traced.max_batch_size, traced.may_fit_batch_size) or ABSENT
-    if state.config.workload.shape is None:
-        return f"traced {whole}"
-    by_formula = f"formula {largest_words(formula, formula) or ABSENT}"
-    roomy = state.with_headroom
+    by_formula = "" if state.config.workload.shape is None else f"formula {largest_words(formula, formula) or ABSENT}, "
     if not state.config.headroom or isinstance(roomy, Unknown):
-        return f"{by_formula}, traced {whole}"
-    return f"with {state.config.headroom:.0%} free {by_formula}, traced {roomy:,}; with none free traced {whole}"
+        return f"{by_formula}traced {whole}"
+    return f"with {state.config.headroom:.0%} free {by_formula}traced {roomy:,}; with none free traced {whole}"
 
 
 _KEY_WIDTH = 10

@@ -81,7 +81,7 @@ class SearchScreen(SteeredScreen):
         Binding("z", "enlarge(True)", "zoom", tooltip=_ENLARGE),
         Binding("z", "enlarge(False)", "back", key_display="z", tooltip=_ENLARGE),
         Binding("escape", "leave", "cancel", show=False, tooltip="Back from the zoom, else cancel"),
-        Binding("y", "copy", "copy", tooltip="Copy the command with the largest batch size found"),
+        Binding("y", "copy", "copy", tooltip="Copy the command with the safe batch size"),
         Binding("question_mark", "app.help", "help", key_display="?", tooltip="The keys and what the columns mean"),
         Binding("q", "app.quit", "quit", tooltip="Quit; a running search is cancelled"),
     ]
