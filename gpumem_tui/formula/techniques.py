@@ -32,6 +32,8 @@ DEEPSPEED = {"deepspeed-zero2": 2, "deepspeed-zero3": 3}
 """The stages of DeepSpeed's ZeRO that a command is run with, where its line can ask for them."""
 SHARDS = (SHARDED, *DEEPSPEED)
 """The changes by which ranks hold parts: of them one at a time."""
+ALLOCATOR = "allocator"
+"""The change that is made to no program, but to a variable that torch reads."""
 HALF_LENGTH = "half-length"
 ADAPTERS = ("lora", "qlora")
 TYPED = (*ADAPTERS, HALF_LENGTH)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpumem_tui.formula.techniques import NotApplicable, Price, Technique
+from gpumem_tui.formula.techniques import ALLOCATOR, NotApplicable, Price, Technique
 from gpumem_tui.memory import Breakdown, Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, TracedAnswer, formula_only
 from gpumem_tui.plan.plan import Plan
@@ -176,14 +176,15 @@ class Techniques:
     not_applicable: tuple[NotApplicable, ...]
 
     def by_help(self, *, fits: bool) -> Techniques:
-        """Return the same sorted by what helps most: what fits, the larger batch, the more bytes saved.
+        """Return the same sorted by what helps most: what costs nothing, fits, the larger batch, more bytes saved.
 
         Args:
             fits: so does what is planned as it is: nothing comes first for that.
         """
 
-        def order(one: Effect) -> tuple[bool, int, int]:
-            return not (one.fits or fits), -(one.known_largest or 0), -one.saved_bytes
+        def order(one: Effect) -> tuple[bool, bool, int, int]:
+            costs, largest = one.change.key != ALLOCATOR, one.known_largest or 0
+            return costs, not (one.fits or fits), -largest, -one.saved_bytes
 
         return replace(self, helping=tuple(sorted(self.helping, key=order)))
 

@@ -18,6 +18,7 @@ from gpumem_tui.memory import Breakdown, Bucket, Unknown
 from gpumem_tui.plan.combination import Combination, worth_running
 from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Watch
 from gpumem_tui.plan.dialects import launched, typed_command
+from gpumem_tui.plan.replayed import assignment_of
 from gpumem_tui.run.control import Control, has_room_for_two
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import Replay
@@ -77,7 +78,8 @@ class _Estimates:
         self._context_bytes, self._base = base.ready.context_bytes, _Seen.of(base.at(self._whole))
         totals = {phase: held.total_bytes for phase, held in self._base.moments.items()}
         most = max(totals.values())
-        self._unused_bytes = base.device_used_bytes(self._whole) - self._context_bytes - most
+        used_bytes = plan.least_used_bytes(Combination((), self._whole, traced=plan.base))
+        self._unused_bytes = used_bytes - self._context_bytes - most
         room_bytes = min(plan.gpu.cuda_total_bytes - self._context_bytes, most - 1)
         self._with: dict[Technique, _Seen] = {}
         for tried in plan.what_ifs:
@@ -91,8 +93,7 @@ class _Estimates:
         self._missed: list[tuple[set[Technique], int]] = []
         for one in plan.together:
             if isinstance(one.traced, Traced) and self._with.keys() >= set(one.changes):
-                took = plan.there(one.traced).device_used_bytes(one.batch_size) + one.beside_bytes
-                self._missed.append((set(one.changes), took - self.of(one)))
+                self._missed.append((set(one.changes), plan.least_used_bytes(one) - self.of(one)))
 
     def of(self, one: Combination) -> int:
         """Return the bytes of the device at the most."""
@@ -299,4 +300,4 @@ def command_of(plan: CommandPlan, one: Combination) -> tuple[str, tuple[str, ...
     """Return the command to copy, and what is to be written into the program besides."""
     typed = typed_command(plan.config, one.changes, one.passes)
     command = typed.command if typed.shards else launched(typed.command, max(one.gpus, plan.ranks))
-    return command.text_at(one.batch_size, one.passes), typed.written
+    return assignment_of(one.changes) + command.text_at(one.batch_size, one.passes), typed.written

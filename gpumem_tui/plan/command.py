@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from gpumem_tui.catalog.loader import gpus
@@ -29,11 +30,13 @@ from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer
 from gpumem_tui.plan.combination import Combination, Effect, Techniques
 from gpumem_tui.plan.dialects import sharded_line, spoken, typed_changes, typed_command, with_lines
+from gpumem_tui.plan.replayed import effect_of, replayed
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
 from gpumem_tui.search import predicting
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.fragmentation import remedy
 from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.predicting import Predicted, WhileTracing
 from gpumem_tui.search.prediction import Fit, Traced
@@ -85,13 +88,27 @@ class CommandPlan:
 
     @property
     def what_ifs(self) -> tuple[Combination, ...]:
-        """The changes that were tried alone, and those that cannot be made."""
-        return tuple(one for one in self.tried if self.is_alone(one))
+        """The changes that were tried alone, and those that cannot be made; first the one that needs no run."""
+        return tuple(one for one in (*self.replayed, *self.tried) if self.is_alone(one))
 
     @property
     def together(self) -> tuple[Combination, ...]:
-        """The sets of changes that were run."""
-        return tuple(one for one in self.tried if not self.is_alone(one))
+        """The sets of changes that were run, and those that fit by a replay of what was run."""
+        return tuple(one for one in (*self.tried, *self.replayed) if not self.is_alone(one))
+
+    @cached_property
+    def replayed(self) -> tuple[Combination, ...]:
+        """The command under the setting of the allocator that helps it most, and what was run and fits with one only.
+
+        Nothing is run for it: the traces are replayed.
+        """
+        ran = [one for one in self.tried if isinstance(one.traced, Traced) and not self.fits_with(one)]
+        as_it_is = Combination((), self.batch_size, traced=self.base)
+        found = [(one, self._replayed(one)) for one in (as_it_is, *ran)]
+        return tuple(new for one, new in found if new is not None and (not one.changes or self.fits_with(new)))
+
+    def _replayed(self, one: Combination) -> Combination | None:
+        return None if isinstance(one.traced, Unknown) else replayed(one, self.there(one.traced))
 
     @property
     def headroom(self) -> float:
@@ -186,6 +203,14 @@ class CommandPlan:
         if isinstance(one.traced, Unknown):
             return one.traced
         return self.there(one.traced).at(one.batch_size).peak_allocated_bytes + one.beside_bytes
+
+    def least_used_bytes(self, one: Combination) -> int:
+        """Return what a set that was run takes of the planned GPU, under the setting of the allocator that helps it."""
+        assert isinstance(one.traced, Traced), "it was run"
+        there = self.there(one.traced)
+        found = remedy(there, one.batch_size)
+        chosen = there if found is None else found.after
+        return chosen.device_used_bytes(one.batch_size) + one.beside_bytes
 
     @property
     def spared(self) -> tuple[Combination, ...]:
@@ -379,7 +404,10 @@ def techniques_of_command(plan: CommandPlan, answer: TracedAnswer) -> Techniques
 
 
 def _effects(plan: CommandPlan, answer: TracedAnswer) -> Iterator[Effect]:
-    ran = [(change, one.traced) for one in plan.what_ifs if isinstance(one.traced, Traced) for change in one.changes]
+    if (found := remedy(plan.there(plan.base), plan.batch_size)) is not None:
+        yield effect_of(found)
+    alone = [one for one in plan.tried if plan.is_alone(one)]
+    ran = [(change, one.traced) for one in alone if isinstance(one.traced, Traced) for change in one.changes]
     for change, trace in ran:
         traced = plan.there(trace)
         replay = traced.at(plan.batch_size)

@@ -11,6 +11,7 @@ from math import prod
 
 from gpumem_tui.formula.records import BF16_SINCE
 from gpumem_tui.formula.techniques import (
+    ALLOCATOR,
     DEEPSPEED,
     HALF_LENGTH,
     SHARDED,
@@ -271,7 +272,9 @@ def typed_command(config: SearchConfig, changes: Sequence[Technique], passes: in
     if command.proposal is not None:
         words = _with_batch(words, command.proposal.proposed.split(" "))
     for change in changes:
-        if change.key == HALF_LENGTH:
+        if change.key == ALLOCATOR:
+            written += [] if change.how.startswith("export") else [change.how]  # an export stands before the command
+        elif change.key == HALF_LENGTH:
             place = _number_in(words, _LENGTH)
             assert place is not None, "what has no length is not offered a shorter one"
             words = _with_number(words, place, place[2] // 2)

@@ -14,12 +14,14 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
 
 READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100")
+NO_SETTING = AllocatorSettings.parse("backend:cudaMallocAsync")
 REFUSED = "the command uses autocast already"
 
 
@@ -48,8 +50,8 @@ def affine(**sizes: int) -> AffineTrace:
 
 
 def base_trace(config: SearchConfig) -> Traced:
-    """The command as it is."""
-    return traced(affine(), config.device.gpu)
+    """The command as it is; its backend takes no setting of the allocator that would help it."""
+    return replace(traced(affine(), config.device.gpu), settings=NO_SETTING)
 
 
 def base_predicted(config: SearchConfig) -> Predicted:
@@ -65,7 +67,8 @@ def change(key: str, config: SearchConfig) -> Technique:
 
 def changed(config: SearchConfig, key: str, batch_size: int, **sizes: int) -> Combination:
     """A change whose run, planned for this batch, found these sizes."""
-    return Combination((change(key, config),), batch_size, traced=traced(affine(**sizes), config.device.gpu))
+    found = replace(traced(affine(**sizes), config.device.gpu), settings=NO_SETTING)
+    return Combination((change(key, config),), batch_size, traced=found)
 
 
 def ran(

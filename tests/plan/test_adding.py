@@ -12,6 +12,7 @@ from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import EXTRAS, OPTIMIZERS, Recipe
 from gpumem_tui.formula.rows import ROW_WORDS
 from gpumem_tui.formula.techniques import (
+    ALLOCATOR,
     INJECTED,
     MORE_RANKS,
     TYPED,
@@ -118,7 +119,7 @@ def test_extras_and_optimizers_that_save_are_techniques() -> None:
 
 def test_a_command_knows_every_change_that_has_a_table() -> None:
     of_commands = techniques_of("command").keys()
-    assert of_commands <= {*INJECTED, *TYPED}
+    assert of_commands <= {*INJECTED, *TYPED, ALLOCATOR}
     found = injected(A100, 2)
     assert [change.key for change in found] == list(INJECTED)
     assert all(change.how and change.cost and "{" not in change.name + change.how + change.cost for change in found)
