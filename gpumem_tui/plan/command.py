@@ -208,7 +208,7 @@ class CommandPlan:
         """Return what a set that was run takes of the planned GPU, under the setting of the allocator that helps it."""
         assert isinstance(one.traced, Traced), "it was run"
         there = self.there(one.traced)
-        found = remedy(there, one.batch_size)
+        found = remedy(there, one.batch_size, one.beside_bytes)
         chosen = there if found is None else found.after
         return chosen.device_used_bytes(one.batch_size) + one.beside_bytes
 

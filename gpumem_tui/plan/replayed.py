@@ -46,7 +46,7 @@ def replayed(one: Combination, there: Traced) -> Combination | None:
     Args:
         there: its trace on the planned GPU.
     """
-    if isinstance(one.traced, Unknown) or (found := remedy(there, one.batch_size)) is None:
+    if isinstance(one.traced, Unknown) or (found := remedy(there, one.batch_size, one.beside_bytes)) is None:
         return None
     changes = (technique_of(found), *one.changes)
     return replace(one, changes=changes, traced=one.traced.under(found.after.settings))

@@ -46,13 +46,14 @@ class AllocatorRemedy:
     Attributes:
         option: what is set, as `expandable_segments:True`.
         before, after: the trace under the settings that it was made with, and with the option too.
-        batch_size: at which it is judged.
+        batch_size: at which it is judged. `free_bytes`: what the step has to leave free.
     """
 
     option: str
     before: Traced
     after: Traced
     batch_size: int
+    free_bytes: int = 0
 
     @property
     def assignment(self) -> str:
@@ -81,7 +82,7 @@ class AllocatorRemedy:
     @property
     def fit(self) -> Fit:
         """Return whether the step fits with it, by the same rule as without."""
-        return self.after.fit(self.batch_size)
+        return self.after.fit(self.batch_size, self.free_bytes)
 
     @property
     def largest(self) -> tuple[int, int] | None:
@@ -93,7 +94,7 @@ class AllocatorRemedy:
     def words(self) -> str:
         """Say what it gains: the verdict where that changes, the reserved bytes, and the largest batch."""
         found = []
-        if self.fit != self.before.fit(self.batch_size):
+        if self.fit != self.before.fit(self.batch_size, self.free_bytes):
             found.append(f"it {self.fit}")
         before, after = map(format_bytes, self.reserved_bytes)
         if before != after:
@@ -117,19 +118,22 @@ def larger_batch_line(traced: Traced) -> str:
     return f"at no cost: {found.how}; then the largest batch that fits is {after:,}, now {before:,}"
 
 
-def remedy(traced: Traced, batch_size: int) -> AllocatorRemedy | None:
+def remedy(traced: Traced, batch_size: int, free_bytes: int = 0) -> AllocatorRemedy | None:
     """Return the option that helps a step most where pieces of segments lie idle or decide whether it fits; else None.
 
     Expandable segments come first. Others are replayed where they cannot be used, or leave as much idle.
+
+    Args:
+        free_bytes: what the step has to leave free.
     """
     best, now = None, traced
     for options in ((EXPANDABLE,), _OTHERS):
-        if not _is_worth_replays(now, batch_size):
+        if not _is_worth_replays(now, batch_size, free_bytes):
             break
         for option in _usable(traced, options):
             after = traced.under(AllocatorSettings.parse(with_option(traced.settings.text, option)))
-            if _is_better(now, after, batch_size):
-                best, now = AllocatorRemedy(option, traced, after, batch_size), after
+            if _is_better(now, after, batch_size, free_bytes):
+                best, now = AllocatorRemedy(option, traced, after, batch_size, free_bytes), after
     return best
 
 
@@ -176,21 +180,23 @@ def _usable(traced: Traced, options: tuple[str, ...]) -> Iterator[str]:
         yield option
 
 
-def _is_worth_replays(traced: Traced, batch_size: int) -> bool:
+def _is_worth_replays(traced: Traced, batch_size: int, free_bytes: int) -> bool:
     """Return whether what lies idle in segments is much, grows from step to step, or decides whether the step fits."""
     run = traced.at(batch_size)
     if run.peak_reserved_bytes - run.peak_allocated_bytes < _WORTH_BYTES:
         return False
     if run.peak_reserved_bytes >= _FRAGMENTED * run.peak_allocated_bytes:
         return True
-    if traced.fit(batch_size) != "fits":
-        return traced.trace.at(batch_size).at_level("most").most_live_bytes() <= traced.capacity_range.low_bytes
+    if traced.fit(batch_size, free_bytes) != "fits":
+        needed_bytes = traced.trace.at(batch_size).at_level("most").most_live_bytes() + free_bytes
+        return needed_bytes <= traced.capacity_range.low_bytes
     peaks = {one.peak_allocated_bytes for one in run.phases if one.phase is Phase.FORWARD and one.step > 1}
     return len(peaks) > 1  # sizes differ from step to step, so further steps leave further pieces
 
 
-def _is_better(now: Traced, after: Traced, batch_size: int) -> bool:
-    surer = _SURENESS.index(after.fit(batch_size)) - _SURENESS.index(now.fit(batch_size))
+def _is_better(now: Traced, after: Traced, batch_size: int, free_bytes: int) -> bool:
+    is_sure, was_sure = (_SURENESS.index(one.fit(batch_size, free_bytes)) for one in (after, now))
+    surer = is_sure - was_sure
     if surer:
         return surer > 0
     reserved = now.at(batch_size).peak_reserved_bytes

@@ -16,9 +16,8 @@ from gpumem_tui.search.fragmentation import _OTHERS, EXPANDABLE, AllocatorRemedy
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings, variable_for, with_option
-from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL, Timeline, TimelineRecorder
-from gpumem_tui.step import Phase
-from tests.search.traces import CONTEXT_BYTES, traced, training
+from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL, Timeline
+from tests.search.traces import CONTEXT_BYTES, lengths, traced, training
 
 
 def on_gpu(timeline: Timeline | AffineTrace, bytes_for_allocator: int = 64 * GIB, kind: str = "a100-80gb") -> Traced:
@@ -29,31 +28,6 @@ def on_gpu(timeline: Timeline | AffineTrace, bytes_for_allocator: int = 64 * GIB
     gpu = replace(gpu, total_bytes=total + gpu.reserve_bytes, cuda_total_bytes=total)
     trace = timeline if isinstance(timeline, AffineTrace) else AffineTrace.constant(timeline)
     return traced(trace, gpu)
-
-
-def lengths(*sizes_mib: int, layers: int = 12, keeps: int = 0, stream: int = 0) -> Timeline:
-    """Steps whose tensors have one size a step: each layer keeps two, and half of one is released at once.
-
-    Args:
-        keeps: bytes that every step leaves behind.
-    """
-    recorder = TimelineRecorder()
-    recorder.mark(0, Phase.BUILD)
-    recorder.allocate(200 * MIB, bucket=Bucket.PARAMETERS)
-    for step, size in enumerate(sizes_mib, 1):
-        recorder.mark(step, Phase.FORWARD)
-        kept = []
-        for _ in range(layers):
-            kept.append(recorder.allocate(size * MIB, stream=stream))
-            scratch = recorder.allocate(size * MIB // 2, stream=stream)
-            kept.append(recorder.allocate(3 * size * MIB, stream=stream))
-            recorder.release(scratch)
-        if keeps:
-            recorder.allocate(keeps)
-        recorder.mark(step, Phase.BACKWARD)
-        for number in reversed(kept):
-            recorder.release(number)
-    return recorder.finish()
 
 
 GROWING = lengths(30, 37, 45, 52, 61)

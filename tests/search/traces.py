@@ -61,6 +61,31 @@ def training(sizes: Mapping[Bucket, int], *, layers: int, steps: int = 3, interl
     return recorder.finish()
 
 
+def lengths(*sizes_mib: int, layers: int = 12, keeps: int = 0, stream: int = 0) -> Timeline:
+    """Steps whose tensors have one size a step: each layer keeps two, and half of one is released at once.
+
+    Args:
+        keeps: bytes that every step leaves behind.
+    """
+    recorder = TimelineRecorder()
+    recorder.mark(0, Phase.BUILD)
+    recorder.allocate(200 * MIB, bucket=Bucket.PARAMETERS)
+    for step, size in enumerate(sizes_mib, 1):
+        recorder.mark(step, Phase.FORWARD)
+        kept = []
+        for _ in range(layers):
+            kept.append(recorder.allocate(size * MIB, stream=stream))
+            scratch = recorder.allocate(size * MIB // 2, stream=stream)
+            kept.append(recorder.allocate(3 * size * MIB, stream=stream))
+            recorder.release(scratch)
+        if keeps:
+            recorder.allocate(keeps)
+        recorder.mark(step, Phase.BACKWARD)
+        for number in reversed(kept):
+            recorder.release(number)
+    return recorder.finish()
+
+
 def traced(trace: AffineTrace, gpu: Gpu) -> Traced:
     """What a search keeps of a trace on a GPU."""
     ready = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured")
