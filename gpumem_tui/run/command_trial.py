@@ -230,7 +230,8 @@ class _Simulated(_Trial):
         gc.freeze()  # what was imported stays, and need not be looked at each time that cycles are looked for
         leave_compiler_unloaded(torch)
         limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
-        self.rows = AssumedRows(self.request.workload.assumed_rows)
+        end = self.request.end if isinstance(self.request, TraceRequest) else "most"
+        self.rows = AssumedRows(self.request.workload.assumed_rows, end)
         self.gpu = self.simulated_gpu = SimulatedGpu(
             self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
             on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
@@ -277,7 +278,7 @@ class _Simulated(_Trial):
         roots = self.program.roots
         gradients = self.program.gradients.causes(roots, self.checkpoints.without_gradient)
         causes = *gradients, *self.checkpoints.causes(roots)
-        return (*known, *super().all_notes(timeline), *causes, *self.rows.used, *self.gpu.notes)
+        return (*known, *super().all_notes(timeline), *causes, *self.rows.notes, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:
         from gpumem_tui.simulator.allocator.replay import AffineTrace
@@ -305,7 +306,7 @@ class _Simulated(_Trial):
             done, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
             not_reached=self._not_reached(),
             parameters=0 if self.request.workload.command is None else self.program.parameters(),
-            allocator=self.gpu.allocator.settings.text, **self._unsure(),
+            allocator=self.gpu.allocator.settings.text, assumptions=tuple(self.rows.taken.values()), **self._unsure(),
         )  # fmt: skip
         if self.changes is None:
             return done

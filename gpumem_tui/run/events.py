@@ -19,6 +19,7 @@ from gpumem_tui.importing import Uncollected
 from gpumem_tui.memory import Breakdown, Range
 from gpumem_tui.run.later import NotReached
 from gpumem_tui.run.micro_batches import HowFar
+from gpumem_tui.simulator.allocator.assumptions import Assumption, End
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.text import cleaned
@@ -60,6 +61,7 @@ class TraceRequest:
     Attributes:
         change: of a command: the change to make to it, by name (see `changes`), or `PROPOSE`; empty for
             neither.
+        end: which end is taken of rows that only a GPU's values tell.
     """
 
     simulated: ClassVar[bool] = True
@@ -69,6 +71,7 @@ class TraceRequest:
     steps: int
     batch_size: int
     change: str = ""
+    end: End = "most"
     action: Literal["trace"] = "trace"
 
 
@@ -206,6 +209,7 @@ class TraceDone:
         steps: the optimizer steps that were made; 0 where the program ended by itself without one.
         allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
         not_reached: of a user's command, what else it does or may do, and is not in the trace; None where it is none.
+        assumptions: how many rows it is taken to keep where only a GPU's values tell, as far as sizes depend on it.
     """
 
     trace: AffineTrace
@@ -227,6 +231,7 @@ class TraceDone:
     steps: int = 0
     allocator: str = ""
     not_reached: tuple[NotReached, ...] | None = None
+    assumptions: tuple[Assumption, ...] = ()
     event: Literal["trace"] = "trace"
 
 

@@ -1,14 +1,17 @@
-"""What a trace assumes of kernels, the ranges of cuDNN's workspaces, and what it does not include, in words."""
+"""What a trace assumes of rows and kernels, ranges of cuDNN's workspaces, and what it does not include, in words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from gpumem_tui.memory import Range, format_bytes, format_range
+from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.report.tables import counted
 from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.assumptions import Kind
 from gpumem_tui.simulator.allocator.rules import CONVOLUTIONS, NOT_EXAMINED
 
 _CONVOLUTION_WORDS = {
@@ -47,6 +50,43 @@ def _options(missing: Sequence[NotReached]) -> str:
     reach = [one.reach for one in missing]
     both = [f"--through {part}" for part in ("eval", "save")]
     return " ".join(["--through all", *reach[2:]] if reach[:2] == both else reach)
+
+
+class RowsAssumed(JsonObject, frozen=True):
+    """Rows that a trace takes for kept where only a GPU's values tell, and the least and the most that can be.
+
+    Attributes:
+        place: ``file:line``.
+        changes_sizes: whether what the step takes depends on it; at its other end it takes what
+            `device_used_range` begins at.
+    """
+
+    place: str
+    kind: Kind
+    rows: int
+    low: int
+    high: int
+    changes_sizes: bool
+
+    @classmethod
+    def of(cls, traced: Traced) -> tuple[RowsAssumed, ...]:
+        """Return what a trace assumes."""
+        return tuple(cls(**asdict(one), changes_sizes=bool(traced.assumptions)) for one in traced.done.assumptions)
+
+
+class Passes(JsonObject, frozen=True):
+    """Passes of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
+
+    passes: int
+    largest: Range
+
+
+def assumption_words(traced: Traced) -> str:
+    """Return what is assumed of the most rows, and at how many other places; empty where no size depends on it."""
+    if not (found := traced.assumptions):
+        return ""
+    more = f" and at {counted(len(found) - 1, 'other place')}" if found[1:] else ""
+    return f"{found[0].words}{more} (--assume-rows takes fewer)"
 
 
 def assumed_lines(traced: Traced, batch_size: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from gpumem_tui.run.events import Failed, Output, Ready, Sample, TraceDone, Trac
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
+from gpumem_tui.simulator.allocator.assumptions import End
 from gpumem_tui.simulator.allocator.replay import (
     CHECKED_BATCH_SIZE,
     COMPILED_BATCH_SIZES,
@@ -109,6 +110,7 @@ class _Traces:
 
     Attributes:
         whole: of the network that these stand for; None for none.
+        end: which end they take of rows that only a GPU's values tell.
     """
 
     config: SearchConfig
@@ -117,6 +119,7 @@ class _Traces:
     refused: dict[int, str] = field(default_factory=dict)
     takes_many: bool = True
     whole: _Traces | None = None
+    end: End = "most"
     heard: Ready | None = None
 
     @property
@@ -127,7 +130,7 @@ class _Traces:
     def request(self, size: int) -> TraceRequest:
         """Return what asks for a run."""
         config = self.config
-        return TraceRequest(config.workload, config.device.gpu, config.steps, size, change=config.change)
+        return TraceRequest(config.workload, config.device.gpu, config.steps, size, config.change, self.end)
 
     def run(self, size: int, then: TraceRequest | None = None) -> Iterator[WhileTracing]:
         """Run it at a batch size, and meanwhile what is asked for next if there is room.
@@ -311,7 +314,27 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
             raise
         found = Unknown(f"tracing failed: {death}")
     assert traces.ready is not None
+    if isinstance(found, Traced) and found.done.assumptions and not config.change:
+        found = yield from _with_fewest(traces, found)
     yield Predicted(Prediction(config.formula, found), traces.ready, guess, traces.sizes.multiple, is_near)
+
+
+def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None, Traced]:
+    """Trace it once more with the fewest rows where only a GPU's values tell how many are kept; return both as one.
+
+    One run is enough where the two are alike: what is assumed changes no size.
+    """
+    others = replace(traces, runs={}, refused={}, end="fewest")
+    size = most.done.only_at or max(traces.runs)  # at one or two samples few rows may be all
+    try:
+        yield from others.run(size)
+        if others.at(size).is_alike(traces.at(size)):
+            return most
+        if most.done.only_at:
+            return most.beside(others.alone(size, most.done.not_affine))
+        return most.beside((yield from others.fit(None)))
+    except (Unusable, ChildDied, NotAffine) as error:
+        return most.without_fewest(str(error))
 
 
 def _only_at(workload: WorkloadSpec, batch_size: int | None, not_affine: str) -> str:

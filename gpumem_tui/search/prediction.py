@@ -14,6 +14,7 @@ from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
 from gpumem_tui.memory import Bucket, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
+from gpumem_tui.simulator.allocator.assumptions import Assumption
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay
 from gpumem_tui.simulator.allocator.rules import Level
@@ -87,6 +88,10 @@ def _with_trials(reserved: Range, most_bytes: int) -> Range:
     return Range(round(reserved.low_bytes * (1 - _TRIALS_LESS)), max(reserved.high_bytes, high_bytes))
 
 
+_COMPARED_AT = 1024
+"""The batch size, in multiples, by which two traces of a step are told apart: at few samples segments take the same."""
+
+
 @dataclass(frozen=True)
 class BatchSizes:
     """The three batch sizes of every verdict; 0 for none.
@@ -119,6 +124,9 @@ class Traced:
         ready: what the tracing child said of itself; the simulator's assumptions.
         done: the trace, and what was noticed while it was made.
         allowed_bytes: a user's cap on reserved bytes, None for none.
+        fewest: the step with the other end of what is assumed of rows, where that takes less; None where nothing is
+            assumed, or nothing changes.
+        no_fewest: why the other end is not known; empty where it is, or nothing is assumed.
         finder: of this very trace, where it is shared with other GPUs'; what it found for one spares work on the next.
     """
 
@@ -127,6 +135,8 @@ class Traced:
     gpu: Gpu
     allowed_bytes: int | None = None
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    fewest: Traced | None = field(default=None, repr=False)
+    no_fewest: str = ""
     finder: BatchFinder | None = field(default=None, repr=False, compare=False)
     _runs: dict[int, Replay] = field(default_factory=dict, repr=False, compare=False)
     _under: dict[AllocatorSettings, Traced] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -143,17 +153,42 @@ class Traced:
 
     def on(self, gpu: Gpu, ready: Ready | None = None) -> Traced:
         """Return the same trace on the whole of another GPU, with the context that `ready` has there."""
-        return replace(self, ready=ready or self.ready, gpu=gpu, allowed_bytes=None, _runs={})
+        fewest = None if self.fewest is None else self.fewest.on(gpu, ready)
+        return replace(self, ready=ready or self.ready, gpu=gpu, allowed_bytes=None, fewest=fewest, _runs={})
 
     def under(self, settings: AllocatorSettings) -> Traced:
         """Return the same trace on this GPU under other settings of the allocator; kept, with what it works out."""
         if settings not in self._under:
-            self._under[settings] = replace(self, settings=settings, finder=None, _runs={})
+            fewest = None if self.fewest is None else self.fewest.under(settings)
+            self._under[settings] = replace(self, settings=settings, fewest=fewest, finder=None, _runs={})
         return self._under[settings]
 
     def with_trace(self, trace: AffineTrace) -> Traced:
         """Return another trace on the same GPU."""
-        return replace(self, done=replace(self.done, trace=trace), finder=None, _runs={})
+        return replace(self, done=replace(self.done, trace=trace), fewest=None, finder=None, _runs={})
+
+    def beside(self, other: Traced) -> Traced:
+        """Return the one of two traces of a step that takes more, at what ever end, with the other as its fewest."""
+        size = self.done.only_at or _COMPARED_AT * self.done.batch_multiple
+        own_bytes, other_bytes = self.reserved_bytes(size), other.reserved_bytes(size)
+        if own_bytes == other_bytes:
+            return self
+        return replace(self, fewest=other) if own_bytes > other_bytes else replace(other, fewest=self)
+
+    def reserved_bytes(self, batch_size: int) -> int:
+        """Return the highest reserved bytes where there is no limit."""
+        return self._finder.peaks(batch_size)[1]
+
+    def without_fewest(self, reason: str) -> Traced:
+        """Return the trace, of whose other end no more is known than why it is not."""
+        return replace(self, no_fewest=reason)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Return what is assumed of rows, where that changes what the step takes, the largest first."""
+        if self.fewest is None and not self.no_fewest:
+            return ()
+        return tuple(sorted(self.done.assumptions, key=lambda one: -one.rows))
 
     def at(self, batch_size: int) -> Replay:
         """Replay the step at a batch size on this device, or on the smallest that holds it; kept for later.
@@ -184,7 +219,11 @@ class Traced:
         if finder.fits(batch_size, capacity.low_bytes, allowed, level="most"):
             return "fits"
         most = capacity.high_bytes + self.done.unsure_bytes
-        return "may fit" if finder.fits(batch_size, most, allowed, level="least") else "does not fit"
+        if finder.fits(batch_size, most, allowed, level="least"):
+            return "may fit"
+        if self.fewest is not None:
+            return "does not fit" if self.fewest.fit(batch_size, free_bytes) == "does not fit" else "may fit"
+        return "may not fit" if self.no_fewest else "does not fit"
 
     def fits(self, batch_size: int) -> bool:
         """Return whether the step fits on this device with the most that it is known to take."""
@@ -274,14 +313,17 @@ class Traced:
         settled = run.peak_allocated_bytes, run.peak_reserved_bytes
         return None if found is None or (found[0] <= settled[0] and found[1] <= settled[1]) else found
 
-    def _reserved_range(self, batch_size: int) -> Range:
+    def reserved_range_at(self, batch_size: int) -> Range:
         """Return the reserved bytes with every unknown at its least and at its most, or what has to be for an end."""
         unsure, allowed = self.done.unsure_bytes, self.allowed_bytes
         capacity = self.capacity_range + Range(0, unsure)
         found = self._finder.reserved_range(batch_size, self.capacity_bytes, capacity, allowed)
         if self.done.is_compiled and self._is_safe(batch_size):
             found = _with_trials(found, max(found.high_bytes, capacity.low_bytes))
-        return replace(found, low_bytes=max(0, found.low_bytes - unsure))
+        low_bytes = max(0, found.low_bytes - unsure)
+        if self.fewest is not None:
+            low_bytes = min(low_bytes, self.fewest.reserved_range_at(batch_size).low_bytes)
+        return replace(found, low_bytes=low_bytes)
 
     def _is_safe(self, batch_size: int) -> bool:
         """Return whether the step fits with the most that is possible, if the trace is right."""
@@ -294,7 +336,7 @@ class Traced:
         does, no end is beyond the device: with a larger context the allocator keeps less in its cache.
         """
         self._check(batch_size)
-        found, total = self._reserved_range(batch_size) + self._context, self.gpu.cuda_total_range
+        found, total = self.reserved_range_at(batch_size) + self._context, self.gpu.cuda_total_range
         if not self._is_safe(batch_size):
             return found
         most = max(total.low_bytes, min(found.high_bytes, self.device_used_bytes(batch_size)))
@@ -309,7 +351,7 @@ class Traced:
         self._check(batch_size)
         found = self.gpu.cuda_total_range - self.device_used_range(batch_size)
         if (allowed := self.allowed_bytes) is not None:
-            reserved = self._reserved_range(batch_size)
+            reserved = self.reserved_range_at(batch_size)
             low, high = allowed - reserved.high_bytes, allowed - reserved.low_bytes
             found = Range(min(found.low_bytes, low), min(found.high_bytes, high))
         return Range(max(0, found.low_bytes), max(0, found.high_bytes)) if self._is_safe(batch_size) else found
@@ -338,6 +380,10 @@ class Traced:
             library = "MIOpen" if self.gpu.arch else "cuDNN"
             more = Range(0, reserved.high_bytes - reserved.low_bytes)
             found.append(KnownUnknown(f"{library} workspaces", more, f"depend on the algorithms that {library} picks"))
+        if self.fewest is not None:
+            less = max(0, self.reserved_bytes(batch_size) - self.fewest.reserved_bytes(batch_size))
+            source = "; ".join(one.words for one in self.assumptions)
+            found.append(KnownUnknown("rows kept", Range(0, less), source))
         return tuple(found)
 
     @property
@@ -358,7 +404,9 @@ class Traced:
     @cached_property
     def may_fit_batch_size(self) -> int | Unknown:
         """Find the largest batch size that fits with every unknown at its least, or say why there is none."""
-        return self._largest(self.capacity_range.high_bytes + self.done.unsure_bytes, "least")
+        own = self._largest(self.capacity_range.high_bytes + self.done.unsure_bytes, "least")
+        other = own if self.fewest is None else self.fewest.may_fit_batch_size
+        return own if isinstance(own, Unknown) or isinstance(other, Unknown) else max(own, other)
 
     @cached_property
     def expected_batch_size(self) -> int | Unknown:

@@ -23,7 +23,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown
 from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
 from gpumem_tui.run.events import Outcome, TrialDone
 from gpumem_tui.run.later import NotReached
-from gpumem_tui.search.assumed import convolutions
+from gpumem_tui.search.assumed import Passes, RowsAssumed, convolutions
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import AllocatorRemedy, larger_batch, remedy
@@ -237,13 +237,6 @@ class _Assumed(JsonObject, frozen=True):
     why: str
 
 
-class _Passes(JsonObject, frozen=True):
-    """Passes of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
-
-    passes: int
-    largest: Range
-
-
 class _PhasePeak(JsonObject, frozen=True):
     step: int
     phase: Phase
@@ -380,7 +373,8 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     not_reached: tuple[NotReached, ...] | UnsetType = UNSET
     traced_layers: tuple[int, ...] | UnsetType = UNSET
     assumed: tuple[_Assumed, ...] | UnsetType = UNSET
-    convolutions: dict[str, _Passes] | UnsetType = UNSET
+    assumptions: tuple[RowsAssumed, ...] | UnsetType = UNSET
+    convolutions: dict[str, Passes] | UnsetType = UNSET
     momentary_peak_bytes: int | UnsetType | None = UNSET
     momentary_reserved_bytes: int | UnsetType | None = UNSET
     phases: tuple[_PhasePeak, ...] | UnsetType = UNSET
@@ -439,8 +433,9 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             not_reached=UNSET if traced.done.not_reached is None else traced.done.not_reached,
             traced_layers=traced.done.traced_layers,
             assumed=tuple(_Assumed(operator=name, times=times, why=why) for name, times, why in traced.done.assumed),
+            assumptions=RowsAssumed.of(traced),
             convolutions={
-                how: _Passes(passes=passes, largest=largest)
+                how: Passes(passes=passes, largest=largest)
                 for how, (passes, largest) in convolutions(traced, batch_size).items()
             },
             momentary_peak_bytes=momentary,

@@ -9,12 +9,11 @@ from typing import Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
-from gpumem_tui.report.tables import counted
 from gpumem_tui.run.events import Sample, TrialDone
+from gpumem_tui.search.assumed import assumption_words
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import BatchSizes, Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import Replay
-from gpumem_tui.simulator.allocator.rules import ASSUMES_ALL
 from gpumem_tui.simulator.allocator.timeline import Held, Mark
 from gpumem_tui.step import Phase
 
@@ -100,7 +99,7 @@ def rests_on(traced: Traced | Unknown, network: str = "") -> tuple[str, ...]:
     """
     if isinstance(traced, Unknown):
         return ()
-    return tuple(filter(None, (network, all_kept_words(map(str, traced.done.notes)))))
+    return tuple(filter(None, (network, assumption_words(traced))))
 
 
 def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:
@@ -108,13 +107,6 @@ def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:
     if isinstance(largest, Unknown) or isinstance(may_fit, Unknown) or may_fit <= largest:
         return ""
     return f" (up to {may_fit:,} may fit)"
-
-
-def all_kept_words(notes: Iterable[str]) -> str:
-    """Return the first place at which all rows are assumed to be kept, and at how many others they are."""
-    first, *others = [note for note in notes if note.startswith(ASSUMES_ALL)] or [""]
-    more = f" and at {counted(len(others), 'other place')}" if others else ""
-    return f"{first}{more} (--assume-rows takes fewer)" if first else ""
 
 
 def largest_words(largest: int | Unknown, may_fit: int | Unknown) -> str:

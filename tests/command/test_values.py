@@ -147,23 +147,39 @@ def test_what_is_drawn_from_the_model_lies_within_its_distribution(project: Proj
     assert done.code == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "operator"),
-    [
-        ("hidden[hidden > 0.5]", "aten.index.Tensor"),
-        ("(hidden > 0.5).nonzero()", "aten.nonzero"),
-        ("torch.unique(hidden.argmax(-1))", "aten._unique2"),
-    ],
-)
-def test_a_shape_that_depends_on_what_the_model_computes_is_one_clear_line(
-    project: Project, line: str, operator: str
-) -> None:
+def test_a_shape_that_depends_on_what_the_model_computes_and_has_no_bound_is_one_clear_line(project: Project) -> None:
+    line = "hidden.repeat_interleave(hidden.sum(1).abs().long(), dim=0)"
     project.write("train.py", f"{MODEL}\n    hidden = model(torch.randn(8, 16, device=device))\n    {line}\n")
     done = project.predict("python", "train.py")
     assert done.code != 0
-    assert done.complaint.startswith(f"gpumem-tui: {operator}")
+    assert done.complaint.startswith("gpumem-tui: aten.repeat_interleave")
     assert done.complaint.endswith("(train.py:17)")
     assert "torch.where" in done.complaint
+
+
+def test_a_shape_that_depends_on_what_the_model_computes_is_the_largest_that_it_can_be(project: Project) -> None:
+    project.write(
+        "train.py",
+        MODEL
+        + """
+    for _ in range(3):
+        hidden = model(torch.randn(8, 16, device=device))
+        large = hidden > 0.5
+        best = hidden.argmax(-1)
+        print("kept", [
+            len(hidden[large]), len(hidden[~large]), len(large.nonzero()), len(torch.masked_select(hidden, large)),
+            len(torch.where(hidden > 1)[0]), len(torch.unique(best)), len(torch.unique(hidden)),
+            len(torch.unique(hidden, dim=0)), len(torch.bincount(best)),
+        ])
+        step(torch.randn(8, 16, device=device))
+""",
+    )
+    done = project.predict("python", "train.py")
+    assert "kept [32, 1, 32, 32, 32, 4, 32, 8, 4]" in done.stderr, done.stderr
+    assert "kept [2, 30, 2, 2, 2, 1, 1, 1, 4]" in done.stderr, "at the other end"
+    found = {one["place"]: one for one in done.json["traced"]["assumptions"]}
+    assert found["train.py:21"]["high"] == 32
+    assert not any(one["changes_sizes"] for one in found.values()), "512 bytes each"
 
 
 def test_a_mask_as_index_is_allocated_as_its_values_say(project: Project) -> None:

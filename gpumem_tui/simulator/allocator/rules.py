@@ -15,9 +15,6 @@ from typing import Literal
 NOT_EXAMINED = "not examined"
 """Why an operator that nobody has looked at is counted without scratch."""
 
-ASSUMES_ALL = "assumes all"
-"""How a note begins that says of which rows, chosen by what the GPU computes, all are taken."""
-
 _FLOAT_BYTES = 4
 _INDEX_32_BIT = 2**31 - 1
 _WARP, _MOST_THREADS = 32, 1024

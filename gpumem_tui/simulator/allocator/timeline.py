@@ -100,6 +100,10 @@ class Timeline:
         """Return the stream in whose pool an allocation is."""
         return self.streams[number - 1] if self.streams else 0
 
+    def is_alike(self, other: Timeline) -> bool:
+        """Return whether another run makes and releases allocations of these sizes in this order."""
+        return self.sizes == other.sizes and self.events == other.events
+
     def at_level(self, level: Level) -> Timeline:
         """Return the same run with other sizes than expected, where they are not known or taken for a moment only."""
         other = {number: size.bytes_at(level) for number, size in self.computed}

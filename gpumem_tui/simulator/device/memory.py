@@ -25,7 +25,8 @@ from gpumem_tui.simulator.device.kernels import MADE, Evaluation, evaluation
 from gpumem_tui.simulator.device.kinds import fake_device_of
 from gpumem_tui.simulator.device.scratch import MAKING, MATRIX_PRODUCTS, is_assumed, scratch, takes_cublaslt
 from gpumem_tui.simulator.device.streams import SimulatedStream
-from gpumem_tui.simulator.device.values import Uniform, Unwritten
+from gpumem_tui.simulator.device.taken import Uniform
+from gpumem_tui.simulator.device.values import Unwritten
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.walking import local
 

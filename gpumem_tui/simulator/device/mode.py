@@ -95,7 +95,7 @@ class DeviceMode(FakeTensorMode):
         self._gpu = gpu
         self._memory = memory
         self.assumed = memory.assumed
-        self.values = Values(memory.live)
+        self.values = Values(memory.live, assumed_rows.end)
         self.rows_asked_for = 0
         self.results = Results(self, gpu, memory, self.values, assumed_rows)
         self._sparse = SparseTensors(self, memory, self.results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,17 +18,18 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from gpumem_tui.errors import in_one_line, named
+from gpumem_tui.simulator.allocator.assumptions import Assumption, Kind
 from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.allocator.rules import Taken
 from gpumem_tui.simulator.device import kernels, recurrent
 from gpumem_tui.simulator.device.answers import MISS, Answers
 from gpumem_tui.simulator.device.asking import is_checked
 from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler, StorageView
-from gpumem_tui.simulator.device.detectors import Detectors, Kept
+from gpumem_tui.simulator.device.detectors import Detectors
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.shapes import (
-    INDEXED,
     INTO_WIDER,
+    MASKED_SELECT,
     NONZERO,
     PACK,
     TAKEN_FROM_VALUES,
@@ -40,9 +42,11 @@ from gpumem_tui.simulator.device.shapes import (
     can_be_assumed,
     in_words,
     is_unique,
+    looked_at,
     result_by_example,
 )
-from gpumem_tui.simulator.device.values import Uniform, UnknownValue, Values
+from gpumem_tui.simulator.device.taken import FEW
+from gpumem_tui.simulator.device.values import UnknownValue, Values
 from gpumem_tui.step.phases import in_backward
 
 _aten: Any = torch.ops.aten
@@ -85,9 +89,6 @@ class Results:
         self._answers = Answers(mode)
         self._shapes = Shapes(values)
         self._detectors = Detectors()
-        self._steers = False
-        """Whether the operator at work takes whole numbers or truth values by a mask."""
-
         self.depth = 0
         self.is_in_body = False
         self.assumed: Any = None
@@ -96,7 +97,6 @@ class Results:
             **dict.fromkeys(_FILLS, lambda call: call.args[0]),
             **dict.fromkeys(INTO_WIDER, lambda call: call.kwargs["out"]),
             **{func: partial(self._as_cuda, shape) for func, shape in _SHAPES.items()},
-            **dict.fromkeys(INDEXED, self._by_mask),
             **dict.fromkeys(TAKEN_FROM_VALUES, self.by_values),
         }
 
@@ -138,14 +138,11 @@ class Results:
         try:
             known = self._shapes.of_result(func, args, call.kwargs)
         except UnknownValue:
-            kept = self._assumed_share(func, args)
-            if kept is None:
+            try:
+                with no_dispatch():
+                    known = self.assumed = self._assumed(func, args)
+            except UnknownValue:
                 return self.as_torch_does(call)
-            with no_dispatch():
-                known = self.assumed = by_assumption(func, args, kept.share, kept.where)
-                if kept.library and func is NONZERO and args[0].dtype == torch.bool:
-                    mask = torch.zeros(args[0].shape, dtype=torch.bool, device="cpu")
-                    self._values.learn(args[0], mask.index_put_(known.unbind(1), _TRUE))
         if func is NONZERO and self._memory.operator != "aten.nonzero":
             self.index_bytes.append(known.nbytes)
         return (self.shaped_as(known[0]), known[1]) if func is PACK else self.shaped_as(known)
@@ -156,12 +153,10 @@ class Results:
         try:
             return self.as_torch_does(call)
         except DynamicOutputShapeException:
-            kept = self._assumed_share(func, args)
-            if kept is None:
-                raise
-            with no_dispatch():
-                self.assumed = by_assumption(func, args, kept.share, kept.where)
+            with suppress(UnknownValue), no_dispatch():
+                self.assumed = self._assumed(func, args)
                 return self.shaped_as(self.assumed)
+            raise
         except (NotImplementedError, UnsupportedOperatorException):
             if isinstance(kwargs.get("out"), torch.Tensor):  # of products in 8 bits torch knows the shape but there
                 return kwargs["out"]
@@ -169,51 +164,71 @@ class Results:
                 return self.shaped_as(result_by_example(func, args, kwargs))
             raise
 
-    def _by_mask(self, call: Call) -> Any:
-        """Return what an index operator gives, which takes by a mask as many elements as that keeps."""
-        self._steers = not (call.args[0].is_floating_point() or call.args[0].is_complex())
-        try:
-            return self._by_torch(call)
-        finally:
-            self._steers = False
-
     def _as_cuda(self, shape: Callable[[tuple[Any, ...], Profile], Any], call: Call) -> Any:
         with no_dispatch():
             return self.shaped_as(shape(call.args, self._gpu.profile))
 
-    def _assumed_share(self, func: Any, args: tuple[Any, ...]) -> Kept | None:
-        """Return what an operator is assumed to keep at this line of the program; None where nothing tells.
+    def _assumed(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Return what an operator is assumed to give at this line of the program, as a GPU's values are not known.
 
-        A mask on whole numbers and truth values, as on the edges of a graph, keeps all of them: the most that a GPU
-        may. Where a function checks values, those are valid, and all the same one.
+        A share that was asked for; what a detector can keep; one value where a function checks whether all are valid;
+        else the most, or the fewest, that there can be.
+
+        Raises:
+            UnknownValue: nothing can be assumed of it.
         """
         if not can_be_assumed(func):
-            return None
-        told = self._assumed_rows.at(self._gpu.sites.calling_line(), func)
+            raise UnknownValue
+        shape = looked_at(func, args)
+        of, line = math.prod(shape), self._gpu.sites.calling_line()
+        told = self._assumed_rows.at(line, func)
         if told is not None:
-            return Kept(told)
-        taken = self._values.taken_for(args[0]) if func is NONZERO else None
-        if func is NONZERO and (self._steers or (taken is not None and torch.is_inference_mode_enabled())):
-            return self._kept_by_mask(args[0], taken)
-        if is_unique(func) and not args[0].is_floating_point() and is_checked():
-            self.note_assumed("values that are checked are taken as valid, and as one")
-            return Kept(0.5 / max(1.0, float(args[0].numel())))  # one, as rows are rounded up
-        kept = self._detectors.kept(args[0].shape) if func is not NONZERO or not args[0].is_floating_point() else None
-        if kept is not None:
-            words = f"as many boxes and anchors are taken as {kept.library} can keep, which only its predictions tell"
+            return by_assumption(func, args, math.ceil(of * told), "evenly")
+        if is_unique(func):
+            return by_assumption(func, args, self._differing(args[0], of), "evenly")
+        is_mask = func is not NONZERO or not args[0].is_floating_point()
+        boxes = self._detectors.kept(shape) if is_mask else None
+        if boxes is not None:
+            words = f"as many boxes and anchors are taken as {boxes.library} can keep, which only its predictions tell"
             self._assumed_rows.used[f"{words}; --assume-rows takes fewer"] = None
-        return kept
+            most = math.ceil(of * boxes.share)
+            found = by_assumption(func, args, self.assume("boxes", min(FEW, most), most), boxes.where)
+            if func is NONZERO and args[0].dtype == torch.bool:
+                mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
+                self._values.learn(args[0], mask.index_put_(found.unbind(1), _TRUE))
+            return found
+        return by_assumption(func, args, self._kept(func, args, of), "evenly")
 
-    def _kept_by_mask(self, mask: torch.Tensor, taken: Uniform | None) -> Kept:
-        if taken is None or taken.high:
-            self.keep_all(mask.shape[0] if mask.dim() else 1)
-            return Kept(1.0)
-        self.note_assumed("no value of a network is taken for zero in inference mode")
-        return Kept(0.0)
+    def _kept(self, func: Any, args: tuple[Any, ...], of: int) -> int:
+        """Return how many of the elements that an operator looks at it keeps."""
+        if func not in (NONZERO, MASKED_SELECT):
+            return self.assume("boxes", min(FEW, of), of)
+        mask: torch.Tensor = args[func is MASKED_SELECT]
+        rows, each = self._values.rows(mask), of // max(1, mask.numel())
+        if not rows.high:
+            self.note_assumed("no value of a network is taken for zero in inference mode")
+        return each * self.assume(rows.kind, rows.low, rows.high, rows.kept)
 
-    def keep_all(self, rows: int) -> None:
-        """Note that all of so many rows are assumed to be kept at a line of the program."""
-        self._assumed_rows.keep_all(self._gpu.sites.calling_line(), rows)
+    def _differing(self, tensor: torch.Tensor, of: int) -> int:
+        """Return how many values of a tensor differ: all, or as many as there are places that they can be."""
+        if not tensor.is_floating_point() and is_checked():
+            self.note_assumed("values that are checked are taken as valid, and as one")
+            return min(1, of)
+        taken = self._values.taken_for(tensor)
+        most = min(of, taken.high - taken.low + 1) if taken is not None and taken.is_open else of
+        return self.assume("differing", min(1, most), most)
+
+    def assume(self, kind: Kind, low: int, high: int, rows: int | None = None) -> int:
+        """Note how many rows are taken at a line of the program, between what ends, and return them.
+
+        Args:
+            rows: None for as many as there are at the end that is taken.
+        """
+        if rows is None:
+            rows = high if self._assumed_rows.end == "most" else low
+        if low < high:
+            self._assumed_rows.take(Assumption(self._gpu.sites.calling_line(), kind, rows, low, high))
+        return rows
 
     def note_assumed(self, words: str) -> None:
         """Say once of a line of the program what was assumed there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,16 +16,17 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from gpumem_tui.simulator.allocator.rules import ASSUMES_ALL
+from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
 from gpumem_tui.simulator.device.kinds import is_sparse
 from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
 
 _aten: Any = torch.ops.aten
-_EQUAL, _CLOSE, _MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
+_EQUAL, _CLOSE, MASKED_SELECT = _aten.equal.default, _aten.allclose.default, _aten.masked_select.default
 NONZERO, _BINCOUNT = _aten.nonzero.default, _aten.bincount.default
 _UNIQUE2, _UNIQUE_CONSECUTIVE = _aten._unique2.default, _aten.unique_consecutive.default
 INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
-_UNIQUE = (_UNIQUE2, _UNIQUE_CONSECUTIVE)
+_UNIQUE_DIM = _aten.unique_dim.default
+_UNIQUE = (_UNIQUE2, _UNIQUE_CONSECUTIVE, _UNIQUE_DIM)
 PACK = _aten._pack_padded_sequence.default
 _CTC = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
 TAKEN_FROM_VALUES = SHAPED_BY_VALUES.union((PACK, _CLOSE, *_CTC))
@@ -48,8 +49,8 @@ class Shapes:
         self._unknown: dict[Any, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]] = {
             _EQUAL: lambda args, _: args[0].shape == args[1].shape,  # as of zeros
             _CLOSE: lambda _args, _: True,
-            _MASKED_SELECT: lambda args, _: self._selected(*args),
-            _BINCOUNT: _counted,
+            MASKED_SELECT: lambda args, _: self._selected(*args),
+            _BINCOUNT: self._counted,
         }
         """By operator what it gives where its values are not known."""
 
@@ -77,6 +78,16 @@ class Shapes:
         taken = int(known.expand(torch.broadcast_shapes(mask.shape, tensor.shape)).sum())
         return torch.empty(taken, dtype=tensor.dtype, device="meta")
 
+    def _counted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """Return `bincount`'s result for as many numbers as it is asked for, or as there can be: none is above."""
+        taken = self._values.taken_for(args[0])
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        if not least and (taken is None or not taken.is_place):
+            raise UnknownValue
+        weights = args[1] if len(args) > 1 else kwargs.get("weights")
+        count = max(least, 0 if taken is None or not taken.is_place else taken.high + 1)
+        return torch.empty(count, dtype=torch.int64 if weights is None else torch.float64, device="meta")
+
     def _connectionist_loss(self, args: tuple[Any, ...]) -> Any:
         """Return the losses, and the table of paths that its backward needs, as wide as the longest target.
 
@@ -100,48 +111,47 @@ class Shapes:
         return [most] * lengths.numel()
 
 
-def _counted(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Return `bincount`'s result where it is asked for so many numbers: none is above."""
-    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    if not least:
-        raise UnknownValue
-    weights = args[1] if len(args) > 1 else kwargs.get("weights")
-    return torch.empty(least, dtype=torch.int64 if weights is None else torch.float64, device="meta")
-
-
 @dataclass
 class AssumedRows:
     """The share of rows assumed to be kept by operators such as `nonzero`, whose count unknown values decide.
 
     Attributes:
         shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1.
+        end: which end is taken elsewhere.
         used: a line for each place at which something was assumed.
+        taken: what was assumed of rows, by place.
     """
 
     shares: tuple[tuple[str, float], ...] = ()
+    end: End = "most"
     used: dict[str, None] = field(default_factory=dict)
-    _all_kept: dict[str, int] = field(default_factory=dict)
+    taken: dict[tuple[str, Kind], Assumption] = field(default_factory=dict)
 
     def at(self, line: str, func: Any) -> float | None:
         """Return the share at a line of the program, None where none is given."""
-        found = next((share for place, share in self.shares if place and line.endswith(place)), None)
-        if found is None:
-            found = dict(self.shares).get("")
+        found = self.share(line)
         if found is not None:
             self.used[f"{line}: {func} is assumed to keep {100 * found:g} % (--assume-rows)"] = None
         return found
 
-    def keep_all(self, line: str, rows: int) -> None:
-        """Note that a mask, of which nothing is known, is assumed to keep all of so many rows at a line."""
-        before = self._all_kept.get(line, 0)
-        if rows > before:
-            self.used.pop(_all_kept_words(line, before), None)
-            self._all_kept[line] = rows
-            self.used[_all_kept_words(line, rows)] = None
+    def share(self, line: str) -> float | None:
+        """Return the share that was given for a line of the program, None for none."""
+        found = next((share for place, share in self.shares if place and line.endswith(place)), None)
+        return dict(self.shares).get("") if found is None else found
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return a line for each thing that was assumed."""
+        return (*self.used, *(one.words for one in self.taken.values()))
 
-def _all_kept_words(line: str, rows: int) -> str:
-    return f"{ASSUMES_ALL} {rows:,} rows kept at {line}"
+    def take(self, new: Assumption) -> None:
+        """Note what is assumed of rows; of several at one line the most."""
+        key = new.place, new.kind
+        before = self.taken.get(key)
+        if before is None or before.high < new.high:
+            self.taken[key] = new
+        elif before.high == new.high and before.rows < new.rows:
+            self.taken[key] = replace(before, rows=new.rows)
 
 
 def is_unique(func: Any) -> bool:
@@ -149,31 +159,38 @@ def is_unique(func: Any) -> bool:
     return func in _UNIQUE
 
 
-def by_assumption(func: Any, args: tuple[Any, ...], share: float, where: str) -> Any:
-    """Return what an operator would give if it kept `share` of what it looks at, and that `where` `Kept` says.
+def looked_at(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the shape of what an operator keeps a part of."""
+    if func is MASKED_SELECT:
+        return tuple(torch.broadcast_shapes(args[0].shape, args[1].shape))
+    if func is _UNIQUE_DIM:
+        return (int(args[0].shape[args[1]]),)
+    return tuple(args[0].shape[:1] if gives_numbers(func) else args[0].shape)
+
+
+def by_assumption(func: Any, args: tuple[Any, ...], kept: int, where: str) -> Any:
+    """Return what an operator would give if it kept so many of what it looks at, and that `where` `Kept` says.
 
     Raises:
-        UnknownValue: it keeps no share of anything.
+        UnknownValue: it keeps no part of anything.
     """
-    kept = _numbers_kept if gives_numbers(func) else _KEPT.get(func)
-    if kept is None:
+    make = _numbers_kept if gives_numbers(func) else _KEPT.get(func)
+    if make is None:
         raise UnknownValue
-    return kept(args, share, where)
+    return make(args, kept, where)
 
 
-def _selected_share(args: tuple[Any, ...], share: float, _where: str) -> torch.Tensor:
-    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-    return torch.empty(_kept(shape, share), dtype=args[0].dtype, device="cpu")
+def _selected(args: tuple[Any, ...], kept: int, _where: str) -> torch.Tensor:
+    return torch.empty(kept, dtype=args[0].dtype, device="cpu")
 
 
-def _numbers_kept(args: tuple[Any, ...], share: float, _where: str) -> torch.Tensor:
-    return _spread(args[0].shape[:1], share)
+def _numbers_kept(args: tuple[Any, ...], kept: int, _where: str) -> torch.Tensor:
+    return _spread(args[0].shape[:1], kept)
 
 
-def _places_kept(args: tuple[Any, ...], share: float, where: str) -> torch.Tensor:
+def _places_kept(args: tuple[Any, ...], kept: int, where: str) -> torch.Tensor:
     shape = args[0].shape
-    flat = _spread(shape, share)
-    kept = len(flat)
+    flat = _spread(shape, kept)
     if where != "evenly":
         flat = torch.arange(kept, device="cpu") + (math.prod(shape) - kept) * (where == "last")
     if not shape:
@@ -181,21 +198,35 @@ def _places_kept(args: tuple[Any, ...], share: float, where: str) -> torch.Tenso
     return torch.stack(torch.unravel_index(flat, shape), dim=1)
 
 
-def _differing(tensor: torch.Tensor, share: float, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
-    """Return the values that differ, and, where they are asked for, which one each element is and how many are."""
-    values = torch.empty(_kept(tensor.shape, share), dtype=tensor.dtype, device="cpu")
-    numbers = torch.empty_like(values, dtype=torch.int64)
-    none = numbers.new_empty(0)
-    return values, none.new_empty(tensor.shape) if inverse else none, numbers if counts else none
+def _differing(
+    tensor: torch.Tensor, shape: tuple[int, ...], kept: int, found: tuple[int, ...], wanted: tuple[Any, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Return the values that differ, and, where they are wanted, which one each is and how many are.
+
+    Args:
+        shape: of the values; found: of which one each is.
+    """
+    values = torch.empty(shape, dtype=tensor.dtype, device="cpu")
+    inverse, counts = (*wanted, False, False)[:2]
+    none = values.new_empty(0, dtype=torch.int64)
+    return values, none.new_empty(found) if inverse else none, none.new_empty(kept) if counts else none
 
 
-_KEPT: dict[Any, Callable[[tuple[Any, ...], float, str], Any]] = {
-    _MASKED_SELECT: _selected_share,
+def _differing_rows(args: tuple[Any, ...], kept: int, _where: str) -> tuple[torch.Tensor, ...]:
+    tensor, dim = args[:2]
+    shape = list(tensor.shape)
+    shape[dim] = kept
+    return _differing(tensor, tuple(shape), kept, (tensor.shape[dim],), args[3:5])
+
+
+_KEPT: dict[Any, Callable[[tuple[Any, ...], int, str], Any]] = {
+    MASKED_SELECT: _selected,
     NONZERO: _places_kept,
-    _UNIQUE2: lambda args, share, _: _differing(args[0], share, *(*args[2:4], False, False)[:2]),
-    _UNIQUE_CONSECUTIVE: lambda args, share, _: _differing(args[0], share, *(*args[1:3], False, False)[:2]),
+    _UNIQUE2: lambda args, kept, _: _differing(args[0], (kept,), kept, args[0].shape, args[2:4]),
+    _UNIQUE_CONSECUTIVE: lambda args, kept, _: _differing(args[0], (kept,), kept, args[0].shape, args[1:3]),
+    _UNIQUE_DIM: _differing_rows,
 }
-"""By operator what it would give if it kept a share of what it looks at, evenly spread or at one end."""
+"""By operator what it would give if it kept so many of what it looks at, evenly spread or at one end."""
 
 
 def can_be_assumed(func: Any) -> bool:
@@ -208,14 +239,9 @@ def gives_numbers(func: Any) -> bool:
     return bool(func._opname == "nms" and func.namespace == "torchvision")
 
 
-def _spread(shape: tuple[int, ...], share: float) -> torch.Tensor:
-    """Return the numbers of a share of all elements, evenly spread."""
-    kept = _kept(shape, share)
+def _spread(shape: tuple[int, ...], kept: int) -> torch.Tensor:
+    """Return the numbers of so many elements, evenly spread."""
     return (torch.arange(kept, device="cpu") * (math.prod(shape) / max(1, kept))).long()
-
-
-def _kept(shape: tuple[int, ...], share: float) -> int:
-    return math.ceil(math.prod(shape) * share)
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:

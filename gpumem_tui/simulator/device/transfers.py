@@ -47,10 +47,10 @@ class Transfers:
         """
         self._gpu.streams.synchronize()
         taken = self._values.taken_for(tensor)
-        as_size = taken is not None and tensor.dtype is not torch.bool and taken.high > taken.value and not decides()
+        as_size = taken is not None and tensor.dtype is not torch.bool and taken.is_open and not decides()
         value = self._values.read(tensor, as_size=as_size)
-        if as_size:
-            self._results.keep_all(value)
+        if taken is not None and as_size:
+            self._results.assume("place" if taken.is_place else "count", taken.low, taken.high, value)
         if tensor.dtype is not torch.bool or self._values.of(tensor) is not None:
             return value
         passing = passes_on()

@@ -9,19 +9,17 @@ computed there as well. What the model computes is never known: everything that 
 from __future__ import annotations
 
 import ctypes
-import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
-from itertools import product
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gpumem_tui.simulator.allocator.assumptions import End
 from gpumem_tui.simulator.device.deferred import (
     MOST_ELEMENTS,
     Deferred,
@@ -33,6 +31,13 @@ from gpumem_tui.simulator.device.deferred import (
 )
 from gpumem_tui.simulator.device.kinds import is_dense
 from gpumem_tui.simulator.device.scratch import MATRIX_PRODUCTS
+from gpumem_tui.simulator.device.taken import (
+    UNKNOWN_NUMBER,
+    WHOLE,
+    Rows,
+    Taken,
+    Uniform,
+)
 
 _MOST_WHOLE_NUMBERS = 1 << 20
 _MOST_FLOATS = 1 << 18
@@ -68,56 +73,17 @@ _PERMUTATION: Any = _aten.randperm.default
 """Its parts are what samplers draw."""
 _COPIES = (_COPY, _aten._to_copy.default)
 _OVERWRITING = frozenset(("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"))
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
-_UNKNOWN_NUMBER = 1e-6
-"""What an unknown number reads as: shown as zero, but programs may divide by it, take its logarithm, and do not find
-that they have converged before they began."""
 _SAME_OF_EQUALS = ("max", "min", "avg")
 """Reductions of DTensor's collectives that give ranks, which all hold the same, that back."""
 _CHECKED_FOR_INF = "_amp_foreach_non_finite_check_and_unscale_"
 _PUT = ("index_put_", "_index_put_impl_")
-_COUNTING = ("sum", "count_nonzero")
-_CHOOSING = ("_to_copy", "clone", "max", "min", "amax", "amin", "all", "any")
-"""Operators that add elements up, and whose results are one of them, perhaps of another type."""
-_ARE_NO_NUMBERS = ("isnan", "isinf", "isposinf", "isneginf")
-
+_ONE_HOT: Any = _aten.scatter_.value
 _KEPT_TYPES = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
         torch.float16, torch.bfloat16, torch.float32, torch.float64,
     }
 )  # fmt: skip
-
-_WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """What each element of a tensor of truth values or whole numbers is taken for.
-
-    Attributes:
-        value: as which it reads where a program goes one way or another.
-        low: the least that it can be.
-        high: the most; sizes are taken from it, as how many rows a mask keeps.
-        certain: whether it is `value`.
-    """
-
-    value: int
-    low: int
-    high: int
-    certain: bool = False
-
-    @classmethod
-    def known(cls, value: int) -> Uniform:
-        """Return what is certain."""
-        return cls(value, value, value, certain=True)
-
-    @classmethod
-    def truth(cls, value: bool) -> Uniform:
-        """Return what reads as `value` and may be either."""
-        return cls(value, False, True)
 
 
 class Unwritten(Enum):
@@ -178,10 +144,13 @@ class Values:
 
     Args:
         live: what is known of each live storage, by its address.
+        end: of what is not known, the one that is taken.
     """
 
-    def __init__(self, live: Mapping[int, Holder]) -> None:
+    def __init__(self, live: Mapping[int, Holder], end: End = "most") -> None:
         self._live = live
+        self.end = end
+        self._taken = Taken(self)
         self._random_state: torch.Tensor | None = None
         self._worked: Worked | None = None
         """What is worked out where values are wanted at any price (`worked_out`)."""
@@ -219,18 +188,24 @@ class Values:
         """
         content = self._content(tensor)
         if isinstance(content, Uniform):
-            value = content.high if as_size else content.value
+            value = content.size(self.end) if as_size else content.value
             return bool(value) if tensor.dtype is torch.bool else value
         with self.worked_out():
             known = self._known(tensor) if content is not None else None
         if known is not None:
             return known.item()
-        return False if tensor.dtype == torch.bool else _UNKNOWN_NUMBER if tensor.is_floating_point() else 0
+        return False if tensor.dtype == torch.bool else UNKNOWN_NUMBER if tensor.is_floating_point() else 0
 
     def taken_for(self, tensor: torch.Tensor) -> Uniform | None:
         """Return what every element of a tensor is taken for; None where nothing is assumed of them."""
         content = self._content(tensor)
         return content if isinstance(content, Uniform) else None
+
+    def rows(self, mask: torch.Tensor) -> Rows:
+        """Return how many elements of a mask are kept, of which not each is known; each time as many."""
+        if self.is_unknown(mask):
+            self._take_for(mask, self._taken.mask_of(mask))
+        return self._taken.rows(mask, self.end)
 
     def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
@@ -250,8 +225,8 @@ class Values:
             if (known := self._known(tensor)) is not None:
                 return known
         if isinstance(content, Uniform):
-            return content.value if tensor.dtype is torch.bool else content.high
-        return _UNKNOWN_NUMBER * tensor.is_floating_point()
+            return content.value if tensor.dtype is torch.bool else content.size(self.end)
+        return UNKNOWN_NUMBER * tensor.is_floating_point()
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Learn what an operator that ran on the device makes known, and forget what it has changed unknowably."""
@@ -260,7 +235,7 @@ class Values:
             self._follow_change(rule, func, args, kwargs)
         elif rule.is_computed:
             first = args[0] if args else None
-            if rule.needs_values and self._is_unknown(first):
+            if rule.needs_values and self.is_unknown(first):
                 self._assume(func, args, kwargs, result)
             else:
                 self._follow_result(rule, func, args, kwargs, result)
@@ -321,6 +296,10 @@ class Values:
             return
         if func is _COPY:
             self._begin_to_write(args[0])
+        if func is _ONE_HOT and (one_hot := self._one_hot(*args[:4])) is not None:
+            self._forget(tensors)
+            self._take_for(args[0], one_hot)
+            return
         if all(self._content(tensor) is None for tensor in tensors):
             return
         masks = map(self.taken_for, _tensors(args[1:2])) if func._opname in _PUT else ()
@@ -347,8 +326,8 @@ class Values:
             run = partial(self._run, rule, func)
             with suppress(NotDeferrable):
                 kept = deferred_change(self._content, run, args, self._named(kwargs), args[0])
-            if kept is None and args[0].dtype in _WHOLE and _covers_storage(args[0]):
-                kept = self._follows(func, args, kwargs, args[0])
+            if kept is None and args[0].dtype in WHOLE and _covers_storage(args[0]):
+                kept = self._taken.follows(func, args, kwargs, args[0])
         self._forget(changed)
         holder = self._holder(changed[0])
         if kept is not None and holder is not None:
@@ -409,88 +388,30 @@ class Values:
         return True
 
     def _assume(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Assume what tests of unknown values read as: numbers are finite, and compare as a small one."""
-        if not is_dense(type(result)) or result.dtype not in _WHOLE:
-            return
-        holder = self._holder(result)
-        if holder is not None and holder.values is None:
-            tested = self._tested(func, args) if result.dtype is torch.bool else None
-            holder.values = tested or self._follows(func, args, kwargs, result)
+        """Assume what tests of unknown values read as, which places they give, and how many are of each class."""
+        for number, made in enumerate(_tensors((result,))):
+            holder = self._holder(made) if is_dense(type(made)) and made.dtype in WHOLE else None
+            if holder is None or holder.values is not None:
+                continue
+            counted = self._taken.counted(func, args, made)
+            if counted is not None:
+                counts = counted.counts(self.end)
+                known = torch.zeros(made.numel(), dtype=made.dtype, device="cpu")
+                known[: len(counts)] = torch.tensor(counts, dtype=made.dtype, device="cpu")
+                self.learn(made, known.view(made.shape))
+            else:
+                holder.values = self._taken.made(func, args, kwargs, made, number)
 
-    def _tested(self, func: Any, args: tuple[Any, ...]) -> Uniform | None:
-        """Return what a test of numbers is assumed to give; None where it is none, or elements may differ."""
-        name = func._opname
-        if name in _ARE_NO_NUMBERS:
-            return Uniform.known(False)
-        if name == "isin":  # what is looked for, as the end of a text, is not found
-            return Uniform.truth(False)
-        if name not in _COMPARISONS or args[0].dtype is torch.bool:
+    def _one_hot(self, target: torch.Tensor, dim: int, index: Any, value: Any) -> Uniform | None:
+        """Return what a tensor holds into which a one is written for each class; None where that is known, or other."""
+        if value != 1 or self.of(index) is not None:
             return None
-        one, other = args[:2]
-        left, right = self._as_number(one), self._as_number(other)
-        if left is None or right is None:
-            return None
-        value = _COMPARISONS[name](left, right)
-        if one is other or (type(other) is float and math.isinf(other)):
-            return Uniform.known(value)
-        is_of_zero = one.is_floating_point() and abs(right) < _UNKNOWN_NUMBER
-        if is_of_zero and not value and torch.is_inference_mode_enabled():  # are there weights that were never trained?
-            return Uniform(False, False, False)
-        return Uniform.truth(value)
+        return self._taken.one_hot(target, dim % target.dim(), index)
 
-    def _follows(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor
-    ) -> Uniform | None:
-        """Return what each element of a result is, of tensors whose elements are alike; None where none follows."""
-        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
-        found = [self._of_each(tensor, is_counted=result.dtype is not torch.bool) for tensor in tensors]
-        taken = [one for one in found if one is not None]
-        if len(taken) < len(found) or not taken:
-            return None
-        name, certain = func._opname, all(one.certain for one in taken)
-        first = taken[0]
-        if name in _COUNTING or (name in _CHOOSING and len(taken) == 1):
-            kind = bool if name == "count_nonzero" or result.dtype is torch.bool else int
-            each = tensors[0].numel() // max(1, result.numel()) if name in _COUNTING else 1
-            value, low, high = (kind(end) * each for end in (first.value, first.low, first.high))
-            return Uniform(value, low, high, certain)
-        if torch.Tag.pointwise not in func.tags:
-            return None
-
-        def computed(*numbers: int) -> int:
-            each = zip(numbers, tensors, strict=True)
-            scalars = iter([torch.tensor(number, dtype=of.dtype, device="cpu") for number, of in each])
-            given = [next(scalars) if isinstance(argument, torch.Tensor) else argument for argument in args]
-            return int(torch.empty((), dtype=result.dtype, device="cpu").copy_(func(*given, **kwargs)))
-
-        try:
-            ends = [computed(*numbers) for numbers in product(*((one.low, one.high) for one in taken))]
-            return Uniform(computed(*(one.value for one in taken)), min(ends), max(ends), certain)
-        except RuntimeError:  # such as a division by zero
-            return None
-
-    def _of_each(self, tensor: torch.Tensor, *, is_counted: bool) -> Uniform | None:
-        """Return what each element of a tensor is taken for; None where they may differ, or nothing is known."""
-        content = self._content(tensor) if isinstance(tensor, FakeTensor) else None
-        if isinstance(content, Uniform):
-            return content
-        if content is None and is_counted and tensor.dtype is torch.bool and isinstance(tensor, FakeTensor):
-            return Uniform.truth(False)
-        known = self.of(tensor) if isinstance(tensor, FakeTensor) else tensor
-        if known is None or known.dtype not in _WHOLE or not known.numel() or known.is_meta:
-            return None
-        least, most = (int(end) for end in torch.aminmax(known.int() if known.dtype is torch.bool else known))
-        return Uniform.known(least) if least == most else None
-
-    def _as_number(self, value: Any) -> float | None:
-        """Return one number for all elements: as `read` where they are unknown, None where they may differ."""
-        if not isinstance(value, torch.Tensor):
-            return float(value)
-        known = self.of(value) if isinstance(value, FakeTensor) else value
-        if known is None:
-            taken = self.taken_for(value)
-            return float(taken.value) if taken is not None else _UNKNOWN_NUMBER * value.is_floating_point()
-        return float(known.item()) if known.numel() == 1 else None
+    def _take_for(self, tensor: torch.Tensor, taken: Uniform) -> None:
+        holder = self._holder(tensor)
+        if holder is not None and _covers_storage(tensor):
+            holder.values = taken
 
     def _run(self, rule: _Rule, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator on host tensors, with random numbers of their own."""
@@ -538,7 +459,7 @@ class Values:
             if holder is not None:
                 holder.values = None
 
-    def _is_unknown(self, value: Any) -> bool:
+    def is_unknown(self, value: Any) -> bool:
         """Return whether a tensor on the device has values, of which nothing is known."""
         return is_dense(type(value)) and bool(value.numel()) and self._content(value) is None
 
@@ -567,7 +488,7 @@ def _is_small(tensor: torch.Tensor, *, is_drawn: bool = False) -> bool:
 
 def _is_data(func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether an operator copies whole numbers of the host to the device, and not too many."""
-    if func not in _COPIES or isinstance(args[0], FakeTensor) or args[0].dtype not in _WHOLE:
+    if func not in _COPIES or isinstance(args[0], FakeTensor) or args[0].dtype not in WHOLE:
         return False
     return bool(args[0].numel() <= _MOST_COPIED)
 
