@@ -74,8 +74,8 @@ class RowsAssumed(JsonObject, frozen=True):
         return tuple(cls(**asdict(one), changes_sizes=bool(traced.assumptions)) for one in traced.done.assumptions)
 
 
-class Passes(JsonObject, frozen=True):
-    """Passes of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
+class ConvolutionPasses(JsonObject, frozen=True):
+    """ConvolutionPasses of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
 
     passes: int
     largest: Range

@@ -23,7 +23,7 @@ from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown
 from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
 from gpumem_tui.run.events import Outcome, TrialDone
 from gpumem_tui.run.later import NotReached
-from gpumem_tui.search.assumed import Passes, RowsAssumed, convolutions
+from gpumem_tui.search.assumed import ConvolutionPasses, RowsAssumed, convolutions
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
 from gpumem_tui.search.fragmentation import AllocatorRemedy, larger_batch, remedy
@@ -374,7 +374,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     traced_layers: tuple[int, ...] | UnsetType = UNSET
     assumed: tuple[_Assumed, ...] | UnsetType = UNSET
     assumptions: tuple[RowsAssumed, ...] | UnsetType = UNSET
-    convolutions: dict[str, Passes] | UnsetType = UNSET
+    convolutions: dict[str, ConvolutionPasses] | UnsetType = UNSET
     momentary_peak_bytes: int | UnsetType | None = UNSET
     momentary_reserved_bytes: int | UnsetType | None = UNSET
     phases: tuple[_PhasePeak, ...] | UnsetType = UNSET
@@ -435,7 +435,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             assumed=tuple(_Assumed(operator=name, times=times, why=why) for name, times, why in traced.done.assumed),
             assumptions=RowsAssumed.of(traced),
             convolutions={
-                how: Passes(passes=passes, largest=largest)
+                how: ConvolutionPasses(passes=passes, largest=largest)
                 for how, (passes, largest) in convolutions(traced, batch_size).items()
             },
             momentary_peak_bytes=momentary,
