@@ -75,7 +75,7 @@ class RowsAssumed(JsonObject, frozen=True):
 
 
 class ConvolutionPasses(JsonObject, frozen=True):
-    """ConvolutionPasses of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
+    """Passes of convolutions whose workspace is known alike: how many, and the bytes of the largest workspace."""
 
     passes: int
     largest: Range

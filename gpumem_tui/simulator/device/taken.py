@@ -154,7 +154,7 @@ class Rows(NamedTuple):
     kind: Kind = "mask"
 
 
-class Known(Protocol):
+class KnownValues(Protocol):
     """What is known of tensors on the device (see `Values`)."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -174,7 +174,7 @@ class Taken:
         known: what is known of tensors.
     """
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: KnownValues) -> None:
         self._known = known
 
     def made(
