@@ -195,10 +195,10 @@ class _Trial:
         Args:
             timeline: of a run that fits; None where there is none.
         """
-        from gpumem_tui.run.keepers import leaks_in
+        from gpumem_tui.run.keepers import kept_checkpoint, leaks_in
 
-        leaks = () if timeline is None else leaks_in(timeline, self.simulated_gpu)
-        return (*leaks, *self.program.notes(), *self.notes)
+        kept = () if timeline is None else (*leaks_in(timeline, self.simulated_gpu), *kept_checkpoint(timeline))
+        return (*kept, *self.program.notes(), *self.notes)
 
     def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
         """Return a trial's outcome, with the figures up to now."""

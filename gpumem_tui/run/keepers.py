@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from gpumem_tui.causes import Cause
-from gpumem_tui.simulator.allocator.timeline import Timeline, growth, kept_from
+from gpumem_tui.memory import MIB
+from gpumem_tui.simulator.allocator.timeline import CHECKPOINT, Timeline, growth, kept_from
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.fast.repeats import Repetition
@@ -50,6 +51,19 @@ class _Name:
     @property
     def last(self) -> str:
         return self.words.rpartition(".")[2]
+
+
+def kept_checkpoint(timeline: Timeline) -> tuple[Cause, ...]:
+    """Return what a run holds of checkpoints at its end, which belongs to nothing that it trains."""
+    if not any(site.part == CHECKPOINT for site in timeline.site_table):
+        return ()
+    held = [one for one in timeline.held_after(len(timeline.events) - 1) if one.site.part == CHECKPOINT]
+    size_bytes = sum(one.size_bytes for one in held)
+    if size_bytes < MIB:
+        return ()
+    line = held[0].site.source
+    words = f"load it with map_location='cpu' ({line or 'unknown line'}), or drop it (`del`) once its weights are taken"
+    return (Cause("kept_checkpoint", words, size_bytes, line),)
 
 
 def leaks_in(timeline: Timeline, gpu: SimulatedGpu | None) -> tuple[Cause, ...]:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.generating import generate_in_full
-from gpumem_tui.run.saving import follow_saving
+from gpumem_tui.run.saving import follow_saving, name_checkpoints
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.run.trainers import follow_trainers
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
@@ -39,6 +39,7 @@ _REGISTERS = 65536
 def follow_libraries(program: Program) -> None:
     """Replace kernel launches by nothing, and writing checkpoints by a note; follow trainers."""
     follow_saving(program)
+    name_checkpoints(backend._gpu)
     follow_trainers(program)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))

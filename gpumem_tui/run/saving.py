@@ -13,7 +13,7 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,13 @@ from gpumem_tui.step.walking import buffers_in, parameters_in, tensors_in
 from gpumem_tui.workload.errors import is_users, one_line
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from gpumem_tui.run.program import Program
+    from gpumem_tui.simulator.device.gpu import SimulatedGpu
+
+_DEEPEST = 3
+"""Mappings within each other in which a checkpoint has its weights at most."""
 
 _TO_ONE_FILE = ("save", "save_file", "save_model")
 """Functions of torch and safetensors that write their first argument to the file that is their second."""
@@ -95,7 +101,8 @@ def follow_saving(program: Program) -> None:
     files.follow()
 
     def left_out() -> None:
-        program.note(f"a checkpoint is not written, as nothing was trained ({_calling_place()})")
+        place = _calling_place(sys._getframe(1)) or "by a library"
+        program.note(f"a checkpoint is not written, as nothing was trained ({place})")
         program.later.came("saving", program.steps)
 
     def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
@@ -169,6 +176,48 @@ def follow_saving(program: Program) -> None:
     after_import("accelerate.accelerator", accelerator)
 
 
+# What is loaded
+
+
+def name_checkpoints(gpu: SimulatedGpu) -> None:
+    """Have what the program loads onto the GPU from files of weights be known as a checkpoint."""
+
+    def loading(load: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(load)
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            found = load(*args, **kwargs)
+            if _has_weights(found):
+                gpu.loaded(tensors_in(found), _calling_place(sys._getframe(1)))
+            return found
+
+        return loaded
+
+    def safetensors(module: Any) -> None:
+        module.load_file = loading(module.load_file)
+
+    modules: Any = torch
+    modules.load = loading(torch.load)
+    after_import("safetensors.torch", safetensors)
+
+
+def _has_weights(held: object, depth: int = 0) -> bool:
+    """Return whether a file of what is held is one of weights, and not of data.
+
+    These are tensors by names of parameters, as ``blocks.0.weight``, or an optimizer's ``param_groups``.
+    """
+    if not isinstance(held, Mapping) or depth == _DEEPEST:
+        return False
+    return any(
+        name == "param_groups"
+        or (_is_of_weights(name) if isinstance(value, torch.Tensor) else _has_weights(value, depth + 1))
+        for name, value in held.items()
+    )
+
+
+def _is_of_weights(name: object) -> bool:
+    return isinstance(name, str) and ("." in name or name in ("weight", "bias"))
+
+
 def _of_trainer(save: Callable[..., Any], folder: str, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Have transformers' Trainer save into a folder that holds no older checkpoints, and forget it."""
     best = trainer.state.best_model_checkpoint
@@ -237,8 +286,8 @@ def _holds_no_data(obj: object) -> bool:
     return False
 
 
-def _calling_place() -> str:
-    for frame in callers(sys._getframe(2)):
-        if is_users(frame.f_code.co_filename):
-            return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return "by a library"
+def _calling_place(frame: FrameType) -> str:
+    for one in callers(frame):
+        if is_users(one.f_code.co_filename):
+            return f"{os.path.relpath(one.f_code.co_filename)}:{one.f_lineno}"
+    return ""

@@ -20,6 +20,11 @@ from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 _NEVER = -2
 """Stands for the mark of a release that did not come; -1 is the time before the first mark."""
 
+CHECKPOINT = "checkpoint"
+"""The part of `Bucket.OTHER` that was loaded from a file of weights and that the program has not made its own.
+
+It may be weights and an optimizer's state alike, so it belongs to neither bucket."""
+
 _INDEX = {bucket: index for index, bucket in enumerate(ALLOCATED_BUCKETS)}
 
 
@@ -252,6 +257,7 @@ class TimelineRecorder:
         self._site_numbers: dict[Site, int] = {}
         self._computed_sizes: dict[int, Computed] = {}
         self._from_host: set[int] = set()
+        self._loaded: dict[int, str] = {}
         self._emptied: list[int] = []
         self._streams: dict[int, int] = {}
         self._pending: set[int] = set()
@@ -386,6 +392,10 @@ class TimelineRecorder:
         """State that an allocation holds what the program copied to the device: data, unless it is tagged."""
         self._from_host.add(number)
 
+    def came_from_file(self, number: int, source: str) -> None:
+        """State that an allocation holds what a line of the program loaded from a checkpoint, unless it is tagged."""
+        self._loaded.setdefault(number, source)
+
     def cut(self) -> None:
         """Note an out-of-memory: if the run fails, what is released while the error travels does not count."""
         self._end = len(self._events)
@@ -408,6 +418,9 @@ class TimelineRecorder:
             case = born_in, released, recomputed, number in self._from_host
             if number in self._tags:
                 bucket = self._tags[number]
+            elif number in self._loaded:
+                bucket = Bucket.OTHER
+                self._parts.setdefault(number, CHECKPOINT)
             elif only_built and released == _NEVER and not recomputed:
                 bucket = Bucket.PARAMETERS
             elif case in by_rule:
@@ -442,6 +455,8 @@ class TimelineRecorder:
         sites, table = list(self._sites), tuple(self._site_numbers)
         for number, part in self._parts.items():
             site = replace(table[sites[number - 1]], part=part)
+            if part == CHECKPOINT and self._loaded.get(number):
+                site = replace(site, source=self._loaded[number])
             sites[number - 1] = self._site_numbers.setdefault(site, len(self._site_numbers))
         return tuple(sites)
 

@@ -135,6 +135,13 @@ class SimulatedGpu:
             if number is not None:
                 self.recorder.tag(number, bucket, part)
 
+    def loaded(self, tensors: Iterable[torch.Tensor], source: str) -> None:
+        """State that a line has loaded these tensors from a checkpoint, unless the program makes them its own."""
+        for tensor in tensors:
+            number = self.memory.allocation_of(local(tensor))
+            if number is not None:
+                self.recorder.came_from_file(number, source)
+
     def name_modules(self, model: torch.nn.Module) -> None:
         """Call the modules of `model` by their qualified names from now on."""
         self.sites.name_modules(model)
