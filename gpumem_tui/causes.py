@@ -12,12 +12,15 @@ from typing import Literal
 
 from gpumem_tui.memory import format_bytes
 
-CauseKind = Literal["leak", "evaluation_with_gradients", "whole_checkpoint", "no_gradient", "kept_checkpoint"]
+CauseKind = Literal[
+    "leak", "evaluation_with_gradients", "whole_checkpoint", "no_gradient", "kept_checkpoint", "reduce_buckets",
+]  # fmt: skip
 
 _LEADS: dict[CauseKind, str] = {
     "leak": "memory grows by {} a step: ",
     "evaluation_with_gradients": "evaluation holds {}, most of it for a backward that never comes: ",
     "whole_checkpoint": "backward makes {} of activations again at the same time: ",
+    "reduce_buckets": "reduce buckets are a second copy of the gradients, {}: ",
     "no_gradient": "{} of parameters in the optimizer never got a gradient: ",
     "kept_checkpoint": "{} of a checkpoint stay on the GPU: ",
 }

@@ -12,6 +12,7 @@ from torch import nn
 
 from gpumem_tui.importing import after_import
 from gpumem_tui.memory import Bucket
+from gpumem_tui.step import GATHERED, REDUCE_BUCKETS
 from gpumem_tui.step.walking import tensors_in
 
 _Name = Callable[[Bucket, Iterable[Any], str], None]
@@ -64,8 +65,6 @@ def _answer_kernels(note: Callable[[str], None]) -> None:
 
 MASTER_WEIGHTS = "fp32 master weights"
 GRADIENT_PARTITIONS = "gradient partitions"
-REDUCE_BUCKETS = "reduce buckets"
-GATHERED = "gathered parameters"
 OFFLOAD_BUFFERS = "offload buffers"
 
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")

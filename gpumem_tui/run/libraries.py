@@ -14,6 +14,7 @@ from torch.nn.modules._functions import SyncBatchNorm
 from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from gpumem_tui.causes import Cause
 from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.generating import generate_in_full
@@ -24,6 +25,8 @@ from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.step import REDUCE_BUCKETS
+from gpumem_tui.step.sites import own_line
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
@@ -45,6 +48,7 @@ def follow_libraries(program: Program) -> None:
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     if hasattr(torch.cuda, "_compile_kernel"):
         replace(torch.cuda, "_compile_kernel", lambda *_, **__: _KernelLeftOut(program))
+    _name_reduce_buckets(program)
     _iterate_in_full(program)
     generate_in_full(program)
     follow_deepspeed(program.note, program.name)
@@ -52,6 +56,32 @@ def follow_libraries(program: Program) -> None:
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
     )
+
+
+def _name_reduce_buckets(program: Program) -> None:
+    """Name what DistributedDataParallel's reducer keeps gradients in: it makes its buckets at once, and once anew."""
+    if not torch.distributed.is_available():
+        return
+    reducer = getattr(torch.distributed, "Reducer")  # noqa: B009  which torch does not export by its types
+    for name in ("__init__", "_rebuild_buckets"):
+        replace(reducer, name, functools.partialmethod(_with_buckets, original(reducer, name), program))
+
+
+_ONE_COPY = (
+    "`DistributedDataParallel(…, gradient_as_bucket_view=True)` has one, but for gradients that accumulate under "
+    "`no_sync()`"
+)
+
+
+def _with_buckets(reducer: Any, make: Callable[..., Any], program: Program, *args: Any, **kwargs: Any) -> Any:
+    recorder = backend._gpu.recorder
+    before = recorder.allocations
+    made = make(reducer, *args, **kwargs)
+    for number in range(before + 1, recorder.allocations + 1):
+        recorder.name(number, REDUCE_BUCKETS)
+    if make.__name__ == "__init__":
+        program.note(Cause("reduce_buckets", _ONE_COPY, line=own_line()))
+    return made
 
 
 def _iterate_in_full(program: Program) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
+from gpumem_tui.causes import Note
 from gpumem_tui.memory import Bucket
 from gpumem_tui.run.gradients import Gradients
 from gpumem_tui.run.later import Later
@@ -107,7 +108,7 @@ class Program:
         self._storages: dict[Bucket, dict[int, int]] = {}
         """By bucket what is known by name: the bytes of each storage."""
 
-        self._notes: dict[str, None] = {}
+        self._notes: dict[Note, None] = {}
         self._next_sample = 0.0
         self._peaks = (0, 0)
         self._hooks: PhaseHooks | None = None
@@ -356,11 +357,11 @@ class Program:
         """Whether an evaluation is going on that keeps what no backward will ask for."""
         return self._phase is Phase.EVALUATION and bool(self.gradients.evaluated_at) and torch.is_grad_enabled()
 
-    def note(self, text: str) -> None:
+    def note(self, text: Note) -> None:
         """Add a line to be known of the result; said once."""
         self._notes[text] = None
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Return all lines to be known of the result."""
         return tuple(filter(None, (*self._notes, self.lengths.line(self.steps), *self.later.lines(self.steps))))
 

@@ -21,7 +21,7 @@ from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Held, growth
 from gpumem_tui.snapshots.recording import RecordedRun, record
-from gpumem_tui.step import FROZEN_32, Phase
+from gpumem_tui.step import FROZEN_32, REDUCE_BUCKETS, Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -263,6 +263,11 @@ class Traced:
         elif cause.cause == "evaluation_with_gradients":
             kept = Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER
             size_bytes = self.trace.at(batch_size).most_made_in(Phase.EVALUATION, *kept)
+        elif cause.cause == "reduce_buckets":  # those that the gradients are views of are gradients
+            parts = self.parts(batch_size)
+            size_bytes = sum(
+                size for bucket, part, size in parts if (bucket, part) == (Bucket.TEMPORARY, REDUCE_BUCKETS)
+            )
         else:
             return cause
         return replace(cause, size_bytes=size_bytes) if size_bytes else None

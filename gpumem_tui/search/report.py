@@ -276,6 +276,8 @@ def composition_lines(traced: Traced, batch_size: int, by: str) -> list[str]:
     fused: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for held in traced.held_at_peak(batch_size):
         named = str(getattr(held.site, by))
+        if by == "operator" and held.bucket is Bucket.TEMPORARY:
+            named = held.site.part or named
         key = held.bucket.title, re.sub(r"\b\d+\b", "*", named) if by == "module" else named
         totals[key] += held.size_bytes
         fused[key].update(held.site.fused if by == "source" else ())

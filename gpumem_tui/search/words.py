@@ -279,7 +279,8 @@ def temporaries_line(held: Sequence[Held]) -> str:
     for one in [one for one in held if one.bucket is Bucket.TEMPORARY][:_LARGEST_TEMPORARIES]:
         what = next((words for name, words in _GRADIENTS_OF.items() if name in one.site.operator), "")
         place = fused_words(one.site.source or "unknown line", one.site.fused)
-        words.append(f"{format_bytes(one.size_bytes)} {what}{one.site.operator or 'an unknown operator'} ({place})")
+        named = one.site.part or one.site.operator or "an unknown operator"
+        words.append(f"{format_bytes(one.size_bytes)} {what}{named} ({place})")
     return f"temporary at the peak, the largest: {'; '.join(words)}" if words else ""
 
 

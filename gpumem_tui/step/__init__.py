@@ -16,6 +16,11 @@ FROZEN_32 = "frozen float32"
 """The part of the parameters that nothing trains and that could be in 16 bits."""
 
 
+GATHERED = "gathered parameters"
+REDUCE_BUCKETS = "reduce buckets"
+"""Parts of temporary memory: weights that a sharding engine has whole for a while, and gradients on their way."""
+
+
 class Phase(str, Enum):
     """Phase of a training run. `BATCH` is everything from the start of a step to the model's first forward.
 

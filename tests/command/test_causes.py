@@ -229,3 +229,47 @@ def test_an_evaluation_that_keeps_its_graph_is_named_and_mended_first(project: P
 def test_an_evaluation_whose_gradients_are_asked_for_keeps_them(project: Project) -> None:
     project.write("train.py", EVALUATES)
     assert not causes(project, "train.py", "attack", options=("--through", "eval", "--steps", "3"))
+
+
+# What engines for several GPUs hold
+
+RANKS = """\
+    import os
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("nccl")
+    net = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(8)]).cuda()
+    net = FSDP(net) if "fsdp" in sys.argv else DDP(net, gradient_as_bucket_view="view" in sys.argv)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(32, 2048, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+WEIGHTS = 8 * 2048 * 2048 * 4
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("ddp", ("temporary", "reduce buckets")), ("view", None), ("fsdp", ("temporary", "gathered parameters"))],
+)
+def test_buckets_and_gathered_weights_have_their_names(
+    project: Project, how: str, expected: tuple[str, str] | None
+) -> None:
+    project.write("train.py", RANKS)
+    launched = ("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", how)
+    found = project.predict(*launched).json["traced"]
+    parts = {(part["bucket"], part["part"]): part["bytes"] for part in found["parts"]}
+    copies = [cause for cause in found["causes"] if cause["cause"] == "reduce_buckets"]
+    if expected is None:
+        assert not copies
+        assert ("temporary", "reduce buckets") not in parts
+        return
+    assert parts[expected] == WEIGHTS
+    assert [copy["bytes"] for copy in copies] == ([WEIGHTS] if how == "ddp" else [])
+    assert [copy["line"] for copy in copies] == (["train.py:11"] if how == "ddp" else [])

@@ -388,6 +388,10 @@ class TimelineRecorder:
         if self._tags.setdefault(number, bucket) is bucket and part:
             self._parts.setdefault(number, part)
 
+    def name(self, number: int, part: str) -> None:
+        """Say which part of its bucket an allocation is, whichever that bucket comes to be."""
+        self._parts.setdefault(number, part)
+
     def came_from_host(self, number: int) -> None:
         """State that an allocation holds what the program copied to the device: data, unless it is tagged."""
         self._from_host.add(number)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +30,9 @@ from gpumem_tui.simulator.device.scratch import MAKING, MATRIX_PRODUCTS, is_assu
 from gpumem_tui.simulator.device.streams import SimulatedStream
 from gpumem_tui.simulator.device.taken import Uniform
 from gpumem_tui.simulator.device.values import Unwritten
+from gpumem_tui.step import GATHERED
 from gpumem_tui.step.phases import in_backward
+from gpumem_tui.step.sites import callers
 from gpumem_tui.step.walking import local
 
 
@@ -263,7 +268,8 @@ class DeviceMemory:
     def _tag_buffer(self, storage: torch.UntypedStorage) -> None:
         ref = self.live.get(storage._cdata)
         if ref is not None and ref.number:
-            self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY)
+            is_gathered = any(_is_sharding(frame) for frame in islice(callers(sys._getframe(1)), _FRAMES_OF_RESIZE))
+            self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY, GATHERED if is_gathered else "")
 
     def _record_storage(self, storage: torch.UntypedStorage) -> None:
         key, size_bytes = storage._cdata, storage.nbytes()
@@ -320,6 +326,15 @@ class DeviceMemory:
         if self.live.get(ref.key) is ref:
             del self.live[ref.key]
             self._gpu.streams.free(ref.number, ref.block)
+
+
+_FRAMES_OF_RESIZE = 8
+"""From a storage's resizing up to the engine that asks for it, through torch's kinds of storages."""
+
+
+def _is_sharding(frame: FrameType) -> bool:
+    """Return whether code of FSDP's runs in a frame."""
+    return str(frame.f_globals.get("__name__")).startswith(("torch.distributed.fsdp", "torch.distributed.utils"))
 
 
 def _is_of_host(args: Iterable[Any]) -> bool:
