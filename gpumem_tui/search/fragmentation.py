@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpumem_tui.memory import MIB, Unknown, format_bytes
+from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.search.prediction import Fit, Traced
+from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings, variable_for, with_option
 from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL
 from gpumem_tui.step import Phase
@@ -36,6 +38,7 @@ _WORTH_BYTES = 40 * MIB
 _MORE_SAMPLES = 0.01
 """The share by which a largest batch has to grow."""
 
+_EVERY = Sizes()
 _SURENESS: tuple[Fit, ...] = ("does not fit", "may not fit", "may fit", "fits")
 
 
@@ -47,6 +50,7 @@ class AllocatorRemedy:
         option: what is set, as `expandable_segments:True`.
         before, after: the trace under the settings that it was made with, and with the option too.
         batch_size: at which it is judged. `free_bytes`: what the step has to leave free.
+        sizes: the batch sizes that are taken.
     """
 
     option: str
@@ -54,6 +58,7 @@ class AllocatorRemedy:
     after: Traced
     batch_size: int
     free_bytes: int = 0
+    sizes: Sizes = field(default_factory=Sizes)
 
     @property
     def assignment(self) -> str:
@@ -88,7 +93,9 @@ class AllocatorRemedy:
     def largest(self) -> tuple[int, int] | None:
         """The largest batches that fit without and with it; None where they are not known."""
         before, after = self.before.max_batch_size, self.after.max_batch_size
-        return None if isinstance(before, Unknown) or isinstance(after, Unknown) else (before, after)
+        if isinstance(before, Unknown) or isinstance(after, Unknown):
+            return None
+        return self.sizes.at_most(before), self.sizes.at_most(after)
 
     @property
     def words(self) -> str:
@@ -108,14 +115,10 @@ class AllocatorRemedy:
         """Say what to set and what it gains, in a line."""
         return f"at no cost: {self.how}; then {self.words}"
 
-
-def larger_batch_line(traced: Traced) -> str:
-    """Say by what option of the allocator the largest batch grows; empty where by none."""
-    found = larger_batch(traced)
-    if found is None or found.largest is None:
-        return ""
-    before, after = found.largest
-    return f"at no cost: {found.how}; then the largest batch that fits is {after:,}, now {before:,}"
+    @property
+    def larger_line(self) -> str:
+        """Say which batch is safe with it."""
+        return "" if self.largest is None else f"batch {self.largest[1]:,} at no cost: {self.how}"
 
 
 def remedy(traced: Traced, batch_size: int, free_bytes: int = 0) -> AllocatorRemedy | None:
@@ -137,22 +140,25 @@ def remedy(traced: Traced, batch_size: int, free_bytes: int = 0) -> AllocatorRem
     return best
 
 
-def larger_batch(traced: Traced) -> AllocatorRemedy | None:
+def larger_batch(traced: Traced | Unknown, sizes: Sizes = _EVERY) -> AllocatorRemedy | None:
     """Return the option by which the largest batch grows most; None where none does, or no largest is known.
 
     A size just beyond the largest is replayed first, so that an option that helps nothing costs one replay.
+
+    Args:
+        sizes: the batch sizes that are taken.
     """
-    largest = traced.max_batch_size
-    if isinstance(largest, Unknown):
+    if isinstance(traced, Unknown) or isinstance(largest := traced.max_batch_size, Unknown):
         return None
+    largest = sizes.at_most(largest)
     best: tuple[int, AllocatorRemedy] | None = None
     for options in ((EXPANDABLE,), _OTHERS):
         for option in _usable(traced, options):
             known = largest if best is None else best[0]
             after = traced.under(AllocatorSettings.parse(with_option(traced.settings.text, option)))
-            least = known + max(1, int(known * _MORE_SAMPLES))
+            least = sizes.after(known + int(known * _MORE_SAMPLES))
             if after.fits(least) and isinstance(size := after.max_batch_size, int) and size >= least:
-                best = size, AllocatorRemedy(option, traced, after, max(1, largest))
+                best = size, AllocatorRemedy(option, traced, after, max(1, largest), sizes=sizes)
         if best is not None:
             break
     return None if best is None else best[1]
@@ -202,3 +208,34 @@ def _is_better(now: Traced, after: Traced, batch_size: int, free_bytes: int) -> 
     reserved = now.at(batch_size).peak_reserved_bytes
     saved_bytes = reserved - after.at(batch_size).peak_reserved_bytes
     return saved_bytes >= max(_WORTH_BYTES, _WORTH * reserved)
+
+
+class AllocatorObject(JsonObject, frozen=True):
+    """An option of the allocator that is worth setting, and what it gains, by a replay of the trace."""
+
+    option: str
+    how: str
+    reserved_bytes_before: int
+    reserved_bytes: int
+    fit_before: Fit
+    fit: Fit
+    max_batch_size_before: int | None
+    max_batch_size: int | None
+
+    @classmethod
+    def of(cls, found: AllocatorRemedy | None) -> AllocatorObject | None:
+        """Describe an option; None for none."""
+        if found is None:
+            return None
+        before, after = found.reserved_bytes
+        largest_before, largest = found.largest or (None, None)
+        return cls(
+            option=found.option,
+            how=found.how,
+            reserved_bytes_before=before,
+            reserved_bytes=after,
+            fit_before=found.before.fit(found.batch_size, found.free_bytes),
+            fit=found.fit,
+            max_batch_size_before=largest_before,
+            max_batch_size=largest,
+        )

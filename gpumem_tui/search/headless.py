@@ -16,9 +16,8 @@ from gpumem_tui.run.events import Ready, Sample, TrialDone
 from gpumem_tui.search import report
 from gpumem_tui.search.budget import Gate, GateTerms, footprint
 from gpumem_tui.search.config import SearchConfig
-from gpumem_tui.search.fragmentation import larger_batch_line
 from gpumem_tui.search.predicting import Predicted, TraceProgress, WhileTracing
-from gpumem_tui.search.prediction import Prediction, Traced
+from gpumem_tui.search.prediction import Prediction
 from gpumem_tui.search.printed import PredictObject, ResultLine, TrialLine
 from gpumem_tui.search.runner import TrialFinished, TrialProgress, search
 from gpumem_tui.search.verdict import Verdict
@@ -150,16 +149,13 @@ def _without_torch(config: SearchConfig, error: Unusable) -> str:
     return f"; by formula the largest batch is {largest:,}: `gpumem-tui predict` and `plan` answer without torch"
 
 
-def _verdict_line(verdict: Verdict, change: str, larger: str) -> str:
-    """Return how a search has ended in one line that stands first: what fits with room left, or what to change.
-
-    Args:
-        larger: what makes a larger batch fit at no cost; empty for nothing.
-    """
+def _verdict_line(verdict: Verdict, change: str) -> str:
+    """Return how a search has ended in one line that stands first: what fits with room left, or what to change."""
     line = f"{verdict.message[:1].upper()}{verdict.message[1:]}"
     if verdict.with_headroom is not None:
         line += f"; {report.headroom_line(verdict.with_headroom)}"
-    line += f"; {larger}" if larger else ""
+    if verdict.remedy is not None:
+        line += f"; {verdict.remedy.larger_line}"
     return f"{line}. To change: {change}." if change else f"{line}."
 
 
@@ -216,9 +212,7 @@ class _Printer:
         change, advice = self._advise(config) if verdict.outcome == "nothing_fits" else ("", [])
         largest = self._results.get(verdict.max_batch_size)
         if self._held is not None:
-            traced = None if prediction is None else prediction.traced
-            larger = larger_batch_line(traced) if isinstance(traced, Traced) else ""
-            self._held.insert(0, _verdict_line(verdict, change, larger))
+            self._held.insert(0, _verdict_line(verdict, change))
         self.release()
         self._output.show(
             body=lambda: ResultLine.of(config, verdict, prediction, advice),

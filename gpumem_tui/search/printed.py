@@ -26,7 +26,7 @@ from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.assumed import ConvolutionPasses, RowsAssumed, convolutions
 from gpumem_tui.search.budget import Gate, GateObject
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.fragmentation import AllocatorRemedy, larger_batch, remedy
+from gpumem_tui.search.fragmentation import AllocatorObject, remedy
 from gpumem_tui.search.prediction import Fit, Formula, KnownUnknown, Prediction, Traced
 from gpumem_tui.search.report import answer_line, wanted_accumulation
 from gpumem_tui.search.verdict import Conclusion, Verdict, WithHeadroom
@@ -315,37 +315,6 @@ class _Roomy(JsonObject, frozen=True):
     max_batch_size: int | None
 
 
-class AllocatorObject(JsonObject, frozen=True):
-    """An option of the allocator that is worth setting, and what it gains, by a replay of the trace."""
-
-    option: str
-    how: str
-    reserved_bytes_before: int
-    reserved_bytes: int
-    fit_before: Fit
-    fit: Fit
-    max_batch_size_before: int | None
-    max_batch_size: int | None
-
-    @classmethod
-    def of(cls, found: AllocatorRemedy | None) -> AllocatorObject | None:
-        """Describe an option; None for none."""
-        if found is None:
-            return None
-        before, after = found.reserved_bytes
-        largest_before, largest = found.largest or (None, None)
-        return cls(
-            option=found.option,
-            how=found.how,
-            reserved_bytes_before=before,
-            reserved_bytes=after,
-            fit_before=found.before.fit(found.batch_size, found.free_bytes),
-            fit=found.fit,
-            max_batch_size_before=largest_before,
-            max_batch_size=largest,
-        )
-
-
 class TracedObject(JsonObject, frozen=True, kw_only=True):
     """The traced step at a batch size. Figures are null where there is no trace, and `unavailable` says why."""
 
@@ -539,14 +508,6 @@ class TrialLine(JsonObject, frozen=True, tag_field="event", tag="trial"):
         )
 
 
-def _of_search(traced: Traced | Unknown, batch_size: int) -> TracedObject:
-    """Return the traced step with the option of the allocator by which the largest batch grows."""
-    found = TracedObject.of(traced, batch_size)
-    if isinstance(traced, Unknown):
-        return found
-    return msgspec.structs.replace(found, allocator=AllocatorObject.of(larger_batch(traced)))
-
-
 class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     """The last line of `search --json`."""
 
@@ -564,6 +525,7 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     workload: WorkloadObject
     device: DeviceObject
     advice: tuple[str, ...]
+    allocator: AllocatorObject | None = None
     formula: FormulaObject | UnsetType = UNSET
     traced: TracedObject | UnsetType = UNSET
     accumulation: Accumulation | UnsetType = UNSET
@@ -590,6 +552,7 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
             device=DeviceObject.of(config.device),
             advice=tuple(advice),
             formula=UNSET if prediction is None else FormulaObject.of(prediction.formula, at),
-            traced=UNSET if prediction is None else _of_search(prediction.traced, at),
+            traced=UNSET if prediction is None else TracedObject.of(prediction.traced, at),
+            allocator=AllocatorObject.of(verdict.remedy),
             accumulation=wanted_accumulation(config, verdict.safe_batch_size) or UNSET,
         )

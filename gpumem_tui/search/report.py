@@ -17,7 +17,7 @@ from gpumem_tui.report.tables import TextColumn, TextTable, counted
 from gpumem_tui.run.events import Outcome, Ready, TrialDone
 from gpumem_tui.search.assumed import assumed_line, assumed_lines, not_reached_line, workspace_lines
 from gpumem_tui.search.config import Device, SearchConfig
-from gpumem_tui.search.fragmentation import larger_batch_line, remedy
+from gpumem_tui.search.fragmentation import remedy
 from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
@@ -171,7 +171,10 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
         return formula_fits_line(prediction.formula, batch_size)
     size = workload.batch_words(batch_size)
     verdict = f"{size[:1].upper()}{size[1:]} {fit_words(traced, batch_size)} on {traced.gpu.title}"
+    found = remedy(traced, batch_size)
     change = "`gpumem-tui plan` in the place of `predict` says what would make it fit"
+    if found is not None and found.fit == "fits":
+        change = f"{found.how} makes it fit at no cost"
     return verdict_words(
         verdict,
         room_words(traced.free_range(batch_size)),
@@ -396,8 +399,8 @@ def result_lines(
         yield from [f"batch {safe:,}: {used}"] if used else []
     if verdict.with_headroom is not None:
         yield headroom_line(verdict.with_headroom)
-    if isinstance(traced, Traced) and verdict.outcome in ("found", "nothing_fits"):
-        yield from filter(None, [larger_batch_line(traced)])
+    if verdict.remedy is not None:
+        yield verdict.remedy.larger_line
     yield from (f"  {line}" for line in advice)
     if (steps := wanted_accumulation(config, verdict.safe_batch_size)) is not None:
         yield accumulation_line(config.workload, steps)

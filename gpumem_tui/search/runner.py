@@ -15,6 +15,7 @@ from gpumem_tui.run.control import Cancelled, Control, SideBySide, Unusable
 from gpumem_tui.run.events import Failed, Output, Sample, TrialDone, TrialRequest
 from gpumem_tui.search import strategy, verdict
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.fragmentation import larger_batch
 from gpumem_tui.search.predicting import Predicted, WhileTracing, near_guess, predicting
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.verdict import Verdict, with_headroom
@@ -83,6 +84,8 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
             largest = concluded.max_batch_size
             roomy = with_headroom(config.room, config.headroom, traced, results, largest, settings.sizes)
             concluded = replace(concluded, with_headroom=roomy)
+        if concluded.outcome in ("found", "nothing_fits"):
+            concluded = replace(concluded, remedy=larger_batch(traced, settings.sizes))
         yield concluded
     except Cancelled:
         yield verdict.cancelled(results, known)

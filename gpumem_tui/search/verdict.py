@@ -16,6 +16,7 @@ from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.run.events import TrialDone
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import Room
+from gpumem_tui.search.fragmentation import AllocatorRemedy
 from gpumem_tui.search.prediction import BatchSizes, Traced
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
 
@@ -85,6 +86,7 @@ class Verdict:
         verified: `max_batch_size` ran in memory that does not grow, and the very next size was out of memory.
         message: one line.
         with_headroom: the largest size that leaves the headroom free, too; None if that is not wanted or not known.
+        remedy: the option of the allocator by which the safe size grows; None where none does.
     """
 
     outcome: Conclusion
@@ -97,6 +99,7 @@ class Verdict:
     safe_batch_size: int = 0
     at_most_batch_size: int = 0
     with_headroom: WithHeadroom | None = None
+    remedy: AllocatorRemedy | None = None
 
     @property
     def exit_code(self) -> int:

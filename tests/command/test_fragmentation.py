@@ -53,5 +53,18 @@ def test_what_is_offered_is_what_the_program_takes_with_it(project: Project) -> 
 
 
 @pytest.mark.slow
+def test_a_search_names_the_batch_that_is_safe_with_it(project: Project) -> None:
+    project.write("train.py", PROGRAM.replace("SAID", ""))
+    words = ("search", "--gpu", "sim:t4-16gb", "--steps", "5", "--json", "--", "python", "train.py", "{batch}")
+    found, with_it = (
+        project.run(*words, environment=environment).lines[-1] for environment in ({}, {VARIABLE: EXPANDABLE})
+    )
+    offered = found["allocator"]
+    assert (offered["option"], with_it["allocator"]) == (EXPANDABLE, None)
+    assert offered["max_batch_size_before"] == found["safe_batch_size"] < with_it["safe_batch_size"]
+    assert offered["max_batch_size"] == with_it["safe_batch_size"]
+
+
+@pytest.mark.slow
 def test_a_program_that_has_set_it_is_offered_nothing(project: Project) -> None:
     assert predicted(project, "16", f'os.environ["{VARIABLE}"] = "{EXPANDABLE}"')["allocator"] is None

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import ALLOCATED_BUCKETS, GIB, MIB, Bucket, Unknown
 from gpumem_tui.options.workload import WorkloadOptions
 from gpumem_tui.search.config import SearchConfig
+from gpumem_tui.search.fragmentation import larger_batch
 from gpumem_tui.search.runner import TrialFinished
+from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.tui.kit.figures import proportions
 from gpumem_tui.tui.search.bar import bar_of
 from gpumem_tui.tui.search.ledger import PEAK, RESERVED, USED, LedgerLine, ledger_view
@@ -20,6 +23,7 @@ from gpumem_tui.tui.search.plot import clipped, plot_view
 from gpumem_tui.tui.search.state import SearchState, cancelling, held, reduce, selecting
 from gpumem_tui.workload.spec import WorkloadSpec
 from tests.scenes import search as scene
+from tests.search.traces import lengths, traced
 
 CONFIG = scene.config()
 FOUND = scene.folded(CONFIG, scene.found(CONFIG))
@@ -243,6 +247,16 @@ def test_the_headline_is_the_safe_size_and_only_what_ran_is_verified() -> None:
     )
     assert gap.startswith("The formula counts ")
     assert "at batch 35, the traced step " in gap
+
+
+def test_a_larger_batch_at_no_cost_comes_right_after_the_headline() -> None:
+    assert FOUND.verdict is not None
+    two, three = (lengths(*(size * share for share in (3, 4, 5, 7))) for size in (2, 3))
+    growing = traced(AffineTrace.fit((2, two), (3, three)), find_gpu("rtx-3090-24gb"))
+    view = verdict_view(replace(FOUND, verdict=replace(FOUND.verdict, remedy=larger_batch(growing))))
+    assert (verdict_view(FOUND).larger, view.headline) == ("", verdict_view(FOUND).headline)
+    assert view.larger.startswith("Batch ")
+    assert view.larger.endswith(" at no cost: export PYTORCH_ALLOC_CONF=expandable_segments:True")
 
 
 def test_the_gap_between_the_predictions_is_explained_from_the_prediction_on() -> None:

@@ -155,6 +155,7 @@ class VerdictView:
         headline: one line. `details`: what may be left out where there is no room.
         reach: how the wanted global batch is reached; empty if none is wanted.
         room: which batch leaves the headroom free, too; empty if that is not wanted or not known.
+        larger: which batch is safe at no cost, and how; empty for none.
     """
 
     badge: str
@@ -162,6 +163,7 @@ class VerdictView:
     headline: str
     reach: str = ""
     room: str = ""
+    larger: str = ""
     details: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
 
@@ -248,18 +250,21 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
     summary = f"{trials} · predicted: {_predictions(state)}"
     steps = wanted_accumulation(state.config, verdict.safe_batch_size)
     reach = "" if steps is None else _sentence(accumulation_line(state.config.workload, steps))
+    larger = "" if verdict.remedy is None else _sentence(verdict.remedy.larger_line)
     if verdict.outcome == "nothing_fits" and state.config.workload.shape is None:
         counted = state.formula.max_batch_size
         unknown = (f"{counted.reason}: no remedy is known",) if isinstance(counted, Unknown) else ()
-        return VerdictView("NOTHING FITS", "bad", message, details=unknown)
+        return VerdictView("NOTHING FITS", "bad", message, larger=larger, details=unknown)
     if verdict.outcome == "nothing_fits":
-        return VerdictView("NOTHING FITS", "bad", obstacle(state.config) or message, advice=advise(state.config))
+        return VerdictView(
+            "NOTHING FITS", "bad", obstacle(state.config) or message, larger=larger, advice=advise(state.config)
+        )
     if verdict.outcome == "found":
         badge = _badge(state, verdict)
         room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
         tone: Tone = "good" if verdict.verified and verdict.safe_batch_size else "warning"
         details = (summary, *_gap(state))
-        return VerdictView(badge, tone, message, reach=reach, room=room, details=details)
+        return VerdictView(badge, tone, message, reach=reach, room=room, larger=larger, details=details)
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
     return VerdictView("FAILED", "bad", message, reach, details=(f"{trials} · {_AGAIN}",))
@@ -370,7 +375,7 @@ class VerdictPanel(LinesPanel):
         ]
         if state.busy:
             lines[0].append((f" · {elapsed_s} s", MUTED))
-        lines += [[(line, "")] for line in (view.reach, view.room) if line]
+        lines += [[(line, "")] for line in (view.larger, view.reach, view.room) if line]
         if not short:
             lines += [[(line, MUTED)] for line in view.details]
         self.show_lines([*lines, *_advice(view, short=short)])
