@@ -388,7 +388,7 @@ class CudaStandIn:
             return self.allocators[self.current if device is None else device].malloc(size_bytes)
         except OutOfMemory as error:
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {error.requested_bytes} bytes."
+                f"CUDA out of memory. Tried to allocate {error.segment_bytes} bytes."
             ) from None
 
 

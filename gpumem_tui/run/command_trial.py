@@ -17,7 +17,6 @@ from uuid import UUID
 
 import torch
 
-from gpumem_tui.importing import after_import
 from gpumem_tui.launchers import ranks_here
 from gpumem_tui.run.cuda_recorder import (
     CudaMemory,
@@ -45,6 +44,7 @@ from gpumem_tui.run.events import (
 from gpumem_tui.run.later import Later, NotReached
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.neighbours import Neighbours
+from gpumem_tui.run.one_rank import follow_launchers, local_gpus, ranks
 from gpumem_tui.run.program import Program
 from gpumem_tui.run.session import CONCLUDE_SIGNAL
 from gpumem_tui.simulator.allocator.profile import Profile, profile_for, said_of
@@ -217,6 +217,9 @@ class _Trial:
 class _Simulated(_Trial):
     """On a GPU that is not there, as one rank, the first if no other is asked for, of however many there are."""
 
+    _message = ""
+    """PyTorch's, of the last time that memory ran out."""
+
     def start(self) -> None:
         from gpumem_tui.run.checkpoints import Checkpoints
         from gpumem_tui.run.libraries import answer_nvml, follow_libraries
@@ -229,26 +232,27 @@ class _Simulated(_Trial):
 
         gc.freeze()  # what was imported stays, and need not be looked at each time that cycles are looked for
         leave_compiler_unloaded(torch)
-        limit_bytes = self.request.limit_bytes if isinstance(self.request, TrialRequest) else None
         end = self.request.end if isinstance(self.request, TraceRequest) else "most"
         self.rows = AssumedRows(self.request.workload.assumed_rows, end)
         self.gpu = self.simulated_gpu = SimulatedGpu(
-            self.request.gpu, self.profile, limit_bytes, unlimited=isinstance(self.request, TraceRequest),
+            self.request.gpu, self.profile, self.request.limit_bytes, isinstance(self.request, TraceRequest),
+            self.request.ooms if isinstance(self.request, TraceRequest) else None,
             on_backward_error=self._failed_in_backward, on_out_of_memory=self._out_of_memory,
             assumed_rows=self.rows,
         )  # fmt: skip
         gpus, rank = self.request.workload.recipe.gpus, self.request.workload.rank
         stack = ExitStack()
         stack.enter_context(simulate(self.gpu))
-        stack.enter_context(presented_as_cuda(self.gpu, _local_gpus(gpus), rank))
+        stack.enter_context(presented_as_cuda(self.gpu, local_gpus(gpus), rank))
         atexit.register(_quietly(stack.close))
-        ranks = _ranks(gpus)
-        _follow_launchers(ranks, rank)
+        world = ranks(gpus)
+        follow_launchers(world, rank)
         self.follow(self.gpu, torch.cuda).start()
+        self.gpu.whole_tries = self.program.tries.whole
         self.conclude_when_asked()
         self.gpu.mode.transfers.arriving = self.program.lengths.arriving
-        if ranks > gpus:
-            self.program.note(f"rank {rank} of {ranks}: a launcher within the command starts the others")
+        if world > gpus:
+            self.program.note(f"rank {rank} of {world}: a launcher within the command starts the others")
         stack.enter_context(Repeats(self.gpu, self.program.called).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
         takes_batch = self.request.workload.takes_batch  # of whose sizes two run at a time
@@ -301,9 +305,12 @@ class _Simulated(_Trial):
         reasons = assumptions(assumed, self.request.gpu)
         seconds = time.perf_counter() - self.started
         size = self.request.batch_size or 0
+        ran_out = self.program.tries.result()
+        if ran_out is not None:
+            ran_out = replace(ran_out, reserved_bytes=self.gpu.allocator.stats.reserved_bytes)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes(timeline))
         done = replace(
-            done, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
+            done, ran_out=ran_out, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
             not_reached=self._not_reached(),
             parameters=0 if self.request.workload.command is None else self.program.parameters(),
             allocator=self.gpu.allocator.settings.text, assumptions=tuple(self.rows.taken.values()), **self._unsure(),
@@ -327,15 +334,43 @@ class _Simulated(_Trial):
             self.reporter.report(Ready.of(self.request.workload.as_torch or torch.__version__, self.profile))
 
     def _out_of_memory(self, message: str) -> None:
-        """Report that this batch does not fit: nothing the program does about it changes that."""
+        """Report that a trial's batch does not fit: nothing the program does about it changes that.
+
+        A program that looks for a larger batch by itself goes on, as does each that is traced: it may catch the error.
+        """
+        self._message = message
+        tried = self.program.size_now(self.gpu.memory.rows)
+        if isinstance(self.request, TrialRequest) and tried <= self.request.batch_size:
+            self._does_not_fit()
+        else:
+            self.program.ran_out(tried, self.gpu.sites.place(), self.gpu.memory.has_lost)
+
+    def _does_not_fit(self) -> None:
         self._follow_context()
         self.name_what_lives()
-        self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), message))
+        self.reporter.conclude(self.trial_done("oom", (self.gpu.finish(failed=True), ""), self._message))
+
+    def _died(self, detail: str) -> None:
+        """Report a program that ends as memory has run out."""
+        if isinstance(self.request, TrialRequest):
+            self._does_not_fit()
+        else:
+            self.reporter.runs_again = True
+            self.reporter.conclude(Failed("memory", detail, self.program.tries.times))
+
+    def _ended_early(self) -> None:
+        if not self.reporter.is_concluded and not self.program.tries.is_settled:
+            self._died(f"the command ended as it had run out of memory: {self._message}")
+        super()._ended_early()
 
     def failed(self, detail: str, error: BaseException) -> None:
         """Report what cannot be followed, of a workload that others than a trace answer for."""
+        from gpumem_tui.run.out_of_memory import is_out_of_memory
         from gpumem_tui.simulator.device.shapes import Untraceable
 
+        tries = self.program.tries
+        if tries.times and (not tries.is_settled or is_out_of_memory(error)):
+            self._died(detail)
         super().failed(detail, error)
         if isinstance(error, Untraceable) and self.request.workload.command is None:
             self.reporter.conclude(Failed("trace", detail))
@@ -437,9 +472,9 @@ class _Real(_Trial):
 
     def _allocation_failed(self, _device: int, requested: int, _device_total: int, device_free: int) -> None:
         """Note a request that the allocator refuses; cuDNN's trials of algorithms go on without."""
-        from gpumem_tui.simulator.device.gpu import requested_text
+        from gpumem_tui.simulator.device.gpu import size_text
 
-        wanted, free = requested_text(requested), requested_text(device_free)
+        wanted, free = size_text(requested), size_text(device_free)
         self._refused = f"CUDA out of memory. Tried to allocate {wanted}; {free} free"
 
     def _out_of_memory(self, error: BaseException) -> None:
@@ -484,105 +519,6 @@ def _when_made(kind: type[BaseException], call: Callable[[BaseException], None])
         call(error)
 
     changed.__init__ = made
-
-
-# Several ranks on a simulated GPU: this process is the one that is followed, and the others are never started
-
-_MOST_LOCAL = 8
-"""GPUs of one machine, where more are asked for than a launcher's line says."""
-
-
-_LOCAL_GPUS = "GPUMEM_TUI_LOCAL_GPUS"
-"""Tells processes that a program starts how many GPUs their machine has, where no launcher's variable does."""
-
-
-def _ranks(gpus: int) -> int:
-    """Return how many ranks there are: as many GPUs as asked for, else as a launcher's variables say."""
-    return gpus if gpus > 1 else ranks_here(os.environ).world_size or 1
-
-
-def _local_gpus(gpus: int) -> int:
-    """Return how many GPUs this process counts on its machine."""
-    counted = ranks_here(os.environ).local_size or int(os.environ.get(_LOCAL_GPUS) or 0)
-    return counted or min(_ranks(gpus), _MOST_LOCAL)
-
-
-def _follow_launchers(world: int, rank: int) -> None:
-    """Keep launchers from starting any rank but the one that is followed, and end those that are started all the same.
-
-    This process is that rank. A launcher (`torchrun`, `accelerate launch`) becomes the one program that it would have
-    started many times.
-    """
-    from gpumem_tui.simulator.cuda.world import answer_alone
-    from gpumem_tui.simulator.torch_internals import original
-    from gpumem_tui.simulator.torch_internals import replace as replace_in_torch
-
-    place = ranks_here(os.environ)
-    here = place.rank if place.rank is not None else place.local_rank
-    if here is not None and here != rank:
-        os._exit(0)
-    if world > 1:
-        _be_rank(rank, world, min(world, _local_gpus(world)))
-
-    def become(config: Any, entrypoint: Any, arguments: list[Any], **_: Any) -> Any:
-        size = world if world > 1 else config.min_nodes * config.nproc_per_node
-        _be_rank(rank, size, min(size, config.nproc_per_node))
-        if isinstance(entrypoint, str):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.execvp(entrypoint, [entrypoint, *map(str, arguments)])  # noqa: S606 - the user's own command
-        return {0: entrypoint(*arguments)}
-
-    def launcher(module: Any) -> None:
-        replace_in_torch(module, "launch_agent", become)
-
-    def spawner(module: Any) -> None:
-        start = original(module, "start_processes")
-
-        def start_one(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
-            if nprocs > 1:
-                os.environ.setdefault(_LOCAL_GPUS, str(nprocs))
-            return start(_AsRank(fn, rank) if rank else fn, args, min(nprocs, 1), *others, **more)
-
-        replace_in_torch(module, "start_processes", start_one)
-
-    def start_no_child(module: Any) -> None:
-        """Keep Lightning's launcher from starting this script again for every further rank."""
-        module._SubprocessScriptLauncher._call_children_scripts = lambda _launcher: None
-
-    after_import("torch.distributed.launcher.api", launcher)
-    after_import("torch.multiprocessing.spawn", spawner)
-    for package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
-        after_import(f"{package}.strategies.launchers.subprocess_script", start_no_child)
-    if torch.distributed.is_available():
-        answer_alone(rank)
-
-
-class _AsRank:
-    """The function of a spawned process, called as that of another rank."""
-
-    def __init__(self, function: Callable[..., Any], rank: int) -> None:
-        self._function, self._rank = function, rank
-
-    def __call__(self, _: int, *args: Any) -> Any:
-        return self._function(self._rank, *args)
-
-
-def _be_rank(rank: int, world: int, local: int) -> None:
-    """Be this rank by torchrun's variables, and its machine's first: its GPU is the one that is simulated.
-
-    Raises:
-        SystemExit: there is no such rank, in a line that ends the command.
-    """
-    if rank >= world:
-        raise SystemExit(f"--rank {rank}: the command has {world} ranks, 0 to {world - 1}")
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK="0", GROUP_RANK=str(rank // local), ROLE_RANK=str(rank), WORLD_SIZE=str(world),
-        ROLE_WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(local), GROUP_WORLD_SIZE=str(max(1, world // local)),
-        TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0",
-    )  # fmt: skip
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
 
 
 def _quietly(call: Callable[[], None]) -> Callable[[], None]:

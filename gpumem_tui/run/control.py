@@ -237,7 +237,7 @@ class SideBySide:
         is_beside = begun is not None or self._ahead is not None
         try:
             for event in converse(request, self._terms, self._control) if begun is None else begun.events():
-                if is_beside and isinstance(event, Failed):
+                if is_beside and isinstance(event, Failed) and event.kind != "memory":  # a device's, not the host's
                     break
                 yield event
             else:

@@ -59,6 +59,8 @@ class TraceRequest:
     """Trace the step on the simulated GPU at one batch size.
 
     Attributes:
+        limit_bytes: cap on reserved bytes; None for the whole device.
+        ooms: how often memory runs out where the device ends, before it has no end; None: each time.
         change: of a command: the change to make to it, by name (see `changes`), or `PROPOSE`; empty for
             neither.
         end: which end is taken of rows that only a GPU's values tell.
@@ -72,6 +74,8 @@ class TraceRequest:
     batch_size: int
     change: str = ""
     end: End = "most"
+    limit_bytes: int | None = None
+    ooms: int | None = 0
     action: Literal["trace"] = "trace"
 
 
@@ -150,6 +154,25 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class RanOut:
+    """A program ran out of memory, caught the error and went on.
+
+    Attributes:
+        times: how often.
+        tried: the batch sizes that there was no memory for, in order; empty where they cannot be told.
+        settled: the batch size of all steps since; None where it cannot be told.
+        place: ``file:line`` of the first time.
+        reserved_bytes: what the allocator holds at the end, cached blocks of what was tried among it.
+    """
+
+    times: int
+    tried: tuple[int, ...]
+    settled: int | None
+    place: str
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class TrialDone:
     """The outcome of one trial.
 
@@ -210,6 +233,7 @@ class TraceDone:
         allocator: of a command, what `PYTORCH_CUDA_ALLOC_CONF` said as it took memory: programs set it themselves.
         not_reached: of a user's command, what else it does or may do, and is not in the trace; None where it is none.
         assumptions: how many rows it is taken to keep where only a GPU's values tell, as far as sizes depend on it.
+        ran_out: that it ran out of memory and went on; the trace is of what it went on with. None where it did not.
     """
 
     trace: AffineTrace
@@ -232,6 +256,7 @@ class TraceDone:
     allocator: str = ""
     not_reached: tuple[NotReached, ...] | None = None
     assumptions: tuple[Assumption, ...] = ()
+    ran_out: RanOut | None = None
     event: Literal["trace"] = "trace"
 
 
@@ -241,12 +266,14 @@ class Failed:
 
     Attributes:
         kind: ``workload``: the user's file or options are wrong; ``python``: that interpreter is none;
-            ``torch``: no usable torch in it; ``trace``: the step cannot be traced; ``device``: the GPU cannot be used.
+            ``torch``: no usable torch in it; ``trace``: the step cannot be traced; ``device``: the GPU cannot be used;
+            ``memory``: it ended by the last of the `ooms` times that a simulated GPU was out of memory.
         detail: one clear line.
     """
 
-    kind: Literal["workload", "python", "torch", "trace", "device"]
+    kind: Literal["workload", "python", "torch", "trace", "device", "memory"]
     detail: str
+    ooms: int = 0
     event: Literal["failed"] = "failed"
 
 

@@ -18,6 +18,7 @@ from gpumem_tui.causes import Cause
 from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.generating import generate_in_full
+from gpumem_tui.run.out_of_memory import follow_finders
 from gpumem_tui.run.saving import follow_saving, name_checkpoints
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.run.trainers import follow_trainers
@@ -51,6 +52,7 @@ def follow_libraries(program: Program) -> None:
     _name_reduce_buckets(program)
     _iterate_in_full(program)
     generate_in_full(program)
+    follow_finders(program.tries)
     follow_deepspeed(program.note, program.name)
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(

@@ -21,6 +21,7 @@ from gpumem_tui.run.gradients import Gradients
 from gpumem_tui.run.later import Later
 from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
+from gpumem_tui.run.out_of_memory import Tries
 from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, follow_steps, in_backward, mark_backward
@@ -61,6 +62,7 @@ class Program:
         gradients: what it has them for.
         micro_batches: how far it has come.
         has_backward: whether any backward has begun.
+        tries: what it ran out of memory with.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Program:
             (module, "reset_peak_memory_stats") for module in (memory, getattr(memory, "memory", None)) if module
         )
         self._recorder = recorder
-        self._wanted = steps
+        self._wanted = self._asked_for = steps
         self._report = report
         self._done = done
         self._wait = wait
@@ -114,6 +116,7 @@ class Program:
         self._hooks: PhaseHooks | None = None
         self._step_began = time.perf_counter()
         self.micro_batches = MicroBatches(steps)
+        self.tries = Tries()
         self._micro_batch_is_counted = False
 
     # The program's hooks
@@ -168,6 +171,7 @@ class Program:
         if not self._is_followed or in_backward():
             return
         self._count_update()
+        self.tries.calls()
         self._inferences += not torch.is_grad_enabled()
         is_new = module not in self._roots
         evaluates = self._evaluations.is_one(module, self._trained, self.steps, self.later, is_new=is_new)
@@ -193,6 +197,8 @@ class Program:
         if not self._depth:
             self._take_inputs(more[:-1])
         is_trained = torch.is_grad_enabled() and self._phase is not Phase.EVALUATION
+        if not self._depth and self._is_followed and has_parameters(module) and not in_backward():
+            self.tries.called((args, *more[:-1]))
         if not self._depth and is_trained and self._is_followed and not in_backward():
             self.lengths.trained_on(module, (args, *more[:-1]), self.steps + 1)
 
@@ -248,6 +254,7 @@ class Program:
 
     def _has_all_steps(self) -> bool:
         """Return whether all steps were made; where their inputs differ in length, one more follows on the longest."""
+        self._wanted = self.tries.steps_wanted(self._wanted, self.steps, self._asked_for)
         if self.steps < self._wanted or self._missing:
             return False
         if self.later.after is None:
@@ -292,9 +299,35 @@ class Program:
 
     def _time_step(self) -> None:
         now = time.perf_counter()
+        self.tries.stepped()
         self.micro_batches.end_step()
         self.step_seconds.append(now - self._step_began)
         self._step_began = now
+
+    def size_now(self, rows: int) -> int:
+        """Return the samples that the program works on; 0 where that is not known.
+
+        Args:
+            rows: of the tensor that was made last, which is a batch before a model is called.
+        """
+        return self.tries.size_now(rows if self._phase in (Phase.BUILD, Phase.BATCH) else 0)
+
+    def ran_out(self, size: int, place: str, has_lost: Callable[[torch.Tensor], bool]) -> None:
+        """Note that memory ran out, which the program may catch.
+
+        Args:
+            size: the samples that there was none for. `place`: ``file:line``.
+            has_lost: whether a tensor has no memory: a gradient that backward would not have come to.
+        """
+        self.tries.ran_out(size, place)
+        for parameter in parameters_in(*self._roots):
+            if parameter.grad is not None and has_lost(parameter.grad):
+                parameter.grad = None
+        self._is_stepping = False
+        self._round.clear()
+        self._storages.pop(Bucket.GRADIENTS, None)
+        self._micro_batch_is_counted = False
+        self._enter(Phase.BATCH if self.steps else Phase.BUILD)
 
     def _begin_next(self) -> None:
         self._wait()

@@ -117,6 +117,8 @@ class _Session:
             from gpumem_tui.workload.errors import described
 
             self.reporter().failed(described(error), error)
+            if self.reporter().runs_again:
+                return
         self._before(kind, error, trace)
 
     def ended(self) -> None:
@@ -138,6 +140,7 @@ class Reporter:
 
     Attributes:
         is_concluded: the outcome was sent. `has_all_steps`: all steps that were asked for were made.
+        runs_again: the error that ends it is not to be shown, as it is run once more without it.
         steps: returns the optimizer steps so far. `on_end`: called as the interpreter exits.
         on_error: called with the words of an error that ends the process, and with it; it may conclude otherwise.
     """
@@ -155,6 +158,7 @@ class Reporter:
         self._lock = threading.Lock()
         self.is_concluded = False
         self.has_all_steps = False
+        self.runs_again = False
         self.steps: Callable[[], int] = lambda: 0
         self.on_end: Callable[[], None] = lambda: None
         self.on_error: Callable[[str, BaseException], None] = lambda *_: None

@@ -111,6 +111,7 @@ class _Traces:
     Attributes:
         whole: of the network that these stand for; None for none.
         end: which end they take of rows that only a GPU's values tell.
+        dies: a command ends where memory runs out first, so that nothing is learnt of others but what they need.
     """
 
     config: SearchConfig
@@ -120,6 +121,7 @@ class _Traces:
     takes_many: bool = True
     whole: _Traces | None = None
     end: End = "most"
+    dies: bool = False
     heard: Ready | None = None
 
     @property
@@ -130,17 +132,30 @@ class _Traces:
     def request(self, size: int) -> TraceRequest:
         """Return what asks for a run."""
         config = self.config
-        return TraceRequest(config.workload, config.device.gpu, config.steps, size, config.change, self.end)
+        gpu, limit_bytes = config.device.gpu, config.limit_bytes
+        ooms = None if config.workload.command is not None and not self.dies else 0
+        return TraceRequest(config.workload, gpu, config.steps, size, config.change, self.end, limit_bytes, ooms)
 
     def run(self, size: int, then: TraceRequest | None = None) -> Iterator[WhileTracing]:
         """Run it at a batch size, and meanwhile what is asked for next if there is room.
 
+        A command that ends as memory runs out is run once more on a device that then has no end, for what it needs.
+
         Raises:
             Unusable: it cannot be traced.
         """
+        request: TraceRequest | None = self.request(size)
+        while request is not None:
+            died = yield from self._run(request, then)
+            request, then = None if died is None else replace(request, ooms=died.ooms - 1), None
+            self.dies = self.dies or (request is not None and request.ooms == 0)
+
+    def _run(self, request: TraceRequest, then: TraceRequest | None) -> Generator[WhileTracing, None, Failed | None]:
+        """Run it, and return that it ended as memory ran out; None where it made its steps."""
+        size = request.batch_size
         yield TraceProgress(size)
         ready: Ready | None = None
-        for event in self.runner.converse(self.request(size), then):
+        for event in self.runner.converse(request, then):
             if isinstance(event, Ready):
                 ready = event
                 (self.whole or self).heard = event
@@ -150,8 +165,11 @@ class _Traces:
                 yield TraceProgress(size, event)
             elif isinstance(event, TraceDone) and ready is not None:
                 self.runs[size] = ready, event
+            elif isinstance(event, Failed) and event.kind == "memory":
+                return event
             elif isinstance(event, Failed):
                 raise Unusable(event)
+        return None
 
     def at(self, size: int) -> Timeline:
         """Return what was allocated in a run."""
@@ -214,6 +232,8 @@ class _Traces:
             checked = CHECKED_BATCH_SIZE if second == TRACED_BATCH_SIZES[1] else 2 * second
         if checked is not None:
             yield from self.run(checked)
+        if any(done.ran_out for _, done in self.runs.values()):
+            raise NotAffine("where memory runs out the command goes on with less")
         trace = AffineTrace.fit((first, self.at(first)), (second, self.at(second)))
         if checked == 1 and not trace.holds(1, self.at(1)):
             trace, checked = replace(trace, apart=((1, self.at(1)),)), CHECKED_BATCH_SIZE

@@ -21,7 +21,7 @@ from gpumem_tui.formula.rows import FormulaRow
 from gpumem_tui.formula.weights import trained_parameters
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown
 from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
-from gpumem_tui.run.events import Outcome, TrialDone
+from gpumem_tui.run.events import Outcome, RanOut, TrialDone
 from gpumem_tui.run.later import NotReached
 from gpumem_tui.search.assumed import ConvolutionPasses, RowsAssumed, convolutions
 from gpumem_tui.search.budget import Gate, GateObject
@@ -337,6 +337,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
     context_bytes: int | UnsetType = UNSET
     context_source: str | UnsetType = UNSET
     causes: tuple[_Cause, ...] | UnsetType = UNSET
+    out_of_memory: RanOut | UnsetType | None = UNSET
     notes: tuple[str, ...] | UnsetType = UNSET
     steps: int | UnsetType = UNSET
     not_reached: tuple[NotReached, ...] | UnsetType = UNSET
@@ -396,6 +397,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             peak=_Moment.of(replay),
             context_bytes=traced.ready.context_bytes,
             context_source=traced.ready.context_source,
+            out_of_memory=traced.done.ran_out,
             causes=tuple(_Cause.of(one, traced.steps_left(batch_size)) for one in causes_in(notes)),
             notes=tuple(map(str, notes)),
             steps=UNSET if traced.done.not_reached is None else traced.done.steps,
@@ -411,10 +413,7 @@ class TracedObject(JsonObject, frozen=True, kw_only=True):
             momentary_reserved_bytes=momentary_reserved,
             phases=tuple(map(_PhasePeak.of, replay.phases)),
             frozen_saving_bytes=traced.frozen_saving_bytes(batch_size),
-            parts=tuple(
-                _Part(bucket=bucket, part=part, bytes=size_bytes)
-                for bucket, part, size_bytes in traced.parts(batch_size)
-            ),
+            parts=tuple(_Part(bucket=bucket, part=part, bytes=size) for bucket, part, size in traced.parts(batch_size)),
             composition=tuple(map(_Held.of, traced.held_at_peak(batch_size))),
             allocator=AllocatorObject.of(remedy(traced, batch_size)),
             unavailable=reason_of(traced.max_batch_size) or UNSET,

@@ -22,6 +22,7 @@ from gpumem_tui.search.frameworks import rewriting
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.search.verdict import Verdict, WithHeadroom
 from gpumem_tui.search.words import (
+    cached_line,
     caveat,
     compared,
     fit_words,
@@ -39,6 +40,7 @@ from gpumem_tui.search.words import (
     signed,
     sizes_words,
     temporaries_line,
+    tried_words,
     up_to,
     verdict_words,
 )
@@ -169,7 +171,8 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     traced, workload = prediction.traced, config.workload
     if isinstance(traced, Unknown):
         return formula_fits_line(prediction.formula, batch_size)
-    size = workload.batch_words(batch_size)
+    tried = tried_words(traced.done.ran_out, traced.fit(batch_size))
+    size = tried or workload.batch_words(batch_size)
     verdict = f"{size[:1].upper()}{size[1:]} {fit_words(traced, batch_size)} on {traced.gpu.title}"
     found = remedy(traced, batch_size)
     change = "`gpumem-tui plan` in the place of `predict` says what would make it fit"
@@ -178,7 +181,7 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     return verdict_words(
         verdict,
         room_words(traced.free_range(batch_size)),
-        _largest_line(workload, traced),
+        "" if tried else _largest_line(workload, traced),
         (*rests_on(traced, workload.network), *([] if traced.fits_leaving(batch_size, 0) else [change])),
     )
 
@@ -340,6 +343,7 @@ def _traced_lines(config: SearchConfig, traced: Traced, batch_size: int) -> Iter
         context_line(traced),
         f"driver reserve {reserve_words(gpu)}" if gpu.reserves else "",
         layers_line(traced),
+        cached_line(traced.done.ran_out, traced.at(batch_size).peak_reserved_bytes),
     )
     yield from filter(None, lines)
     yield from parts_lines(traced, batch_size)

@@ -9,7 +9,7 @@ from typing import Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
-from gpumem_tui.run.events import Sample, TrialDone
+from gpumem_tui.run.events import RanOut, Sample, TrialDone
 from gpumem_tui.search.assumed import assumption_words
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import BatchSizes, Fit, Formula, KnownUnknown, Prediction, Traced
@@ -161,10 +161,37 @@ def peak_error(config: SearchConfig, formula: Formula, traced: Traced | Unknown,
 
 # Out of memory
 
+_MUCH_MORE = 1.1
+
+
+def tried_words(ran_out: RanOut | None, fit: Fit) -> str:
+    """Say what a command ran out of memory with and what it settled at, which fits; empty where it never ran out."""
+    if ran_out is None:
+        return ""
+    if ran_out.tried and fit == "does not fit":
+        return f"tried {ran_out.tried[0]:,} down to {ran_out.settled or 0:,}, which"
+    if ran_out.tried:
+        return f"tried {ran_out.tried[0]:,}, settled at {ran_out.settled or 0:,}, which"
+    times = "once" if ran_out.times == 1 else f"{ran_out.times} times, first"
+    return f"ran out of memory {times} at {ran_out.place or 'an unknown line'} and went on; the rest"
+
+
+def cached_line(ran_out: RanOut | None, needed_bytes: int) -> str:
+    """Say what the allocator keeps of what a command tried; empty where that is no more than what it needs.
+
+    Args:
+        needed_bytes: what it reserves at most with what it settled at.
+    """
+    if ran_out is None or ran_out.reserved_bytes <= _MUCH_MORE * needed_bytes:
+        return ""
+    kept = format_bytes(ran_out.reserved_bytes)
+    return f"PyTorch keeps {kept} reserved after it ran out of memory: torch.cuda.empty_cache() gives back what is free"
+
+
 _SIZE = r"([\d.]+ (?:[KMGT]iB|bytes))"
 _WANTED = re.compile(rf"Tried to allocate {_SIZE}")
-_FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} of it free")
-"""PyTorch's own words, and the simulated GPU's."""
+_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free")
+"""PyTorch's own words, and those of a real trial."""
 
 
 def shortfall(result: TrialDone, limit_bytes: int | None = None) -> str:

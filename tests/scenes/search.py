@@ -30,8 +30,9 @@ CONTEXT_RANGE = Range(CONTEXT_BYTES - 200 * MIB, CONTEXT_BYTES + 1200 * MIB)
 READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100", CONTEXT_RANGE)
 LARGEST, SAFE = 40, 39
 OUT_OF_MEMORY = (
-    "Simulated NVIDIA A100 80 GB out of memory. Tried to allocate 15.70 GiB; the device has 79.15 GiB, 14.06 GiB of it "
-    "free: 64.66 GiB allocated by PyTorch, 13.00 MiB reserved but unallocated, 426.00 MiB CUDA context."
+    "CUDA out of memory. Tried to allocate 15.70 GiB. GPU 0 has a total capacity of 79.15 GiB of which 14.06 GiB is "
+    "free. Including non-PyTorch memory, this process has 65.09 GiB memory in use. Of the allocated memory 64.66 GiB "
+    "is allocated by PyTorch, and 13.00 MiB is reserved by PyTorch but unallocated."
 )
 
 

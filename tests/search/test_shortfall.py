@@ -1,4 +1,4 @@
-"""The sizes of an out-of-memory message, in PyTorch's words and in the simulated GPU's."""
+"""The sizes of an out-of-memory message, in PyTorch's words and in those of a trial on a real GPU."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PYTORCH = (
     "CUDA out of memory. Tried to allocate 9.78 GiB. GPU 0 has a total capacity of 79.15 GiB of which 318.06 MiB is "
     "free. Process 4711 has 78.83 GiB memory in use. Of the allocated memory 60.77 GiB is allocated by PyTorch"
 )
-SIMULATED = "Simulated NVIDIA A100 80 GB out of memory. Tried to allocate 512 bytes; the device has 79.15 GiB, 0 bytes of it free: 60.77 GiB allocated by PyTorch"  # noqa: E501
+OBSERVED = "CUDA out of memory. Tried to allocate 512 bytes; 0 bytes free"
 
 
 @pytest.mark.parametrize(
     ("detail", "limit_bytes", "line"),
     [
         (PYTORCH, None, "wanted 9.78 GiB, 318.06 MiB free"),
-        (SIMULATED, None, "wanted 512 bytes, 0 bytes free"),
+        (OBSERVED, None, "wanted 512 bytes, 0 bytes free"),
         (PYTORCH, 20 * GIB, "wanted 9.78 GiB, 318.06 MiB free, limited to 20.00 GiB"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", None, "wanted 2.00 GiB"),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", None, "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),  # noqa: E501

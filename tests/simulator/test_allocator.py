@@ -8,7 +8,7 @@ from gpumem_tui.memory import GIB, KIB, MIB
 from gpumem_tui.simulator.allocator.blocks import Block
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
-from gpumem_tui.simulator.device.gpu import requested_text
+from gpumem_tui.simulator.device.gpu import size_text
 
 NO_SPLIT_FROM_32_MIB = AllocatorSettings(max_split_size_bytes=32 * MIB)
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -168,7 +168,7 @@ def test_out_of_memory_says_what_was_asked_and_what_is_held() -> None:
     device.malloc(5 * MIB)
     with pytest.raises(OutOfMemory) as caught:
         device.malloc(90 * MIB)
-    assert caught.value.requested_bytes == 90 * MIB
+    assert caught.value.segment_bytes == 90 * MIB
     assert caught.value.allocated_bytes == 5 * MIB
     assert caught.value.reserved_bytes == 20 * MIB
     assert caught.value.capacity_bytes == 100 * MIB
@@ -410,4 +410,4 @@ def test_peaks_start_anew_from_the_current_values() -> None:
     ("size", "text"), [(512, "512 bytes"), (1536, "1.50 KiB"), (20 * MIB, "20.00 MiB"), (3 * GIB, "3.00 GiB")]
 )
 def test_sizes_read_as_in_pytorchs_own_message(size: int, text: str) -> None:
-    assert requested_text(size) == text
+    assert size_text(size) == text

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.memory import GIB, MIB
-from gpumem_tui.simulator.device.gpu import simulate
+from gpumem_tui.simulator.allocator.profile import profile_for
+from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
 from gpumem_tui.simulator.device.shapes import Untraceable
 from tests.in_process import as_cuda
 from tests.simulator.simulated_steps import CUBLAS_WORKSPACE_BYTES, on, simulated_gpu
@@ -260,7 +261,11 @@ def test_out_of_memory_in_forward_leaves_the_process_able_to_go_on() -> None:
         held = torch.empty(70 * GIB, dtype=torch.uint8, device=device)
         with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 70\.00 GiB") as caught:
             torch.empty(70 * GIB, dtype=torch.uint8, device=device)
-        assert "NVIDIA A100" in str(caught.value)
+        assert str(caught.value).startswith(
+            "CUDA out of memory. Tried to allocate 70.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 8.66 "
+            "GiB is free. Including non-PyTorch memory, this process has 70.49 GiB memory in use. Of the allocated "
+            "memory 70.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. "
+        )
         assert "\n" not in str(caught.value)
         assert memory.memory_stats()["num_ooms"] == 1
         del held
@@ -315,7 +320,20 @@ def test_an_unlimited_device_is_never_full() -> None:
     gpu = simulated_gpu(unlimited=True)
     with simulate(gpu) as device:
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
+        free, total = torch.get_device_module(device).mem_get_info()
     assert gpu.allocator.stats.num_ooms == 0
+    assert (free, total) == (0, gpu.gpu.cuda_total_bytes)
+
+
+def test_a_traced_device_is_full_as_often_as_it_is_to_be_and_then_has_no_end() -> None:
+    shape = find_gpu("a100-80gb")
+    gpu = SimulatedGpu(shape, profile_for(torch.__version__, shape), unlimited=True, ooms=1)
+    with simulate(gpu) as device:
+        held = torch.empty(70 * GIB, dtype=torch.uint8, device=device)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(10 * GIB, dtype=torch.uint8, device=device)
+        more = torch.empty(10 * GIB, dtype=torch.uint8, device=device)
+    assert held.numel() + more.numel() == gpu.allocator.stats.allocated_bytes == 80 * GIB
 
 
 # Kernels

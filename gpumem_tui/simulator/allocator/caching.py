@@ -27,14 +27,19 @@ _FIRST_ADDRESS = 1 << 62
 
 
 class OutOfMemory(Exception):
-    """The device cannot serve a request, after every cached segment has been given back."""
+    """The device cannot serve a request, after every cached segment has been given back.
+
+    Attributes:
+        segment_bytes: what the driver was asked for, which PyTorch's message says was tried to be allocated.
+    """
 
     def __init__(self, requested_bytes: int, allocator: CachingAllocator) -> None:
         super().__init__(f"{requested_bytes} bytes do not fit")
-        self.requested_bytes = requested_bytes
+        self.segment_bytes = allocator.segment_size(allocator.round_size(requested_bytes))
         self.allocated_bytes = allocator.stats.allocated_bytes
         self.reserved_bytes = allocator.stats.reserved_bytes
         self.capacity_bytes = allocator.capacity_bytes
+        self.allowed_bytes = allocator.allowed_bytes
 
 
 class CachingAllocator:

@@ -253,6 +253,8 @@ class TimelineRecorder:
         self._parts: dict[int, str] = {}
         self._marks: list[Mark] = []
         self._end: int | None = None
+        self._trying: int | None = None
+        self._tries: list[tuple[int, int]] = []
         self._sites: list[int] = []
         self._site_numbers: dict[Site, int] = {}
         self._computed_sizes: dict[int, Computed] = {}
@@ -305,6 +307,7 @@ class TimelineRecorder:
             bucket: what it is, if that is known at once.
             stream: in whose pool it is.
         """
+        self._end_try()
         if isinstance(size, Computed):
             self._computed_sizes[len(self._sizes) + 1] = size
             self._sizes.append(size.size_bytes)
@@ -323,6 +326,7 @@ class TimelineRecorder:
 
     def allocate_again(self, source: int) -> int:
         """Record an allocation that is as number `source` was, and return its number."""
+        self._end_try()
         index = source - 1
         number = len(self._sizes) + 1
         self._sizes.append(self._sizes[index])
@@ -345,6 +349,7 @@ class TimelineRecorder:
 
         Returns how many allocations were recorded before.
         """
+        self._end_try()
         before = len(self._sizes)
         self._sizes += [self._sizes[source - 1] for source in sources]
         self._sites += [self._sites[source - 1] for source in sources]
@@ -401,8 +406,23 @@ class TimelineRecorder:
         self._loaded.setdefault(number, source)
 
     def cut(self) -> None:
-        """Note an out-of-memory: if the run fails, what is released while the error travels does not count."""
-        self._end = len(self._events)
+        """Note an out-of-memory, before which cached segments are given back.
+
+        If the run fails, what is released while the error travels does not count; else the next allocation ends what
+        the program tried.
+        """
+        self._end = self._trying = len(self._events)
+        self.empty_cache()
+
+    def _end_try(self) -> None:
+        if self._trying is not None:
+            self._tries.append((self._trying, len(self._events)))
+            self._trying = None
+
+    @property
+    def tries(self) -> tuple[tuple[int, int], ...]:
+        """Return before which event memory ran out, and before which the program went on, each time that it did."""
+        return tuple(self._tries)
 
     def finish(self, failed: bool = False) -> Timeline:
         """Return the run so far, or if it failed up to where memory ran out, with every allocation in its bucket.

@@ -87,5 +87,8 @@ class DeviceParts(Protocol):
     def tag(self, bucket: Bucket, tensors: Iterable[torch.Tensor], part: str = "") -> None:
         """State which bucket these tensors are, and which part of it."""
 
+    def goes_beyond(self) -> bool:
+        """Return whether memory has no end from now on, though it has just run out."""
+
     def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
         """Make the exception that PyTorch would raise."""

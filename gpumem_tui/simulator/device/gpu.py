@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from gpumem_tui.simulator.allocator.folding import Round, folded
 from gpumem_tui.simulator.allocator.profile import THREADS_PER_BLOCK, WARP_SIZE, Profile, per_multiprocessor
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
+from gpumem_tui.simulator.allocator.tries import settled
 from gpumem_tui.simulator.device import attention, autocast, eight_bit, kernels, older, recurrent, unregistered
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.engine import Passes
@@ -48,6 +49,8 @@ from gpumem_tui.step.sites import SiteFinder
 from gpumem_tui.step.walking import local
 from gpumem_tui.text import minor_of
 
+_ENDLESS = 1 << 60
+
 
 class SimulatedGpu:
     """One simulated GPU: its allocator and the record of what ran on it.
@@ -56,17 +59,20 @@ class SimulatedGpu:
         gpu: the GPU to be.
         profile: version- and architecture-dependent facts.
         limit_bytes: a cap on reserved bytes, as `set_per_process_memory_fraction` sets one; None for none.
-        unlimited: never run out of memory, to trace what a step would need: at other batch sizes too, so buffers that
-            kernels take only from some size on are recorded, empty, where they are not taken.
+        unlimited: trace what a step would need: at other batch sizes too, so buffers that kernels take only from some
+            size on are recorded, empty, where they are not taken; and never run out of memory, but for `ooms`.
+        ooms: how often an unlimited one runs out of memory all the same, where the real one ends, before it has no end;
+            None: each time.
         on_backward_error: called with an error in backward other than out-of-memory, just before it ends the process
             (see `DeviceMemory.raise_if_full`).
-        on_out_of_memory: called with the message, just before it is raised.
+        on_out_of_memory: called with the message, just before it is raised; not called where memory has no end.
         assumed_rows: how many rows operators give whose result's shape depends on what the GPU computes.
         notes: gets a line for what else is assumed, each as a key.
         allocator: in the place of one with this GPU's memory.
 
     Attributes:
         dropout_state: cuDNN's random states for dropout between recurrent layers, once they were asked for.
+        whole_tries: tells which times that memory ran out all steps since the last time were part of what was tried.
     """
 
     def __init__(  # noqa: PLR0913 - each is a keyword that one kind of run sets
@@ -75,6 +81,7 @@ class SimulatedGpu:
         profile: Profile,
         limit_bytes: int | None = None,
         unlimited: bool = False,
+        ooms: int | None = 0,
         on_backward_error: Callable[[Exception], None] = lambda _: None,
         on_out_of_memory: Callable[[str], None] = lambda _: None,
         assumed_rows: AssumedRows | None = None,
@@ -88,8 +95,12 @@ class SimulatedGpu:
         self.on_out_of_memory = on_out_of_memory
         self.notes = {} if notes is None else notes
         self.dropout_state: torch.Tensor | None = None
-        capacity = 1 << 60 if unlimited else gpu.cuda_total_bytes - profile.context_bytes
+        self.whole_tries: Callable[[], Container[int]] = tuple
+        self._ooms_left = ooms if unlimited else None
+        capacity = gpu.cuda_total_bytes - profile.context_bytes
         self.allocator = allocator or CachingAllocator(capacity, AllocatorSettings.from_environment, limit_bytes)
+        if self._ooms_left == 0:
+            self._remove_end()
         self.recorder = TimelineRecorder()
         self.phases_begun = 0
         self._rounds: list[Round] = []
@@ -153,22 +164,42 @@ class SimulatedGpu:
         return state
 
     def finish(self, failed: bool = False) -> Timeline:
-        """Return the run so far; if it failed, up to where memory ran out."""
-        return self.recorder.finish(failed)
+        """Return the run so far without what it tried and had no memory for; if it failed, up to where that ran out."""
+        return settled(self.recorder.finish(failed), self.recorder.tries, self.whole_tries())
 
     def finish_folded(self, *, is_exact: bool) -> Timeline:
-        """Return the run so far without what it did again and again alike (see `folded`)."""
+        """Return the run so far without what it did again and again alike (see `folded`), if memory never ran out."""
+        if self.recorder.tries:
+            return self.finish()
         return folded(self.finish(), self._rounds, is_exact=is_exact)
 
+    def _remove_end(self) -> None:
+        self.allocator.capacity_bytes, self.allocator.allowed_bytes = _ENDLESS, None
+
+    def goes_beyond(self) -> bool:
+        """Return whether memory has no end from now on, though it has just run out; else count that it has."""
+        if self._ooms_left == 0:
+            self._remove_end()
+            return True
+        if self._ooms_left is not None:
+            self._ooms_left -= 1
+        return False
+
     def out_of_memory(self, error: OutOfMemory) -> torch.OutOfMemoryError:
-        """Make the exception that PyTorch would raise, saying what its own message says."""
-        free = max(0, error.capacity_bytes - error.reserved_bytes)
+        """Make the exception that PyTorch raises, with its message (`malloc` in CUDACachingAllocator.cpp of 2.10)."""
+        text, context_bytes = size_text, self.profile.context_bytes
+        free_bytes = max(0, error.capacity_bytes - error.reserved_bytes)
+        used_bytes = error.reserved_bytes + context_bytes
+        allowed = "" if error.allowed_bytes is None else f"{text(error.allowed_bytes)} allowed; "
         message = (
-            f"Simulated {self.gpu.title} out of memory. Tried to allocate {requested_text(error.requested_bytes)}; "
-            f"the device has {requested_text(self.gpu.cuda_total_bytes)}, {requested_text(free)} of it free: "
-            f"{requested_text(error.allocated_bytes)} allocated by PyTorch, "
-            f"{requested_text(error.reserved_bytes - error.allocated_bytes)} reserved but unallocated, "
-            f"{requested_text(self.profile.context_bytes)} {self.gpu.runtime} context."
+            f"{self.gpu.runtime} out of memory. Tried to allocate {text(error.segment_bytes)}. GPU 0 has a total "
+            f"capacity of {text(self.gpu.cuda_total_bytes)} of which {text(free_bytes)} is free. Including non-PyTorch "
+            f"memory, this process has {text(used_bytes)} memory in use. {allowed}Of the allocated memory "
+            f"{text(error.allocated_bytes)} is allocated by PyTorch, and "
+            f"{text(error.reserved_bytes - error.allocated_bytes)} is reserved by PyTorch but unallocated. If reserved "
+            "but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+            "fragmentation.  See documentation for Memory Management  "
+            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
         self.on_out_of_memory(message)
         return torch.OutOfMemoryError(message)
@@ -296,8 +327,9 @@ class Backend:
 
     def mem_get_info(self, *_: object, **__: object) -> tuple[int, int]:
         """Return (free, total) bytes, as cudaMemGetInfo does."""
-        allocator = self._gpu.allocator
-        return allocator.capacity_bytes - allocator.stats.reserved_bytes, self._gpu.gpu.cuda_total_bytes
+        total_bytes = self._gpu.gpu.cuda_total_bytes
+        used_bytes = self._gpu.profile.context_bytes + self._gpu.allocator.stats.reserved_bytes
+        return max(0, total_bytes - used_bytes), total_bytes
 
     get_memory_info = mem_get_info
 
@@ -390,7 +422,7 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
             Streams.active = previous_streams
 
 
-def requested_text(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
     """Write a size as PyTorch's out-of-memory message does (`format_size` in CUDACachingAllocator.cpp)."""
     if size_bytes <= KIB:
         return f"{size_bytes} bytes"

@@ -55,6 +55,7 @@ class DeviceMemory:
     Attributes:
         live: what is known of each live storage, by its address.
         operator: the operator at work, under whose name new allocations are recorded.
+        rows: of the last tensor that was made; 0 of one without.
         assumed: how often operators were met whose scratch is not known, by name.
     """
 
@@ -65,6 +66,7 @@ class DeviceMemory:
         self._tried: set[tuple[Hashable, bool]] = set()
         self.live: dict[int, StorageRef] = {}
         self.operator = ""
+        self.rows = 0
         self.assumed: Counter[str] = Counter()
 
     def raise_if_full(self) -> None:
@@ -86,6 +88,11 @@ class DeviceMemory:
             return None
         ref = self.live.get(tensor.untyped_storage()._cdata)
         return ref.number if ref is not None else None
+
+    def has_lost(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor should lie on the device, and has no memory there: it had run out in backward."""
+        mine = local(tensor)
+        return is_here(mine) and mine.layout is torch.strided and bool(mine.numel()) and not self.allocation_of(mine)
 
     def made_in(self, tensor: torch.Tensor) -> Evaluation | None:
         """Return the backward formula that made a tensor's storage; None if that was not in backward."""
@@ -109,7 +116,7 @@ class DeviceMemory:
         """Allocate for every storage of an operator's results that is new on the device."""
         if isinstance(result, torch.Tensor):
             if is_here(result):
-                self._record_storage(result.untyped_storage())
+                self._record_storage(result.untyped_storage(), result)
             elif not isinstance(result, FakeTensor):
                 result.zero_()  # copied from where there are no values
         elif isinstance(result, (list, tuple)):
@@ -271,7 +278,7 @@ class DeviceMemory:
             is_gathered = any(_is_sharding(frame) for frame in islice(callers(sys._getframe(1)), _FRAMES_OF_RESIZE))
             self._gpu.recorder.tag(ref.number, Bucket.TEMPORARY, GATHERED if is_gathered else "")
 
-    def _record_storage(self, storage: torch.UntypedStorage) -> None:
+    def _record_storage(self, storage: torch.UntypedStorage, made: torch.Tensor | None = None) -> None:
         key, size_bytes = storage._cdata, storage.nbytes()
         known = self.live.get(key)
         if known is not None and known.size_bytes == size_bytes:
@@ -280,6 +287,7 @@ class DeviceMemory:
             if known is not None:
                 self._release(known)
             return
+        self.rows = made.shape[0] if made is not None and made.dim() > 1 else 0
         number, block = self._allocate(size_bytes)
         if known is not None:
             self._release(known)
@@ -316,6 +324,8 @@ class DeviceMemory:
         try:
             return self._gpu.allocator.malloc(size_bytes, stream)
         except OutOfMemory as error:
+            if self._gpu.goes_beyond():
+                return self._gpu.allocator.malloc(size_bytes, stream)
             self._gpu.recorder.cut()
             self._full = error
             if not in_backward():

@@ -1,0 +1,210 @@
+"""Commands that run out of memory on the card: those that catch it and go on, and those that die of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command.running import Project, needs
+
+_HEAD = """
+    import gc, sys, torch
+    from torch import nn
+    net = nn.Sequential(nn.Linear(1024, 8192), nn.GELU(), nn.Linear(8192, 1024)).cuda()
+    opt = torch.optim.AdamW(net.parameters())
+
+    def step(samples):
+        net(torch.randn(samples, 1024, device="cuda")).pow(2).mean().backward()
+        opt.step()
+        opt.zero_grad()
+"""
+HALVES = (
+    _HEAD
+    + """
+    size = int(sys.argv[1])
+    while True:
+        try:
+            step(size)
+            step(size)
+            break
+        except torch.OutOfMemoryError as error:
+            print(error)
+        opt.zero_grad()
+        gc.collect()
+        torch.cuda.empty_cache()
+        size //= 2
+        if size < int(sys.argv[2]):
+            raise SystemExit("no batch is small enough")
+    statistics = torch.cuda.memory_stats()
+    print("settled", size, statistics["num_ooms"], statistics["num_alloc_retries"])
+    while True:
+        step(size)
+"""
+)
+PLAIN = _HEAD + "    for _ in range(9):\n        step(int(sys.argv[1]))\n"
+SKIPS = (
+    _HEAD
+    + """
+    for size in (2048, 1 << 20, 2048, 4096, 2048, 2048, 2048, 2048):
+        try:
+            step(size)
+        except torch.cuda.OutOfMemoryError:
+            opt.zero_grad()
+"""
+)
+DOUBLES = (
+    _HEAD
+    + """
+    size = int(sys.argv[1])
+    try:
+        while True:
+            step(size)
+            size *= 2
+    except RuntimeError as error:
+        assert "CUDA out of memory. " in str(error), error
+        size //= 2
+        opt.zero_grad(); gc.collect(); torch.cuda.empty_cache()
+    for _ in range(9):
+        step(size)
+"""
+)
+FREE = (
+    _HEAD
+    + """
+    free, total = torch.cuda.mem_get_info()
+    assert free < total == torch.cuda.get_device_properties(0).total_memory, (free, total)
+    for _ in range(9):
+        step(free // (4 * 8192 * 8))
+"""
+)
+
+
+def test_a_program_that_halves_its_batch_is_followed_to_what_fits(project: Project) -> None:
+    project.write("halves.py", HALVES)
+    found = project.predict("python", "halves.py", "1048576", "1", gpu="t4-16gb")
+    traced = found.json["traced"]
+    assert traced["fit"] == "fits"
+    tried, settled = traced["out_of_memory"]["tried"], traced["out_of_memory"]["settled"]
+    assert tried == [(1 << 20) >> halved for halved in range(len(tried))]
+    assert settled == tried[-1] // 2
+    assert traced["out_of_memory"]["times"] == len(tried)
+    assert f"settled {settled} {len(tried)} " in found.stderr
+    assert "CUDA out of memory. Tried to allocate 32.00 GiB. GPU 0 has a total capacity of 14.75 GiB" in found.stderr
+    alone = project.predict("python", "halves.py", str(settled), "1", gpu="t4-16gb").json["traced"]
+    assert alone["out_of_memory"] is None
+    assert alone["peak_allocated_bytes"] == traced["peak_allocated_bytes"]
+    larger = project.predict("python", "halves.py", str(2 * settled), "1", gpu="t4-16gb").json["traced"]
+    assert larger["out_of_memory"]["tried"] == [2 * settled]
+
+
+def test_what_was_settled_at_is_the_first_line(project: Project) -> None:
+    project.write("halves.py", HALVES)
+    said = project.run("predict", "--gpu", "sim:t4-16gb", "--", project.python, "halves.py", "1048576", "1").stdout
+    assert said.startswith("Tried 1,048,576, settled at 65,536, which fits on NVIDIA T4: "), said
+
+
+def test_a_program_that_dies_at_its_smallest_batch_is_answered_with_what_that_needs(project: Project) -> None:
+    project.write("halves.py", HALVES)
+    project.write("plain.py", PLAIN)
+    found = project.predict("python", "halves.py", "1048576", "131072", gpu="t4-16gb").json["traced"]
+    assert found["fit"] == "does not fit"
+    assert found["out_of_memory"]["settled"] == 131072
+    dies = project.predict("python", "plain.py", "131072", gpu="t4-16gb")
+    assert dies.json["traced"]["fit"] == "does not fit"
+    assert dies.json["traced"]["out_of_memory"] is None
+    assert "Traceback" not in dies.stderr, "it is run once more, without an end"
+    assert dies.json["traced"]["peak_allocated_bytes"] == found["peak_allocated_bytes"]
+
+
+def test_a_program_that_skips_what_is_too_large_fits_and_says_how_often(project: Project) -> None:
+    project.write("skips.py", SKIPS)
+    said = project.run("predict", "--gpu", "sim:t4-16gb", "--", project.python, "skips.py").stdout
+    assert said.startswith("Ran out of memory once at skips.py:8 and went on; the rest fits on NVIDIA T4: "), said
+    traced = project.predict("python", "skips.py", gpu="t4-16gb").json["traced"]
+    assert (traced["out_of_memory"]["times"], traced["out_of_memory"]["settled"]) == (1, None)
+    assert traced["peak_allocated_bytes"] < 1 << 30 < traced["out_of_memory"]["reserved_bytes"]
+
+
+def test_a_program_that_doubles_its_batch_is_followed_to_its_end_of_that(project: Project) -> None:
+    project.write("doubles.py", DOUBLES)
+    told = project.predict("python", "doubles.py", "512", gpu="t4-16gb").json["traced"]["out_of_memory"]
+    assert told["settled"] == told["tried"][0] // 2 > 512
+
+
+def test_free_memory_is_the_cards(project: Project) -> None:
+    project.write("free.py", FREE)
+    traced = project.predict("python", "free.py", gpu="t4-16gb").json["traced"]
+    assert (traced["fit"], traced["out_of_memory"]) == ("fits", None)
+    assert traced["peak_allocated_bytes"] > 1 << 30
+
+
+@pytest.mark.scripts
+@needs("accelerate")
+def test_accelerates_finder_settles(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+        from accelerate.utils import find_executable_batch_size
+        from torch import nn
+
+        @find_executable_batch_size(starting_batch_size=1 << 18)
+        def train(batch_size):
+            net = nn.Sequential(nn.Linear(1024, 8192), nn.GELU(), nn.Linear(8192, 1024)).cuda()
+            opt = torch.optim.AdamW(net.parameters())
+            for _ in range(9):
+                net(torch.randn(batch_size, 1024, device="cuda")).pow(2).mean().backward()
+                opt.step(); opt.zero_grad()
+
+        train()
+        """,
+    )
+    traced = project.predict("python", "train.py", gpu="t4-16gb").json["traced"]
+    tried = traced["out_of_memory"]["tried"]
+    assert tried[:2] == [1 << 18, int(0.9 * (1 << 18))]
+    assert traced["out_of_memory"]["settled"] == int(0.9 * tried[-1])
+    assert traced["fit"] == "fits"
+    assert traced["buckets"]["parameters"] == pytest.approx(4 * (2 * 1024 * 8192 + 9216), rel=0.01)
+
+
+@pytest.mark.scripts
+@pytest.mark.slow
+@needs("lightning")
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_lightnings_finder_settles(project: Project, mode: str) -> None:
+    project.write(
+        "train.py",
+        """
+        import sys
+        import lightning as L
+        import torch
+        from lightning.pytorch.callbacks import BatchSizeFinder
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Net(L.LightningModule):
+            batch_size = 2
+
+            def __init__(self):
+                super().__init__()
+                self.net = nn.Sequential(nn.Linear(256, 262144), nn.GELU(), nn.Linear(262144, 256))
+
+            def training_step(self, batch, _):
+                return self.net(batch[0]).pow(2).mean()
+
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters())
+
+            def train_dataloader(self):
+                return DataLoader(TensorDataset(torch.randn(1 << 16, 256)), batch_size=self.batch_size)
+
+        finder = BatchSizeFinder(mode=sys.argv[1], init_val=1024)
+        L.Trainer(
+            max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[finder]
+        ).fit(Net())
+        """,
+    )
+    traced = project.predict("python", "train.py", mode, gpu="t4-16gb").json["traced"]
+    told = traced["out_of_memory"]
+    assert told["tried"][0] == 4096
+    assert told["settled"] == 2048 if mode == "power" else 2048 <= told["settled"] < 4096
+    assert traced["fit"] == "fits"
