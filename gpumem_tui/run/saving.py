@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _DEEPEST = 3
 """Mappings within each other in which a checkpoint has its weights at most."""
 
-_TO_ONE_FILE = ("save", "save_file", "save_model")
-"""Functions of torch and safetensors that write their first argument to the file that is their second."""
+_TO_ONE_FILE = ("save", "save_file", "save_model", "_atomic_save")
+"""Functions of torch, safetensors and Lightning that write their first argument to the file that is their second."""
 
 
 class LeftOutFiles:
@@ -143,6 +143,11 @@ def follow_saving(program: Program) -> None:
             replace(module, name, _always)
 
     after_import("torch.distributed.checkpoint.state_dict_saver", distributed)
+    for package in ("lightning.fabric", "lightning_fabric"):
+        after_import(
+            f"{package}.utilities.cloud_io",
+            lambda module: replace(module, "_atomic_save", lambda held, *_, **__: _holds_no_data(held)),
+        )
 
     def elsewhere(save: Callable[..., Any], within: Callable[..., Any]) -> Callable[..., Any]:
         """Return a library's function that saves a training's whole state, into a folder that is removed after.

@@ -6,6 +6,8 @@ TRL's, LLaMA-Factory's and axolotl's trainers are transformers'.
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 def follow_trainers(program: Program) -> None:
     """Follow trainers once they are imported."""
     after_import("transformers.trainer", lambda module: _follow_transformers(program, module))
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        after_import(f"{package}.trainer.trainer", lambda module: _follow_lightning(program, module.Trainer))
+        after_import(f"{package}.loops.training_epoch_loop", lambda module: _hasten_lightning(program, module))
 
 
 # transformers
@@ -111,3 +116,65 @@ def _when(args: Any, state: Any, flow: Any, kind: str, sets: str) -> str:
     at_end: Any = SimpleNamespace(should_evaluate=False, should_save=False, should_log=False)
     flow(None, args, SimpleNamespace(**{**vars(state), "global_step": last}), at_end)
     return f"{name} at the end, step {last:,}" if getattr(at_end, sets) else ""
+
+
+# Lightning
+
+
+def _follow_lightning(program: Program, trainer: Any) -> None:
+    """Have Lightning's Trainer say what it will do."""
+    fit, later = trainer.fit, program.later
+
+    @functools.wraps(fit)
+    def followed_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("ckpt_path") or any(isinstance(one, str) for one in args):
+            later.came("resuming", program.steps)
+        later.declare(lambda: _declared_by_lightning(self))
+        return fit(self, *args, **kwargs)
+
+    trainer.fit = followed_fit
+
+
+def _hasten_lightning(program: Program, module: Any) -> None:
+    """Have Lightning's Trainer validate and save what is awaited after a step, or end where it never does."""
+    loop, later = module._TrainingEpochLoop, program.later
+    check = loop._should_check_val_fx
+
+    @functools.wraps(check)
+    def sooner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer, is_due = self.trainer, check(self, *args, **kwargs)
+        if later.awaits("saving") and trainer.checkpoint_callbacks:
+            with tempfile.TemporaryDirectory(prefix="gpumem-tui-") as folder:
+                trainer.save_checkpoint(os.path.join(folder, "sooner.ckpt"))
+        is_due |= later.awaits("evaluation") and trainer.enable_validation
+        if is_due:
+            later.came("evaluation", program.steps)
+        trainer.should_stop |= later.awaits("evaluation") or later.awaits("saving")
+        return is_due
+
+    loop._should_check_val_fx = sooner
+
+
+def _declared_by_lightning(trainer: Any) -> Mapping[Occasion, str]:
+    """Return what a Lightning Trainer will do, by its arguments and its first callback that saves."""
+    found: dict[Occasion, str] = {}
+    if trainer.enable_validation:
+        batches, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+        within = isinstance(batches, int) and batches != trainer.num_training_batches
+        found["evaluation"] = (
+            f"val_check_interval every {batches:,} batches"
+            if within
+            else _every("check_val_every_n_epoch", epochs or 1)
+        )
+    for callback in trainer.checkpoint_callbacks[:1]:
+        steps, epochs = vars(callback).get("_every_n_train_steps"), vars(callback).get("_every_n_epochs")
+        name = type(callback).__name__
+        if steps and steps <= trainer.estimated_stepping_batches:
+            found["saving"] = f"{name} every {steps:,} steps" if steps > 1 else f"{name} every step"
+        elif not steps:
+            found["saving"] = _every(name, epochs or 1)
+    return {**found, "resuming": "from a checkpoint"} if "saving" in found else found
+
+
+def _every(name: str, epochs: int) -> str:
+    return f"{name} every {epochs:,} epochs" if epochs > 1 else f"{name} every epoch"

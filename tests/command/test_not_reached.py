@@ -135,6 +135,84 @@ def test_transformers_trainer_says_when_and_comes_to_it_sooner(project: Project)
     )
 
 
+LIGHTNING = """
+    import sys, torch
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(500, 2000), nn.ReLU(), nn.Linear(2000, 500))
+
+        def training_step(self, batch, index):
+            return self.net(batch[0]).square().mean()
+
+        def validation_step(self, batch, index):
+            self.log("loss", self.net(batch[0]).square().mean())
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    batches = [DataLoader(TensorDataset(torch.zeros(rows, 500)), size) for rows, size in ((6400, 64), (8192, 8192))]
+    saves = ModelCheckpoint(dirpath="kept", every_n_train_steps=int(sys.argv[1]), save_top_k=-1)
+    lightning.Trainer(
+        accelerator="gpu", devices=1, logger=False, callbacks=[saves], max_epochs=2, val_check_interval=40,
+        num_sanity_val_steps=0,
+    ).fit(Net(), *batches)
+"""
+
+
+@pytest.mark.scripts
+@needs("lightning")
+def test_lightnings_trainer_says_when_and_comes_to_it_sooner(project: Project) -> None:
+    project.write("train.py", LIGHTNING)
+    traced = project.predict("python", "train.py", "50").json["traced"]
+    assert [(one["phase"], one["when"]) for one in traced["not_reached"]] == [
+        ("evaluation", "val_check_interval every 40 batches"),
+        ("saving", "ModelCheckpoint every 50 steps"),
+        ("resuming", "from a checkpoint"),
+    ]
+    through = project.predict("python", "train.py", "50", options=("--through", "all")).json["traced"]
+    assert (through["steps"], phases(through)) == (3, ["resuming"])
+    assert (through["peak"]["phase"], through["peak"]["step"]) == ("evaluation", 4)
+    assert "--through all: the save after step 3 is part of this" in through["notes"]
+    among = project.predict("python", "train.py", "2").json["traced"]
+    assert phases(among) == ["evaluation", "resuming"], "it has saved after its second step"
+    assert not list(project.folder.glob("kept/*")), "a file without data is gone at the end"
+
+
+@pytest.mark.scripts
+@needs("accelerate")
+def test_accelerates_numbered_checkpoints_are_neither_made_nor_removed(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+        from accelerate import Accelerator
+        from accelerate.utils import ProjectConfiguration
+
+        kept = ProjectConfiguration("project", automatic_checkpoint_naming=True, total_limit=1)
+        accelerator = Accelerator(project_config=kept)
+        net = torch.nn.Linear(500, 500)
+        net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
+        for step in range(1, 20):
+            accelerator.backward(net(torch.zeros(4, 500, device=accelerator.device)).sum())
+            optimizer.step()
+            if step % 5 == 0:
+                accelerator.save_state()
+        """,
+    )
+    older = project.write("project/checkpoints/checkpoint_3/model.safetensors", "an earlier run's")
+    assert phases(project.predict("python", "train.py").json["traced"]) == ["evaluation", "saving"]
+    saved = project.predict("python", "train.py", options=("--through", "save")).json["traced"]
+    assert (saved["steps"], phases(saved)) == (5, ["evaluation"])
+    assert not [note for note in saved["notes"] if "not followed" in note]
+    assert [path.name for path in older.parents[1].iterdir()] == ["checkpoint_3"]
+
+
 @pytest.mark.scripts
 @needs("transformers", "accelerate")
 @pytest.mark.parametrize(
