@@ -281,7 +281,7 @@ class _Simulated(_Trial):
         known = said_of(self.request.workload.as_torch, torch.__version__, self.request.gpu)
         roots = self.program.roots
         gradients = self.program.gradients.causes(roots, self.checkpoints.without_gradient)
-        causes = *gradients, *self.checkpoints.causes(roots)
+        causes = *gradients, *self.checkpoints.causes(roots), *self.gpu.causes()
         return (*known, *super().all_notes(timeline), *causes, *self.rows.notes, *self.gpu.notes)
 
     def outcome(self) -> ChildEvent:

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from gpumem_tui.run.out_of_memory import follow_finders
 from gpumem_tui.run.saving import follow_saving, name_checkpoints
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.run.trainers import follow_trainers
+from gpumem_tui.simulator.allocator.caching import GRAPH_POOL
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
 from gpumem_tui.simulator.allocator.profile import WARP_SIZE
 from gpumem_tui.simulator.device.gpu import Backend, backend
@@ -169,18 +171,25 @@ class _TritonDriver:
 
 # CUDA graphs: what is captured runs once, then; a replay repeats the optimizer steps in it
 
-_POOL = (0, 1)
+_handles = count(1)
 _SYNC_BATCH_NORM = SyncBatchNorm.forward.__code__
 
 
+def _new_pool() -> tuple[int, int]:
+    """Return the handle of a new pool, as `torch.cuda.graph_pool_handle` does."""
+    return 0, next(_handles)
+
+
 class CapturedGraph:
-    """`torch.cuda.CUDAGraph`; what is allocated then comes from the pool of the stream it is captured on."""
+    """`torch.cuda.CUDAGraph`; what is allocated while it is captured comes from a pool of its own, or a shared one."""
 
     _capturing: CapturedGraph | None = None
 
     def __init__(self, keep_graph: bool = False) -> None:  # noqa: ARG002 - as torch's is called
         self._stepped: list[Optimizer] = []
         self._watch: Any = None
+        self._pool = _new_pool()
+        self._stream: int | None = None
 
     @classmethod
     def is_capturing(cls) -> bool:
@@ -190,8 +199,10 @@ class CapturedGraph:
         """
         return cls._capturing is not None or sys._getframe(1).f_code is _SYNC_BATCH_NORM
 
-    def capture_begin(self, *_: object, **__: object) -> None:
-        """Note from here on which optimizers step."""
+    def capture_begin(self, pool: tuple[int, int] | None = None, *_: object, **__: object) -> None:
+        """Take memory from a pool, its own if none is given, and note which optimizers step."""
+        self._pool = pool or self._pool
+        self._stream = backend._gpu.streams.switch(GRAPH_POOL + self._pool[1])
         self._stepped.clear()
         CapturedGraph._capturing = self
         self._watch = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.append(optimizer))
@@ -199,6 +210,7 @@ class CapturedGraph:
     def capture_end(self) -> None:
         """End the capture; the graph that it makes takes memory of the device beside the allocator."""
         CapturedGraph._capturing = None
+        backend._gpu.streams.switch(self._stream)
         backend._gpu.load(CUDA_GRAPH)
         self._watch.remove()
 
@@ -210,7 +222,7 @@ class CapturedGraph:
 
     def pool(self) -> tuple[int, int]:
         """Return the id of the pool of memory."""
-        return _POOL
+        return self._pool
 
     def _do_nothing(self, *_: object) -> None:
         """Answer what changes no memory."""
@@ -229,7 +241,7 @@ def follow_graphs(note: Callable[[str], None]) -> None:
     cuda: Any = torch.cuda
     for module in (cuda, cuda.graphs):
         replace(module, "CUDAGraph", NotedGraph)
-        replace(module, "graph_pool_handle", lambda: _POOL)
+        replace(module, "graph_pool_handle", _new_pool)
         replace(module, "is_current_stream_capturing", CapturedGraph.is_capturing)
 
 

@@ -14,8 +14,8 @@ from gpumem_tui.memory import MIB, Unknown, format_bytes
 from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.search.strategy import Sizes
+from gpumem_tui.simulator.allocator.caching import GRAPH_POOL
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings, variable_for, with_option
-from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL
 from gpumem_tui.step import Phase
 from gpumem_tui.text import minor_of
 

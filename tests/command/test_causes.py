@@ -273,3 +273,87 @@ def test_buckets_and_gathered_weights_have_their_names(
     assert parts[expected] == WEIGHTS
     assert [copy["bytes"] for copy in copies] == ([WEIGHTS] if how == "ddp" else [])
     assert [copy["line"] for copy in copies] == (["train.py:11"] if how == "ddp" else [])
+
+
+# What a program asks of torch
+
+CONVOLUTIONS = """\
+    import sys
+    import torch
+    from torch import nn
+
+    torch.backends.cudnn.enabled = "off" not in sys.argv
+    kind, options = sys.argv[1], {"padding": 1}
+    if kind == "grouped":
+        options["groups"] = 4
+    if kind == "depthwise":
+        options["groups"] = 16
+    if kind == "dilated":
+        options = {"padding": 2, "dilation": 2}
+    made = nn.ConvTranspose2d if kind == "transposed" else nn.Conv3d if kind == "volume" else nn.Conv2d
+    size = (16, 64, 64) if kind == "volume" else (256, 256)
+    net = made(16, 16, 1 if kind == "pointwise" else 3, **({} if kind == "pointwise" else options)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(4, 16, *size, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+PATCHES = 16 * 9 * 256 * 256 * 4
+SAMPLES = 4 * 16 * 256 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("plain", PATCHES),
+        ("dilated", PATCHES),
+        ("transposed", PATCHES),
+        ("volume", 16 * 27 * 16 * 64 * 64 * 4),
+        ("grouped", PATCHES // 4 + 2 * SAMPLES // 4 + SAMPLES),
+        ("depthwise", 0),
+        ("pointwise", 0),
+    ],
+)
+def test_convolutions_without_cudnn_take_one_sample_s_patches(project: Project, kind: str, columns: int) -> None:
+    project.write("train.py", CONVOLUTIONS)
+    found = project.predict("python", "train.py", kind, "off", options=("--by", "operator")).json["traced"]
+    assert "cuDNN" not in str(found["unknowns"]), "no workspace of cuDNN's"
+    taken = [cause["bytes"] for cause in found["causes"] if cause["cause"] == "cudnn_off"]
+    assert taken == ([columns] if columns else [])
+
+
+GRAPHS = """\
+    import sys
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+    inputs = [torch.randn(1024 * rows, 1024, device="cuda") for rows in (16, 8, 4)]
+    shared = torch.cuda.graph_pool_handle() if "shared" in sys.argv else None
+    graphs = []
+    for x in inputs:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.no_grad(), torch.cuda.graph(graphs[-1], pool=shared):
+            out = net(x).sum()
+    torch.cuda.empty_cache()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        for graph in graphs:
+            graph.replay()
+        net(torch.randn(8, 1024, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_each_graph_keeps_what_it_took_unless_it_shares_a_pool(project: Project) -> None:
+    project.write("train.py", GRAPHS)
+    own, shared = (project.predict("python", "train.py", *how).json["traced"] for how in ((), ("shared",)))
+    more = own["peak_reserved_bytes"] - shared["peak_reserved_bytes"]
+    assert more == pytest.approx(2 * (8 + 4) * 1024 * 1024 * 4, rel=0.05), "two results of each of the smaller ones"
+    [cause] = own["causes"]
+    assert cause["cause"] == "graph_pools"
+    assert cause["bytes"] == pytest.approx(2 * (16 + 8 + 4) * 1024 * 1024 * 4, rel=0.1)
+    assert "3 pools; capture them with one `pool=torch.cuda.graph_pool_handle()`" in cause["sentence"]
+    assert not shared["causes"]

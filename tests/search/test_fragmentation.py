@@ -14,9 +14,10 @@ from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
 from gpumem_tui.search.fragmentation import _OTHERS, EXPANDABLE, AllocatorRemedy, larger_batch, remedy
 from gpumem_tui.search.prediction import Traced
+from gpumem_tui.simulator.allocator.caching import GRAPH_POOL
 from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings, variable_for, with_option
-from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL, Timeline
+from gpumem_tui.simulator.allocator.timeline import Timeline
 from tests.search.traces import CONTEXT_BYTES, lengths, traced, training
 
 

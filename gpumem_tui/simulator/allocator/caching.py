@@ -21,6 +21,9 @@ MIN_LARGE_SEGMENT_REQUEST_BYTES = 10 * MIB
 SEGMENT_GRANULE_BYTES = 2 * MIB
 """kMinBlockSize, kSmallSize, kMinLargeAlloc, kRoundLarge in c10/core/AllocatorConfig.h."""
 
+GRAPH_POOL = 129
+"""No stream: the first number that stands for a private pool of CUDA graphs, whose memory serves nobody else."""
+
 _UNSPLIT_SLACK_BYTES = SMALL_REQUEST_BYTES
 _NO_LIMIT = 1 << 62
 _FIRST_ADDRESS = 1 << 62
@@ -167,6 +170,15 @@ class CachingAllocator:
         """Return every free block that has memory behind it; with the blocks in use, these are all reserved bytes."""
         return [block for pool in self._pools.values() for block in pool]
 
+    def cached_in_graph_pools(self) -> dict[int, int]:
+        """Return by private pool of CUDA graphs the bytes of free blocks, which serve no other pool."""
+        found: dict[int, int] = {}
+        for (stream, _), pool in self._pools.items():
+            if stream >= GRAPH_POOL:
+                free_bytes = sum(block.mapped if self._expandable else block.size_bytes for block in pool)
+                found[stream] = found.get(stream, 0) + free_bytes
+        return found
+
     def state(self) -> int:
         """Return one number for where all free blocks are, and how often the driver was asked for memory."""
         free = tuple((key, pool.addresses()) for key, pool in self._pools.items())
@@ -298,7 +310,9 @@ class CachingAllocator:
     def _release_cached(self) -> None:
         for number in list(self.pending):  # `synchronize_and_free_events`
             self.complete_free(number)
-        for pool in self._pools.values():
+        for (stream, _), pool in self._pools.items():
+            if stream >= GRAPH_POOL:  # kept as long as a graph is, which may be replayed (`release_cached_blocks`)
+                continue
             for block in list(pool):
                 if self._expandable:
                     self._unmap(block)

@@ -33,10 +33,6 @@ def rounded(size_bytes: int) -> int:
     return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
-GRAPH_POOL = 129
-"""No stream: the first number that stands for a private pool of CUDA graphs, whose memory serves nobody else."""
-
-
 @dataclass(frozen=True, slots=True)
 class Mark:
     """`phase` of step `step` begins before event number `event`. Steps count from 1; building is step 0."""

@@ -53,6 +53,7 @@ class Pass:
         position: which of the operator's results it is.
         workspace: what it takes while it runs; None for a kernel of PyTorch's own.
         tried: what the benchmark takes at most for all that it tries, as far as there is room.
+        columns_bytes: what im2col and copies of groups take in the place of cuDNN's workspace, where cuDNN is off.
         key: what the benchmark remembers it by.
     """
 
@@ -60,6 +61,12 @@ class Pass:
     workspace: Computed | None = None
     tried: Computed | None = None
     key: Hashable = None
+    columns_bytes: int = 0
+
+
+def is_by_cudnn() -> bool:
+    """Return whether convolutions go to cuDNN: a program may switch it off."""
+    return bool(torch.backends.cudnn.enabled)
 
 
 def passes(name: str, args: Sequence[Any], result: Any, profile: Profile) -> Iterator[Pass]:
@@ -84,6 +91,8 @@ def passes(name: str, args: Sequence[Any], result: Any, profile: Profile) -> Ite
             continue
         if _is_own(images, groups, transposed=transposed):
             yield Pass(position)
+        elif not is_by_cudnn():
+            yield Pass(position, columns_bytes=found.columns_bytes(direction))
         else:
             yield Pass(position, *found.sizes(direction, profile), (direction, *key))
 
@@ -93,8 +102,9 @@ def _is_own(images: torch.Tensor, groups: int, *, transposed: bool) -> bool:
 
     `is_depthwise` and `use_cudnn_depthwise` in aten/src/ATen/native/Convolution.cpp.
     """
+    is_depthwise = images.shape[1] == groups > 1 and not transposed
     in_halves = images.dtype in (torch.float16, torch.bfloat16)
-    return images.shape[1] == groups > 1 and not transposed and not in_halves and images.is_contiguous()
+    return is_depthwise and (not is_by_cudnn() or (not in_halves and images.is_contiguous()))
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,26 @@ class _Convolution:
         else:
             known, workspace = "unknown", self._unmeasured(profile)
         return workspace.computed(known), Computed(TRIED, 0, (layer.tried_bytes(direction, profile),))
+
+    def columns_bytes(self, direction: Direction) -> int:
+        """Return what a pass takes without cuDNN: the patches of one sample, and where it has groups copies of each.
+
+        `columns` in aten/src/ATen/native/cuda/ConvolutionMM2d.cu, NaiveDilatedConvolution.cu (the 3D ones, too) and
+        NaiveConvolutionTranspose2d.cu: channels by kernel by output, a sample after the other; none for a kernel of 1
+        with strides of 1 and no padding, but for the gradient of the input. Groups are run one by one on copies, and
+        their results joined (`_convolution` in Convolution.cpp).
+        """
+        inputs, results = self._ends()
+        kernel, element_bytes = math.prod(self.weight.shape[2:]), self.images.element_size()
+        is_plain = kernel == 1 and max(self.stride) == 1 and max(self.padding) == 0
+        columns = inputs[1] // self.groups * kernel * math.prod(results[2:])
+        if is_plain and (direction != "input" or self.transposed):
+            columns = 0
+        if self.groups == 1:
+            return columns * element_bytes
+        joined = {"result": self.result, "input": self.images.shape, "weight": self.weight.shape}[direction]
+        copies = sum(math.prod(shape) // self.groups for shape in (self.images.shape, self.result))
+        return (columns + copies + math.prod(joined)) * element_bytes
 
     def _layer(self) -> Layer:
         inputs, results = self._ends()

@@ -20,6 +20,7 @@ from torch.utils import _foreach_utils, backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumem_tui.catalog.shapes import Gpu
+from gpumem_tui.causes import Cause
 from gpumem_tui.memory import KIB, MIB, Bucket
 from gpumem_tui.simulator.allocator.caching import CachingAllocator, OutOfMemory
 from gpumem_tui.simulator.allocator.contexts import CUDA_GRAPH
@@ -156,6 +157,16 @@ class SimulatedGpu:
     def name_modules(self, model: torch.nn.Module) -> None:
         """Call the modules of `model` by their qualified names from now on."""
         self.sites.name_modules(model)
+
+    def causes(self) -> Iterator[Cause]:
+        """Yield what the program has asked of torch that takes memory by itself."""
+        pools = [size_bytes for size_bytes in self.allocator.cached_in_graph_pools().values() if size_bytes]
+        if len(pools) > 1:
+            how = "capture them with one `pool=torch.cuda.graph_pool_handle()`, the largest first"
+            yield Cause("graph_pools", f"{len(pools)} pools; {how}", sum(pools))
+        if self.memory.columns_bytes:
+            how = "`torch.backends.cudnn.enabled` is False; leave it on"
+            yield Cause("cudnn_off", how, self.memory.columns_bytes, self.memory.columns_line)
 
     def begin_round(self) -> int:
         """State that a call begins which is answered as others alike were; return the allocator's `state`."""

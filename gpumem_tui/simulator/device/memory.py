@@ -22,7 +22,7 @@ from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WO
 from gpumem_tui.simulator.allocator.rules import Buffer, Computed, GivenBack, Made, Taken, size_bytes_of
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
-from gpumem_tui.simulator.device.convolution import passes
+from gpumem_tui.simulator.device.convolution import is_by_cudnn, passes
 from gpumem_tui.simulator.device.deferred import Deferred
 from gpumem_tui.simulator.device.kernels import MADE, Evaluation, evaluation
 from gpumem_tui.simulator.device.kinds import fake_device_of
@@ -57,6 +57,7 @@ class DeviceMemory:
         operator: the operator at work, under whose name new allocations are recorded.
         rows: of the last tensor that was made; 0 of one without.
         assumed: how often operators were met whose scratch is not known, by name.
+        columns_bytes: the most that a convolution without cuDNN took for its columns; `columns_line`: where.
     """
 
     def __init__(self, gpu: DeviceParts) -> None:
@@ -68,6 +69,7 @@ class DeviceMemory:
         self.operator = ""
         self.rows = 0
         self.assumed: Counter[str] = Counter()
+        self.columns_bytes, self.columns_line = 0, ""
 
     def raise_if_full(self) -> None:
         """Raise the out-of-memory that backward met.
@@ -142,7 +144,15 @@ class DeviceMemory:
                 gpu.recorder.empty_cache()
             if one.workspace is not None:
                 self._take_for_a_moment(one.workspace)
+            if one.columns_bytes:
+                self._take_columns(one.columns_bytes)
         self.record(result)
+
+    def _take_columns(self, size_bytes: int) -> None:
+        """Take the columns of a convolution that goes by im2col for as long as it runs."""
+        if size_bytes > self.columns_bytes:
+            self.columns_bytes, self.columns_line = size_bytes, self._gpu.sites.calling_line()
+        self.free(*self._allocate(size_bytes, "im2col columns", Bucket.TEMPORARY))
 
     def _take_for_a_moment(self, size: Computed) -> None:
         """Take what a kernel works with and give it back; a trace has it also where it is of no bytes as expected."""
@@ -227,9 +237,10 @@ class DeviceMemory:
                 taken[position] = self._allocate(buffer, bucket=Bucket.TEMPORARY)
             elif size := size_bytes_of(buffer):
                 taken[position] = self._allocate(size, bucket=Bucket.TEMPORARY)
-        if library := LIBRARY_OF.get(func._opname):
+        is_product = func._opname in MATRIX_PRODUCTS or (func._opname in CONVOLUTIONS and not is_by_cudnn())
+        if not is_product and (library := LIBRARY_OF.get(func._opname)):
             gpu.load(library)
-        if func._opname in MATRIX_PRODUCTS:
+        if is_product:
             gpu.load(CUBLAS)
             profile = gpu.profile
             name = HIPBLAS_WORKSPACE if gpu.gpu.arch else CUBLAS_WORKSPACE

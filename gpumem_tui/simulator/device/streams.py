@@ -24,8 +24,8 @@ from typing import ClassVar
 import torch
 
 from gpumem_tui.simulator.allocator.blocks import Block
-from gpumem_tui.simulator.allocator.caching import CachingAllocator
-from gpumem_tui.simulator.allocator.timeline import GRAPH_POOL, TimelineRecorder
+from gpumem_tui.simulator.allocator.caching import GRAPH_POOL, CachingAllocator
+from gpumem_tui.simulator.allocator.timeline import TimelineRecorder
 
 DEFAULT_STREAM = 0
 _STREAMS_PER_PRIORITY, _PRIORITIES = 32, 4
@@ -99,7 +99,7 @@ class Streams:
 
     @contextmanager
     def in_graph_pool(self) -> Iterator[None]:
-        """Take this thread's memory, for as long as the context, from the pool that CUDA graphs have for themselves."""
+        """Take this thread's memory, for as long as the context, from the pool that compiled graphs have."""
         before: int | None = getattr(self._thread, "stream", None)
         self._thread.stream, self._are_switched = GRAPH_POOL, True
         try:
