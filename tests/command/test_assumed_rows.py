@@ -107,7 +107,7 @@ def test_the_most_rows_decide_whether_it_fits(project: Project) -> None:
     project.write("train.py", SELECTING.format(batch=3 << 20, more=""))
     words = "--", sys.executable, "train.py"
     first = project.run("predict", "--gpu", "sim:rtx-3090-24gb", *words).stdout.splitlines()[0]
-    assert "its own batch may fit" in first
+    assert first.startswith("Its own batch may fit")
     assert "assumes all 3,145,728 rows kept at train.py:9 (--assume-rows takes fewer)" in first
     told = project.predict("python", "train.py", gpu="rtx-3090-24gb", options=("--assume-rows", "0.001")).json["traced"]
     assert told["fit"] == "fits"
@@ -235,6 +235,81 @@ def test_a_count_is_the_most_as_a_size_and_the_least_where_it_decides(project: P
     written = project.predict("python", "train.py").stderr
     assert "made 500 lengths [100, 100, 100, 100, 100] 100" in written
     assert "went to the end" in written
+
+
+READING = """
+import torch
+from torch import nn
+
+def count_of(mask):
+    return int(mask.sum())
+
+net = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+rows, correct, told = torch.randn(1000, 8).numpy(), 0, []
+for _ in range(3):
+    x = net(torch.randn(1000, 64).cuda())
+    best = x.argmax(-1)
+    correct += (best == 3).sum().item()
+    print(f"seen {(best == 5).sum().item()}", correct / 1000, best[0].item())
+    mask = x[:, 0] > 0.5
+    if mask.any():
+        told.append(len(x[mask]))
+    if not mask.any():
+        continue
+    if mask.sum().item() == 0:
+        continue
+    kept = count_of(mask)
+    told.append(len(x[x[:, 0].argsort()[:kept]]))
+    for period in 64 // (x[:, 1:].mean(0).topk(2).indices + 1).cpu().numpy():
+        told.append(x[0, : 64 // period * period].view(64 // period, period).shape[0])
+    told += [len(x[:n]) for n in (x[:, 2:6].argmax(1) + 1).tolist()[:1]]
+    longest = (x.view(10, 100, 64)[..., 0] > 0).sum(1).max()
+    told.append(torch.zeros(10, longest).shape[1])
+    chosen = (x[:, 3] > 0.7).cpu().numpy()
+    told.append(len(rows[chosen]))
+    print("told", told[:8])
+    x.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_values_that_a_program_reads_are_taken_at_both_ends_where_it_takes_sizes_from_them(project: Project) -> None:
+    """As TimesNet takes its periods from `topk`; a tally that is printed changes nothing, and is not named."""
+    project.write("train.py", READING)
+    done = project.predict("python", "train.py")
+    assert "told [1000, 1000, 1, 1, 1, 100, 1000]" in done.stderr, done.stderr
+    assert "told [2, 2, 64, 64, 4, 2, 2]" in done.stderr, "at the other end"
+    found = {one["place"]: (one["kind"], one["low"], one["high"]) for one in done.json["traced"]["assumptions"]}
+    assert found == {
+        "train.py:18": ("mask", 2, 1000),
+        "train.py:6": ("count", 0, 1000),
+        "train.py:25": ("place", 1, 63),
+        "train.py:27": ("place", 1, 4),
+        "train.py:29": ("count", 0, 100),
+        "train.py:30": ("mask", 2, 1000),
+    }
+    told = project.predict("python", "train.py", options=("--assume-rows", "train.py:6=0.25"))
+    assert "told [1000, 250," in told.stderr
+
+
+def test_a_size_from_a_number_that_nothing_bounds_is_one_clear_line(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(16, 16).cuda()
+        lengths = net(torch.randn(50, 16).cuda()).sum(1).exp().round().long()
+        longest = lengths.max().item()
+        mask = torch.arange(longest, device="cuda")[None] < lengths[:, None]
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert done.complaint.startswith("gpumem-tui: a size is taken from a whole number that only the GPU computes")
+    assert done.complaint.endswith("(train.py:6)")
 
 
 @pytest.mark.parametrize("option", [pytest.param("0.125", marks=pytest.mark.slow), "train.py:13=0.125"])

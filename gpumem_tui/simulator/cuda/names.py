@@ -130,7 +130,7 @@ def text_of(tensor: torch.Tensor) -> str:
         if not is_here(tensor):
             return str(torch._tensor_str._str(tensor))
         values = backend._gpu.mode.values
-        found = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor)
+        found = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor, as_size=False)
         text = f"tensor(..., size={tuple(tensor.shape)})" if found is None else torch._tensor_str._str(found)
         head, separator, tail = text[:-1].partition(", dtype=")
         grad = (

@@ -180,8 +180,8 @@ class Results:
         if not can_be_assumed(func):
             raise UnknownValue
         shape = looked_at(func, args)
-        of, line = math.prod(shape), self._gpu.sites.calling_line()
-        told = self._assumed_rows.at(line, func)
+        of = math.prod(shape)
+        told = self.told(func)
         if told is not None:
             return by_assumption(func, args, math.ceil(of * told), "evenly")
         if is_unique(func):
@@ -199,15 +199,23 @@ class Results:
             return found
         return by_assumption(func, args, self._kept(func, args, of), "evenly")
 
+    def told(self, func: Any) -> float | None:
+        """Return what share an operator was said to keep at this line of the program; None where nothing was."""
+        return self._assumed_rows.at(self._gpu.sites.calling_line(), func)
+
     def _kept(self, func: Any, args: tuple[Any, ...], of: int) -> int:
         """Return how many of the elements that an operator looks at it keeps."""
         if func not in (NONZERO, MASKED_SELECT):
             return self.assume("boxes", min(FEW, of), of)
         mask: torch.Tensor = args[func is MASKED_SELECT]
-        rows, each = self._values.rows(mask), of // max(1, mask.numel())
+        return self.keep(mask) * (of // max(1, mask.numel()))
+
+    def keep(self, mask: torch.Tensor) -> int:
+        """Return how many elements of a mask are taken for kept, and note that."""
+        rows = self._values.rows(mask)
         if not rows.high:
             self.note_assumed("no value of a network is taken for zero in inference mode")
-        return each * self.assume(rows.kind, rows.low, rows.high, rows.kept)
+        return self.assume(rows.kind, rows.low, rows.high, rows.kept)
 
     def _differing(self, tensor: torch.Tensor, of: int) -> int:
         """Return how many values of a tensor differ: all, or as many as there are places that they can be."""

@@ -129,15 +129,12 @@ class AssumedRows:
 
     def at(self, line: str, func: Any) -> float | None:
         """Return the share at a line of the program, None where none is given."""
-        found = self.share(line)
+        found = next((share for place, share in self.shares if place and line.endswith(place)), None)
+        if found is None:
+            found = dict(self.shares).get("")
         if found is not None:
             self.used[f"{line}: {func} is assumed to keep {100 * found:g} % (--assume-rows)"] = None
         return found
-
-    def share(self, line: str) -> float | None:
-        """Return the share that was given for a line of the program, None for none."""
-        found = next((share for place, share in self.shares if place and line.endswith(place)), None)
-        return dict(self.shares).get("") if found is None else found
 
     @property
     def notes(self) -> tuple[str, ...]:

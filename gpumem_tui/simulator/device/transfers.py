@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gpumem_tui.simulator.allocator.assumptions import Kind
 from gpumem_tui.simulator.device import host
 from gpumem_tui.simulator.device.answers import COPY, TO_COPY
 from gpumem_tui.simulator.device.asking import decides, passes_on
@@ -15,9 +17,15 @@ from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler
 from gpumem_tui.simulator.device.kinds import plain
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
+from gpumem_tui.simulator.device.shapes import Untraceable
 from gpumem_tui.simulator.device.sparse import SparseTensors
+from gpumem_tui.simulator.device.uses import use, way_to_rows
 from gpumem_tui.simulator.device.values import Values
 
+_UNBOUNDED = (
+    "a size is taken from a whole number that only the GPU computes and nothing bounds, and nothing is computed here: "
+    "take it from data of the CPU, bound it (a mask's sum is at most its elements), or run on a real GPU"
+)
 READ: Any = torch.ops.aten._local_scalar_dense.default
 
 
@@ -46,18 +54,64 @@ class Transfers:
         Where a truth value is unknown and one way on only raises, as that of an assertion, the program goes the other.
         """
         self._gpu.streams.synchronize()
-        taken = self._values.taken_for(tensor)
-        as_size = taken is not None and tensor.dtype is not torch.bool and taken.is_open and not decides()
-        value = self._values.read(tensor, as_size=as_size)
-        if taken is not None and as_size:
-            self._results.assume("place" if taken.is_place else "count", taken.low, taken.high, value)
-        if tensor.dtype is not torch.bool or self._values.of(tensor) is not None:
+        if tensor.dtype is not torch.bool:
+            return self._number(tensor)
+        value = self._values.read(tensor)
+        if self._values.of(tensor) is not None:
             return value
+        if (way := way_to_rows()) is not None:
+            return way
         passing = passes_on()
         if passing is None or passing == value:
             return value
         self._results.note_assumed("a check of values computed on the GPU is taken as passed")
         return passing
+
+    def _number(self, tensor: torch.Tensor) -> Any:
+        """Return a number that a program reads: where it takes a size from it, as is assumed of one not known.
+
+        Raises:
+            Untraceable: nothing can be assumed of it.
+        """
+        taken = self._values.taken_for(tensor)
+        if taken is not None and taken.is_open and decides():
+            return self._values.read(tensor, as_size=not taken.is_place and way_to_rows() is not None)
+        is_size = self._is_size(tensor)
+        share = self._results.told(READ) if is_size and taken is not None else None
+        if taken is None or share is None:
+            return self._values.read(tensor, as_size=is_size)
+        return taken.low + math.ceil(share * (taken.high - taken.low))
+
+    def _is_size(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program takes sizes from whole numbers that it reads; note what they are taken for.
+
+        Raises:
+            Untraceable: nothing can be assumed of them.
+        """
+        taken = self._values.taken_for(tensor)
+        if tensor.dtype is torch.bool or (taken is not None and not taken.is_open):
+            return False
+        if taken is None:
+            if self._values.reads_nothing(tensor) and use() == "size":
+                raise Untraceable(f"{_UNBOUNDED} ({self._gpu.sites.place()})")
+            return False
+        is_size = use() == "size"
+        if is_size and self._results.told(READ) is None:
+            kind: Kind = "place" if taken.is_place else "count"
+            self._results.assume(kind, taken.low, taken.high, taken.size(self._values.end))
+        return is_size or not taken.is_place
+
+    def _chosen(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the mask that the host gets of one that the GPU computes, if it chooses rows by it; else None."""
+        if tensor.dtype is not torch.bool or self._values.of(tensor) is not None:
+            return None
+        taken = self._values.taken_for(tensor)
+        if tensor.numel() < 2 or (taken is not None and not taken.is_open) or use() != "rows":
+            return None
+        kept = self._results.keep(tensor)
+        mask = torch.zeros(tensor.numel(), dtype=torch.bool, device="cpu")
+        mask[:kept] = True
+        return mask.view(tensor.shape)
 
     def _read(self, call: Call) -> Any:
         return self.read(call.args[0])
@@ -71,7 +125,10 @@ class Transfers:
             self._wait_for_copy(call)
             if host.is_copied_offloaded(call.args[0]):
                 return self._results.worked_out(call)
-            return self._values.copied_to_host(call.args[0], call.kwargs.get("dtype"))
+            source = call.args[0]
+            if (chosen := self._chosen(source)) is not None:
+                return chosen.to(call.kwargs.get("dtype") or torch.bool)
+            return self._values.copied_to_host(source, call.kwargs.get("dtype"), as_size=self._is_size(source))
         if self.arriving is not None and type(call.args[0]) is torch.Tensor:
             call.args = (self.arriving(call.args[0]), *call.args[1:])
         result = self._follow(call)
@@ -101,7 +158,10 @@ class Transfers:
 
     def _copy_to_host(self, call: Call) -> torch.Tensor:
         self._wait_for_copy(call)
-        return self._values.copy_to_host(call.args[0], call.args[1])
+        target, source = call.args[:2]
+        if (chosen := self._chosen(source)) is not None:
+            return torch.Tensor.copy_(target, chosen)
+        return self._values.copy_to_host(target, source, as_size=self._is_size(source))
 
     def _arrived(self, call: Call, tensor: torch.Tensor) -> None:
         self._memory.note_copy_from_host(tensor)

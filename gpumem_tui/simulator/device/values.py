@@ -201,31 +201,35 @@ class Values:
         content = self._content(tensor)
         return content if isinstance(content, Uniform) else None
 
+    def reads_nothing(self, tensor: torch.Tensor) -> bool:
+        """Return whether whole numbers on the device read as 0, as nothing is known of them."""
+        return tensor.dtype in WHOLE and self.is_unknown(tensor)
+
     def rows(self, mask: torch.Tensor) -> Rows:
         """Return how many elements of a mask are kept, of which not each is known; each time as many."""
         if self.is_unknown(mask):
             self._take_for(mask, self._taken.mask_of(mask))
         return self._taken.rows(mask, self.end)
 
-    def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None, *, as_size: bool) -> torch.Tensor:
         """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
-        found = self._for_host(tensor)
+        found = self._for_host(tensor, as_size=as_size)
         if isinstance(found, torch.Tensor):
             return found.to(dtype or tensor.dtype, copy=True)
         return torch.full(tensor.shape, found, dtype=dtype or tensor.dtype, device="cpu")
 
-    def copy_to_host(self, target: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_to_host(self, target: torch.Tensor, tensor: torch.Tensor, *, as_size: bool) -> torch.Tensor:
         """Write into a tensor of the host what it gets of a device tensor, and return it."""
-        found = self._for_host(tensor)
+        found = self._for_host(tensor, as_size=as_size)
         return target.copy_(found) if isinstance(found, torch.Tensor) else target.fill_(found)
 
-    def _for_host(self, tensor: torch.Tensor) -> torch.Tensor | float:
+    def _for_host(self, tensor: torch.Tensor, *, as_size: bool) -> torch.Tensor | float:
         content = self._content(tensor)
         with self.worked_out():
             if (known := self._known(tensor)) is not None:
                 return known
         if isinstance(content, Uniform):
-            return content.value if tensor.dtype is torch.bool else content.size(self.end)
+            return content.size(self.end) if as_size else content.value
         return UNKNOWN_NUMBER * tensor.is_floating_point()
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:

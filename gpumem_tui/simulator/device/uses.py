@@ -1,0 +1,307 @@
+"""What a program does with a value that it reads from the GPU, as its own source tells: is it a size, or chooses rows?
+
+A count that is printed changes nothing; one that a slice ends at does. So the names that a value gets are followed
+through the function that reads it, and out of that where it returns them.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from gpumem_tui.step.sites import callers, is_own
+
+Use = Literal["size", "rows", ""]
+"""A value is taken for a size, or rows are chosen by it, or neither is seen."""
+
+_SIZED = frozenset(
+    {
+        "range", "zeros", "ones", "empty", "full", "rand", "randn", "randint", "randperm", "arange", "eye", "new_zeros",
+        "new_ones", "new_empty", "new_full", "view", "reshape", "expand", "split", "split_with_sizes", "tensor_split",
+        "narrow", "repeat", "tile", "topk", "chunk", "unflatten", "unfold", "resize_", "pad", "islice", "interpolate",
+    }
+)  # fmt: skip
+"""Functions and methods that take a size, or how often something is done."""
+_FILLING = frozenset(("full", "new_full", "pad"))
+"""Those of them whose further arguments are no sizes."""
+_PASSING = frozenset(
+    {
+        "int", "max", "min", "sum", "abs", "round", "list", "tuple", "sorted", "enumerate", "zip", "reversed", "array",
+        "asarray", "cumsum", "accumulate", "ceil", "floor", "divmod",
+    }
+)  # fmt: skip
+_SELECTING = frozenset(("nonzero", "where", "masked_select", "index_select", "argwhere", "flatnonzero"))
+_LEAVING = (ast.Continue, ast.Break, ast.Return)
+_ROUNDS = 8
+"""Names of names of names … that are followed."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+_Is = Callable[[ast.AST], bool]
+
+
+class _Place(NamedTuple):
+    """Where a value is read: a file, the first line of the function, the line."""
+
+    path: str
+    first_line: int
+    line: int
+
+
+def use() -> Use:
+    """Return what the value that is being read is used for; where the function returns it, by the one that called."""
+    for place in _places():
+        found = _use(place)
+        if found != "returned":
+            return found
+    return ""
+
+
+def way_to_rows() -> bool | None:
+    """Return the truth value by which the test that asks for one comes to where rows are taken by the names in it.
+
+    As ``if mask.any(): x[mask]`` and ``if mask.sum() == 0: continue`` do. None where it is no such test.
+    """
+    place = next(_places(), None)
+    return None if place is None else _way_to_rows(place)
+
+
+def _places() -> Iterator[_Place]:
+    for frame in callers(sys._getframe(2)):
+        if is_own(frame.f_code.co_filename):
+            yield _Place(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno)
+
+
+@lru_cache(256)
+def _tree(path: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _function(place: _Place) -> _Function | None:
+    """Return the function that reads, or the module itself."""
+    found: _Function | None = _tree(place.path)
+    if found is None:
+        return None
+    for one in ast.walk(found):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            starts = {one.lineno, *(each.lineno for each in one.decorator_list)}
+            if place.first_line in starts and one.lineno <= place.line <= (one.end_lineno or 0):
+                return one
+    return found
+
+
+def _at(within: _Function, line: int) -> list[ast.stmt]:
+    """Return the statements of a function that have a line in what they work out themselves, the innermost last."""
+    return [
+        one for one in _statements(within) if any(part.lineno <= line <= (part.end_lineno or 0) for part in _parts(one))
+    ]
+
+
+@lru_cache(None)
+def _use(place: _Place) -> Use | Literal["returned"]:
+    within = _function(place)
+    if within is None:
+        return ""
+    reading = _at(within, place.line)
+    parts = [part for one in reading for part in _parts(one)]
+    reads = _reads if any(_has(part, _reads) for part in parts) else _is_variable
+    if any(_is_sized(part, reads, _defined(place.path)) for part in parts):
+        return "size"
+    read = {name for one in reading if any(_passes(value, reads) for value in _values(one)) for name in _targets(one)}
+    here = [one for part in parts for one in _comprehensions(part) if _passes(one.iter, reads)]
+    is_named = _among(frozenset(_followed(within, read | {name for one in here for name in _set_by(one.target)})))
+    others = [part for one in _statements(within) if here or one not in reading for part in _parts(one)]
+    if any(_is_sized(part, is_named, _defined(place.path)) for part in others):
+        return "size"
+    loops = [one for one in _statements(within) if isinstance(one, ast.While) and one not in reading]
+    if any(isinstance(node, ast.Compare) and _has(node, is_named) for one in loops for node in ast.walk(one.test)):
+        return "size"
+    if any(_selects(part, is_named) for part in others):
+        return "rows"
+    if any(isinstance(one, ast.Return) for one in reading):
+        return "returned"
+    returned = [one.value for one in _statements(within) if isinstance(one, ast.Return) and one.value is not None]
+    return "returned" if any(_passes(value, is_named) for value in returned) else ""
+
+
+@lru_cache(None)
+def _way_to_rows(place: _Place) -> bool | None:
+    within = _function(place)
+    asking = None if within is None else next((one for one in _at(within, place.line) if isinstance(one, ast.If)), None)
+    if within is None or asking is None:
+        return None
+    names = {name for node in ast.walk(asking.test) if (name := _name(node))}
+    for _ in range(2):  # what these are made of
+        made = [one for one in _statements(within) if _targets(one) & names]
+        names |= {name for one in made for value in _values(one) for node in ast.walk(value) if (name := _name(node))}
+
+    def selects(statements: list[ast.stmt]) -> bool:
+        return any(
+            _selects(part, _among(frozenset(names)))
+            for top in statements
+            for one in ast.walk(top)
+            if isinstance(one, ast.stmt)
+            for part in _parts(one)
+        )
+
+    if selects(asking.body):
+        way = True
+    elif selects(asking.orelse) or (isinstance(asking.body[-1], _LEAVING) and selects(within.body)):
+        way = False
+    else:
+        return None
+    is_negated = isinstance(asking.test, ast.UnaryOp) and isinstance(asking.test.op, ast.Not)
+    return way is not is_negated
+
+
+def _defined(path: str) -> frozenset[str]:
+    """Return the names of the functions that a file defines."""
+    tree = _tree(path)
+    return frozenset(() if tree is None else (one.name for one in tree.body if isinstance(one, ast.FunctionDef)))
+
+
+def _statements(within: ast.AST) -> Iterator[ast.stmt]:
+    for one in ast.walk(within):
+        if isinstance(one, ast.stmt) and one is not within:
+            yield one
+
+
+def _parts(statement: ast.stmt) -> list[ast.expr]:
+    """Return the expressions of a statement itself, without those of the statements in it."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return []
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return [item.context_expr for item in statement.items]
+    return [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)]
+
+
+def _targets(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement sets."""
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign | ast.AugAssign | ast.For):
+        targets = [statement.target]
+    else:
+        targets = []
+    walrus = [node.target for part in _parts(statement) for node in ast.walk(part) if isinstance(node, ast.NamedExpr)]
+    return {name for one in (*targets, *walrus) for name in _set_by(one)}
+
+
+def _set_by(target: ast.expr) -> set[str]:
+    return {name for one in _unpacked(target) if (name := _name(one))}
+
+
+def _unpacked(target: ast.expr) -> list[ast.expr]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return [each for one in target.elts for each in _unpacked(one)]
+    return [target.value if isinstance(target, ast.Starred | ast.Subscript) else target]
+
+
+def _values(statement: ast.stmt) -> list[ast.expr]:
+    """Return what a statement sets names to."""
+    if isinstance(statement, ast.For):
+        return [statement.iter]
+    value = getattr(statement, "value", None)
+    return [value] if isinstance(value, ast.expr) else [part for part in _parts(statement) if _has(part, _is_walrus)]
+
+
+def _is_walrus(node: ast.AST) -> bool:
+    return isinstance(node, ast.NamedExpr)
+
+
+def _followed(within: _Function, names: set[str]) -> set[str]:
+    """Return the names, and those that are worked out from them as whole numbers."""
+    for _ in range(_ROUNDS):
+        is_named = _among(frozenset(names))
+        setting = [one for one in _statements(within) if any(_passes(value, is_named) for value in _values(one))]
+        more = {target for one in setting for target in _targets(one)}
+        more |= {name for one in _comprehensions(within) if _passes(one.iter, is_named) for name in _set_by(one.target)}
+        if more <= names:
+            break
+        names |= more
+    return names
+
+
+def _among(names: frozenset[str]) -> _Is:
+    return lambda node: _name(node) in names
+
+
+def _comprehensions(within: ast.AST) -> Iterator[ast.comprehension]:
+    return (node for node in ast.walk(within) if isinstance(node, ast.comprehension))
+
+
+def _name(node: ast.AST) -> str:
+    """Return a variable's name, or an attribute's with a dot before it; empty of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f".{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _reads(node: ast.AST) -> bool:
+    """Return whether a node reads a value from a tensor."""
+    return isinstance(node, ast.Call) and _called(node) in ("item", "tolist", "int", "cpu", "numpy", "to")
+
+
+def _is_variable(node: ast.AST) -> bool:
+    """Return whether a node is a variable, as a tensor whose value Python itself asks for, in ``x[:count]``."""
+    return isinstance(node, ast.Name)
+
+
+def _has(node: ast.AST, is_one: _Is) -> bool:
+    return any(map(is_one, ast.walk(node)))
+
+
+def _passes(value: ast.AST, is_one: _Is) -> bool:
+    """Return whether a value is such a one, or a whole number, or numbers, worked out from it."""
+    if is_one(value):
+        return True
+    if isinstance(value, ast.Call):
+        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+        if receiver is not None and _passes(receiver, is_one):
+            return True
+        return _called(value) in _PASSING and any(_passes(one, is_one) for one in value.args)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+        return False
+    if isinstance(value, ast.Compare | ast.JoinedStr | ast.Dict | ast.Lambda):
+        return False
+    if isinstance(value, ast.ListComp | ast.GeneratorExp):
+        return _passes(value.elt, is_one) or any(_passes(one.iter, is_one) for one in value.generators)
+    if isinstance(value, ast.Subscript):
+        return _passes(value.value, is_one)
+    return any(_passes(one, is_one) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
+
+
+def _is_sized(value: ast.AST, is_one: _Is, defined: frozenset[str]) -> bool:
+    """Return whether such a one ends a slice, or is an argument of what takes sizes or is the program's own."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Slice) and _has(node, is_one):
+            return True
+        if isinstance(node, ast.Call) and _called(node) in _SIZED | defined:
+            args = node.args[:1] if _called(node) in _FILLING else [*node.args, *(one.value for one in node.keywords)]
+            if any(_has(one, is_one) for one in args):
+                return True
+    return False
+
+
+def _selects(value: ast.AST, is_one: _Is) -> bool:
+    """Return whether rows are taken by such a one: as an index, or by a function that does."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if any(is_one(one) or (isinstance(one, ast.UnaryOp) and is_one(one.operand)) for one in index):
+                return True
+        if isinstance(node, ast.Call) and _called(node) in _SELECTING:
+            receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            if any(is_one(one) for one in (*receiver, *node.args)):
+                return True
+    return False
