@@ -30,7 +30,7 @@ from gpumem_tui.memory import Bucket, Unknown, format_bytes
 from gpumem_tui.plan.answers import LargestOnGpu, TracedAnswer
 from gpumem_tui.plan.combination import Combination, Effect, Techniques
 from gpumem_tui.plan.dialects import sharded_line, spoken, typed_changes, typed_command, with_lines
-from gpumem_tui.plan.replayed import effect_of, replayed
+from gpumem_tui.plan.replayed import effect_on, replayed
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, Unusable
 from gpumem_tui.run.events import PROPOSE, Ready
@@ -404,8 +404,8 @@ def techniques_of_command(plan: CommandPlan, answer: TracedAnswer) -> Techniques
 
 
 def _effects(plan: CommandPlan, answer: TracedAnswer) -> Iterator[Effect]:
-    if (found := remedy(plan.there(plan.base), plan.batch_size)) is not None:
-        yield effect_of(found)
+    if (setting := effect_on(answer)) is not None:
+        yield setting
     alone = [one for one in plan.tried if plan.is_alone(one)]
     ran = [(change, one.traced) for one in alone if isinstance(one.traced, Traced) for change in one.changes]
     for change, trace in ran:

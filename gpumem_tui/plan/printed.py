@@ -21,6 +21,7 @@ from gpumem_tui.plan.judgement import Judgement, judgements
 from gpumem_tui.plan.limits import How, Limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.recommended import Known, all_techniques, command_answer, judged_at_once, plan_answer, untraced
+from gpumem_tui.plan.replayed import assignment_of
 from gpumem_tui.plan.speed import cost_of, price_of, rate, run
 from gpumem_tui.report.objects import SCHEMA, JsonObject, known, reason_of
 from gpumem_tui.search.config import Device
@@ -216,6 +217,7 @@ class _Combination(JsonObject, frozen=True):
         """
         if isinstance(found, Unknown):
             return cls(techniques=None, unavailable=found.reason)
+        command = command_line(found.plan)
         return cls(
             techniques=tuple(change.name for change in found.changes),
             batch_size=found.batch_size,
@@ -224,7 +226,7 @@ class _Combination(JsonObject, frozen=True):
             accumulation=found.by_formula.accumulation,
             formula_only=found.formula_only,
             traced=_ByTrace.of(Unknown("only the formula knows it") if found.formula_only else traced),
-            command=known(command_line(found.plan)),
+            command=assignment_of(found.changes) + command if isinstance(command, str) else None,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from gpumem_tui.formula.techniques import NotApplicable, Price, other_way
+from gpumem_tui.formula.techniques import ALLOCATOR, NotApplicable, Price, other_way
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import Answer, LargestOnGpu, TracedAnswer, TraceOf, largest_by_gpu
 from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques, worth_running
@@ -15,6 +15,7 @@ from gpumem_tui.plan.command import CommandPlan, techniques_of_command
 from gpumem_tui.plan.dialects import besides
 from gpumem_tui.plan.judgement import span
 from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.replayed import effect_on, fitting_with
 from gpumem_tui.plan.speed import by_cost, run
 from gpumem_tui.plan.techniques import (
     cheapest_but_as_it_is,
@@ -71,6 +72,8 @@ def recommended(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced
     """
     if isinstance(now, TracedAnswer) and now.fits:
         return Recommended(unchanged(plan), now)
+    if isinstance(now, TracedAnswer) and (setting := fitting_with(now)) is not None:
+        return Recommended(replace(unchanged(plan), changes=(setting[0],)), setting[1])
     room = room_as_traced(plan, now.known_batch_size if isinstance(now, TracedAnswer) else None)
     best = cheapest_combination(plan, room=room) if isinstance(now, Unknown) else cheapest_but_as_it_is(plan, room)
     if isinstance(best, Combination) and best.plan == plan:
@@ -119,17 +122,21 @@ def _confirmed(
             left.append((tried[-1], answer))
         elif answer.fits:
             found = tried[-1], answer
+        elif (setting := fitting_with(answer)) is not None:
+            found = replace(tried[-1], changes=(setting[0], *one.changes)), setting[1]
     return found, left
 
 
 def all_techniques(plan: Plan, now: TracedAnswer | Unknown, known: Known = untraced) -> Techniques:
-    """Return every technique judged on a plan: by formula, and by trace what `torch.compile` changes.
+    """Return every technique judged on a plan: by formula; by trace `torch.compile` and the allocator's setting.
 
     Args:
         now, known: as `recommended` takes them.
     """
     largest = now.known_batch_size if isinstance(now, TracedAnswer) else None
-    return techniques(plan, largest, _compiled_or_eager(plan, now, known))
+    setting = effect_on(now) if isinstance(now, TracedAnswer) else None
+    traced = (*([] if setting is None else [setting]), _compiled_or_eager(plan, now, known))
+    return techniques(plan, largest, traced)
 
 
 def _compiled_or_eager(plan: Plan, now: TracedAnswer | Unknown, known: Known) -> Effect | NotApplicable:
@@ -217,6 +224,8 @@ def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
         other = f"; by formula {' or '.join(others)} would, which trains less of it" if others else ""
         return f"Nothing known makes it fit: {found.reason}{other}."
     how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
+    if len(found.changes) == 1 and found.changes[0].key == ALLOCATOR:
+        how = f" ({found.changes[0].how})"
     return f"To change: {found.words}{how}."
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gpumem_tui.formula.techniques import ALLOCATOR, Technique, techniques_of
 from gpumem_tui.memory import Unknown, format_bytes
+from gpumem_tui.plan.answers import TracedAnswer, headroom_of
 from gpumem_tui.plan.combination import Combination, Effect
 from gpumem_tui.plan.plan import Plan
-from gpumem_tui.search.fragmentation import AllocatorRemedy, remedy
-from gpumem_tui.search.prediction import Traced
+from gpumem_tui.search.fragmentation import AllocatorRemedy, larger_batch, remedy
+from gpumem_tui.search.prediction import Fit, Traced
 
 
 def technique_of(found: AllocatorRemedy) -> Technique:
@@ -19,25 +21,38 @@ def technique_of(found: AllocatorRemedy) -> Technique:
     return replace(made, given_option=found.assignment)
 
 
-def effect_of(found: AllocatorRemedy, of_model: Plan | None = None) -> Effect:
-    """Return what a setting comes to alone: it saves reserved bytes, the allocated peak stays.
+def effect_on(now: TracedAnswer) -> Effect | None:
+    """Return what the best setting comes to alone, where it saves reserved bytes or makes a larger batch fit.
 
-    Args:
-        of_model: a model's plan, which it leaves as it is; None for a command.
+    The allocated peak stays as it is.
     """
-    before, after = found.reserved_bytes
-    replay = found.after.at(found.batch_size)
-    return Effect(
+    batch_size = now.plan.batch_size
+    found = remedy(now.traced, batch_size, headroom_of(now.plan)) or larger_batch(now.traced)
+    if found is None:
+        return None
+    found = replace(found, batch_size=batch_size)
+    then, (before, after) = replace(now, traced=found.after), found.reserved_bytes
+    is_model = isinstance(now.plan, Plan)
+    fit: Fit = found.fit if not is_model else "fits" if then.fits else "does not fit"
+    effect = Effect(
         technique_of(found),
         "traced",
-        replay.peak_allocated_bytes,
+        then.peak_allocated_bytes,
         before - after,
-        found.fit,
-        found.after.max_batch_size,
+        fit,
+        then.max_batch_size,
         after,
-        replay.breakdown,
-        of_model,
+        then.breakdown,
+        now.plan if isinstance(now.plan, Plan) else None,
     )
+    return None if effect.no_gain(now.known_batch_size) else effect
+
+
+def fitting_with(now: TracedAnswer) -> tuple[Technique, TracedAnswer] | None:
+    """Return the setting with which a model's plan fits, and the answer with it; None where none makes it fit."""
+    found = remedy(now.traced, now.plan.batch_size, headroom_of(now.plan))
+    then = now if found is None else replace(now, traced=found.after)
+    return (technique_of(found), then) if found is not None and then.fits else None
 
 
 def replayed(one: Combination, there: Traced) -> Combination | None:
@@ -52,7 +67,7 @@ def replayed(one: Combination, there: Traced) -> Combination | None:
     return replace(one, changes=changes, traced=one.traced.under(found.after.settings))
 
 
-def assignment_of(changes: tuple[Technique, ...]) -> str:
+def assignment_of(changes: Iterable[Technique]) -> str:
     """Return the variable that a set of changes has the allocator's setting in, before a command; "" for none."""
     found = (one for one in changes if one.key == ALLOCATOR and one.how.startswith("export"))
     return next((f"{one.given_option} " for one in found), "")

@@ -45,6 +45,7 @@ from gpumem_tui.plan.recommended import (
     untraced,
     verdict_line,
 )
+from gpumem_tui.plan.replayed import assignment_of
 from gpumem_tui.plan.speed import by_cost
 from gpumem_tui.report.markdown import bullets, document, sentence, shell, table
 from gpumem_tui.report.objects import reason_of
@@ -378,7 +379,7 @@ def _combination(heading: str, found: Combination, traced: TracedAnswer | None =
         peak, largest = format_bytes(traced.peak_allocated_bytes), _largest(traced)
     only = ", by formula only" if found.formula_only else ""
     line = f"{heading}: **{what}**. Peak {peak} at batch {found.plan.batch_size}, largest batch {largest}{only}."
-    return f"{line}\n\n{shell(command)}" if isinstance(command, str) else line
+    return f"{line}\n\n{shell(assignment_of(found.changes) + command)}" if isinstance(command, str) else line
 
 
 def _techniques(judged: Techniques) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -57,8 +57,8 @@ COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
 """The cheapest combination is looked for among changes of these."""
 
 
-def techniques(plan: Plan, largest: int | None = None, traced: Effect | NotApplicable | None = None) -> Techniques:
-    """Return every technique judged on this plan: those that the formula knows, and one that was traced.
+def techniques(plan: Plan, largest: int | None = None, traced: Sequence[Effect | NotApplicable] = ()) -> Techniques:
+    """Return every technique judged on this plan: those that the formula knows, and some that were traced.
 
     Sorted by what helps most: where the plan does not fit, what makes it fit comes first; then the larger new
     maximum batch, then the more bytes saved.
@@ -70,7 +70,7 @@ def techniques(plan: Plan, largest: int | None = None, traced: Effect | NotAppli
     now = _Memory.of(plan, usable_as_traced(plan, largest))
     helping: list[Effect] = []
     others: list[NotApplicable] = []
-    for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now), *([traced] if traced else [])]:
+    for found in [*changes(setup_of(plan), plan.gpu), *_batch_changes(plan, now), *traced]:
         judged = _judged(plan, found, now) if isinstance(found, Technique) else found
         if isinstance(judged, Effect):
             helping.append(judged)

@@ -14,14 +14,12 @@ from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace
-from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline
 from gpumem_tui.workload.command import Command
 from gpumem_tui.workload.spec import WorkloadSpec
-from tests.search.traces import CONTEXT_BYTES, PROFILE, traced, training
+from tests.search.traces import CONTEXT_BYTES, NO_SETTING, PROFILE, traced, training
 
 READY = Ready("2.13.0", PROFILE, CONTEXT_BYTES, "measured on an A100")
-NO_SETTING = AllocatorSettings.parse("backend:cudaMallocAsync")
 REFUSED = "the command uses autocast already"
 
 

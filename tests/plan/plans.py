@@ -16,7 +16,7 @@ from gpumem_tui.plan.plan import Plan
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.timeline import Timeline
-from tests.search.traces import traced, training
+from tests.search.traces import NO_SETTING, traced, training
 
 GPT2 = Plan(find_model("gpt2"), Recipe(), find_gpu("a100-80gb"), batch_size=8)
 LLAMA_ON_FOUR = Plan(find_model("llama-3-8b"), Recipe(gpus=4), find_gpu("rtx-4090-24gb"))
@@ -61,7 +61,8 @@ def timeline(batch_size: int) -> Timeline:
     return training(sizes, layers=4)
 
 
-TRACED = traced(AffineTrace.fit((2, timeline(2)), (3, timeline(3))), find_gpu("a100-80gb"))
+_FORM = AffineTrace.fit((2, timeline(2)), (3, timeline(3)))
+TRACED = replace(traced(_FORM, find_gpu("a100-80gb")), settings=NO_SETTING)
 
 
 # By the closed form
@@ -86,7 +87,8 @@ def timeline_of(plan: Plan, batch_size: int, steps: int = 2) -> Timeline:
 
 def traced_of(plan: Plan, steps: int = 2) -> Traced:
     """What a trace of the plan would say."""
-    return traced(AffineTrace.fit((4, timeline_of(plan, 4, steps)), (8, timeline_of(plan, 8, steps))), plan.gpu)
+    form = AffineTrace.fit((4, timeline_of(plan, 4, steps)), (8, timeline_of(plan, 8, steps)))
+    return replace(traced(form, plan.gpu), settings=NO_SETTING)
 
 
 def with_figures(found: TracedAnswer, **figures: object) -> TracedAnswer:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from gpumem_tui.catalog.loader import find_model
+from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.formula.techniques import ALLOCATOR, Price
+from gpumem_tui.plan.answers import TracedAnswer, answer
 from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.combining import command_of
 from gpumem_tui.plan.command import CommandPlan, techniques_of_command
-from gpumem_tui.plan.recommended import change_words
+from gpumem_tui.plan.plan import Plan
+from gpumem_tui.plan.recommended import all_techniques, change_words, plan_answer, recommended
+from gpumem_tui.plan.report import _combinations
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.fragmentation import larger_batch
 from gpumem_tui.search.predicting import Predicted
@@ -77,3 +82,44 @@ def test_a_change_that_fits_with_the_setting_only_is_known_without_a_further_run
     independent = replay(halved.trace.at(size), halved.capacity_range.low_bytes, expandable)
     assert independent.fits
     assert both.traced.at(size).peak_reserved_bytes == independent.peak_reserved_bytes
+
+
+# Of a model's plan
+
+
+def _model_plan(batch_size: int) -> tuple[Plan, TracedAnswer]:
+    """A plan whose trace leaves pieces in segments, as the closed form knows nothing of, and what it says."""
+    found = _growing(command_config(gpu="rtx-3090-24gb"), 1)
+    plan = Plan(find_model("gpt2"), Recipe(), found.gpu, batch_size, headroom=0.0)
+    return plan, TracedAnswer(plan, found)
+
+
+def test_a_model_that_fits_with_the_setting_needs_nothing_else() -> None:
+    plan, now = _model_plan(_beyond(_growing(command_config(gpu="rtx-3090-24gb"), 1)))
+    first = all_techniques(plan, now).helping[0]
+    assert (first.change.key, first.fits, first.by) == (ALLOCATOR, True, "traced")
+    best = recommended(plan, now)
+    assert isinstance(best.combination, Combination)
+    assert isinstance(best.traced, TracedAnswer)
+    assert [one.key for one in best.combination.changes] == [ALLOCATOR]
+    assert best.combination.plan == plan
+    assert best.traced.fits
+    assert "To change: expandable_segments:True (export PYTORCH_ALLOC_CONF=expandable_segments:True)." in plan_answer(
+        answer(plan), now, best
+    )
+    assert next(_combinations(now, best)).endswith(
+        f"PYTORCH_ALLOC_CONF=expandable_segments:True gpumem-tui plan --model gpt2 --batch-size {plan.batch_size} "
+        "--gpu sim:rtx-3090-24gb --headroom 0.0\n```"
+    )
+
+
+def test_what_a_trace_confirms_with_the_setting_only_is_recommended_with_it() -> None:
+    size = _beyond(_growing(command_config(gpu="rtx-3090-24gb"), 1))
+    plan, fits_with_it = _model_plan(size)
+    now = TracedAnswer(plan, _growing(command_config(gpu="rtx-3090-24gb"), 3))
+    best = recommended(plan, now, lambda one: TracedAnswer(one.at(size), fits_with_it.traced))
+    assert isinstance(best.combination, Combination)
+    assert best.combination.changes[0].key == ALLOCATOR
+    assert best.combination.plan != plan, "the setting alone is not enough"
+    assert isinstance(best.traced, TracedAnswer)
+    assert best.traced.fits

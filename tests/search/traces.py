@@ -10,11 +10,14 @@ from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace
+from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
 from gpumem_tui.step import Phase
 
 CONTEXT_BYTES = 426 * MIB
 PROFILE = "torch 2.13 sm_80"
+NO_SETTING = AllocatorSettings.parse("backend:cudaMallocAsync")
+"""With these no setting of the allocator is offered; all else is as by default."""
 
 
 def training(sizes: Mapping[Bucket, int], *, layers: int, steps: int = 3, interleaved: bool = False) -> Timeline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpumem_tui.formula.techniques import ALLOCATOR
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.plan.answers import TracedAnswer
 from gpumem_tui.plan.combination import Combination, Effect, Recommended, Techniques
@@ -62,7 +63,7 @@ class Help:
 
         by_trace = now or Unknown("not traced so far")
         best, judged = recommended(plan, by_trace, known), all_techniques(plan, by_trace, known)
-        traceable = [one for one in judged.helping if not one.formula_only]
+        traceable = [one for one in judged.helping if not one.formula_only and one.change.key != ALLOCATOR]
         traced = {one.change.key: found for one in traceable if (found := tracer.known(one.plan)) is not None}
         waiting = {one.change.key for one in traceable if one.change.key not in traced and not tracer.failed(one.plan)}
         helping = tuple(_traced_effect(one, traced.get(one.change.key), now) for one in judged.helping)
@@ -180,7 +181,7 @@ def _combination_rows(found: Help, width: int) -> list[ListRow]:
         return [heading("It fits as it is, traced"), *paragraph(_LARGER, width)]
     if isinstance(best, Unknown):
         return [heading("Cheapest combination that fits"), *paragraph(best.reason, width, "")]
-    if best.plan == found.plan:
+    if best.plan == found.plan and not best.changes:
         return [heading("It fits as it is, by formula"), *paragraph(_LARGER, width)]
     lines = [heading("Cheapest combination that fits"), *_choice_rows(best, COMBINATION, found, width)]
     if best is not traceable and isinstance(traceable, Combination):
