@@ -66,9 +66,15 @@ class Later:
         """
         self._declared = declared
 
-    def declares(self, occasion: Occasion) -> bool:
-        """Return whether a framework says that it comes to an occasion."""
-        return self._declared is not None and occasion in self._declared()
+    @property
+    def is_declared(self) -> bool:
+        """Return whether a framework says what the program does."""
+        return self._declared is not None
+
+    @property
+    def reached(self) -> Collection[Occasion]:
+        """Return the occasions that came."""
+        return self._came.keys()
 
     def came(self, occasion: Occasion, steps: int) -> None:
         """Note that an occasion came after so many steps; before the first step it is of less than is trained."""
@@ -105,8 +111,8 @@ class Later:
             elif self.after is not None:
                 more = f", nor within {steps - self.after} more" if steps > self.after else ""
                 found.append(f"{option}: no {noun} came after step {self.after}{more}; this is of the steps alone")
-        if self.resumes and "resuming" not in self._came:
-            found.append("--resume: this program did not resume: give it its own option for a checkpoint that there is")
+        if self.resumes and steps and "resuming" not in self._came:
+            found.append("--resume: this program was not resumed: give it its own option for a checkpoint that exists")
         return found
 
     def not_reached(self, *, has_ended: bool) -> tuple[NotReached, ...]:

@@ -20,6 +20,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.run.deepspeed import follow_deepspeed
 from gpumem_tui.run.generating import generate_in_full
 from gpumem_tui.run.out_of_memory import follow_finders
+from gpumem_tui.run.resuming import resume_where_told
 from gpumem_tui.run.saving import follow_saving, name_checkpoints
 from gpumem_tui.run.stand_ins import CUDA, DRIVER
 from gpumem_tui.run.trainers import follow_trainers
@@ -47,6 +48,7 @@ def follow_libraries(program: Program) -> None:
     follow_saving(program)
     name_checkpoints(backend._gpu)
     follow_trainers(program)
+    resume_where_told(program, backend._gpu)
     follow_graphs(program.note)
     after_import("triton.runtime.driver", lambda module: module.driver.set_active(_TritonDriver(backend)))
     if hasattr(torch.cuda, "_compile_kernel"):

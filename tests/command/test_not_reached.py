@@ -213,6 +213,37 @@ def test_accelerates_numbered_checkpoints_are_neither_made_nor_removed(project: 
     assert [path.name for path in older.parents[1].iterdir()] == ["checkpoint_3"]
 
 
+def state_in_first_forward(traced: dict[str, Any]) -> int:
+    """Bytes of optimizer state in the first step's forward, which only a run that was resumed has."""
+    first = next(one for one in traced["phases"] if (one["step"], one["phase"]) == (1, "forward"))
+    return int(first["buckets"]["optimizer"])
+
+
+@pytest.mark.scripts
+@needs("transformers", "accelerate", "lightning")
+@pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate", "none"])
+def test_a_run_begins_from_a_checkpoint(project: Project, library: str) -> None:
+    words: tuple[str, ...] = ("5",)
+    if library == "transformers":
+        words = ("--output_dir", "out", "--report_to", "none")
+    accelerated = PLAIN.replace("net = nn", "import accelerate\n    net = nn").replace(
+        "for step", "net, optimizer = accelerate.Accelerator().prepare(net, optimizer)\n    for step"
+    )
+    scripts = {"transformers": LLAMA, "lightning": LIGHTNING, "accelerate": accelerated, "none": PLAIN}
+    project.write("train.py", scripts[library])
+    new = project.predict("python", "train.py", *words).json["traced"]
+    resumed = project.predict("python", "train.py", *words, options=("--resume",)).json["traced"]
+    assert not state_in_first_forward(new)
+    said = [note for note in resumed["notes"] if note.startswith("--resume")]
+    if library == "none":
+        assert said == ["--resume: this program was not resumed: give it its own option for a checkpoint that exists"]
+        return
+    assert not said
+    assert state_in_first_forward(resumed) == pytest.approx(resumed["buckets"]["optimizer"], rel=0.01)
+    assert "resuming" not in phases(resumed)
+    assert ("resuming" in phases(new)) == (library != "accelerate"), "which declares nothing"
+
+
 @pytest.mark.scripts
 @needs("transformers", "accelerate")
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gpumem_tui.formula.parameters import count_parameters
 from gpumem_tui.formula.recipe import Recipe
 from gpumem_tui.memory import Unknown, Value, format_bytes, format_count
 from gpumem_tui.plan.advice import Advice, advise, obstacle
+from gpumem_tui.search.assumed import not_reached_line
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.search.report import accumulation_line, gap_line, headroom_line, wanted_accumulation
@@ -263,7 +264,8 @@ def _ended(state: SearchState, verdict: Verdict) -> VerdictView:
         badge = _badge(state, verdict)
         room = "" if verdict.with_headroom is None else _sentence(headroom_line(verdict.with_headroom))
         tone: Tone = "good" if verdict.verified and verdict.safe_batch_size else "warning"
-        details = (summary, *_gap(state))
+        missing = not_reached_line(state.traced) if isinstance(state.traced, Traced) else ""
+        details = (*filter(None, (_sentence(missing),)), summary, *_gap(state))
         return VerdictView(badge, tone, message, reach=reach, room=room, larger=larger, details=details)
     if verdict.outcome == "cancelled":
         return VerdictView("CANCELLED", "warning", message, reach, details=(f"{summary} · s starts over",))
