@@ -297,7 +297,7 @@ class _Simulated(_Trial):
             return Failed("workload", self.program.empty())
         rank = self.request.workload.rank
         if rank >= max(backend.ranks, ranks_here(os.environ).world_size or 1):
-            return Failed("workload", f"--rank {rank}: the command is one process; start it by its launcher")
+            return Failed("options", f"--rank {rank}: the command is one process; start it by its launcher")
         self._follow_context()
         if isinstance(self.request, TrialRequest):
             return self.trial_done("fit", (timeline, ""))

@@ -69,7 +69,7 @@ class Unusable(Exception):
     @property
     def exit_code(self) -> int:
         """Return the exit code: the user's options or files are wrong, or a device or a trace fails."""
-        return EXIT_BAD_INPUT if self.kind in ("workload", "python", "torch") else EXIT_FAILED
+        return EXIT_BAD_INPUT if self.kind in ("workload", "options", "python", "torch") else EXIT_FAILED
 
 
 class Control:

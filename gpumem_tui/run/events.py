@@ -265,13 +265,13 @@ class Failed:
     """The child could not do what was asked.
 
     Attributes:
-        kind: ``workload``: the user's file or options are wrong; ``python``: that interpreter is none;
+        kind: ``workload``: the user's file is wrong; ``options``: what was typed; ``python``: that interpreter is none;
             ``torch``: no usable torch in it; ``trace``: the step cannot be traced; ``device``: the GPU cannot be used;
             ``memory``: it ended by the last of the `ooms` times that a simulated GPU was out of memory.
         detail: one clear line.
     """
 
-    kind: Literal["workload", "python", "torch", "trace", "device", "memory"]
+    kind: Literal["workload", "options", "python", "torch", "trace", "device", "memory"]
     detail: str
     ooms: int = 0
     event: Literal["failed"] = "failed"
