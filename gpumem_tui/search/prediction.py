@@ -21,7 +21,7 @@ from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.timeline import Held, growth
 from gpumem_tui.snapshots.recording import RecordedRun, record
-from gpumem_tui.step import FROZEN_32, REDUCE_BUCKETS, Phase
+from gpumem_tui.step import CASTS, FROZEN_32, REDUCE_BUCKETS, Phase
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -264,13 +264,15 @@ class Traced:
             kept = Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER
             size_bytes = self.trace.at(batch_size).most_made_in(Phase.EVALUATION, *kept)
         elif cause.cause == "reduce_buckets":  # those that the gradients are views of are gradients
-            parts = self.parts(batch_size)
-            size_bytes = sum(
-                size for bucket, part, size in parts if (bucket, part) == (Bucket.TEMPORARY, REDUCE_BUCKETS)
-            )
+            size_bytes = self._of_part(batch_size, REDUCE_BUCKETS, Bucket.TEMPORARY)
+        elif cause.cause == "casts":
+            size_bytes = self._of_part(batch_size, CASTS, *Bucket)
         else:
             return cause
         return replace(cause, size_bytes=size_bytes) if size_bytes else None
+
+    def _of_part(self, batch_size: int, wanted: str, *buckets: Bucket) -> int:
+        return sum(size for bucket, part, size in self.parts(batch_size) if part == wanted and bucket in buckets)
 
     def steps_left(self, batch_size: int) -> int | None:
         """Return after how many steps memory that grows fills the device, at the least; None where it does not grow."""

@@ -18,7 +18,9 @@ FROZEN_32 = "frozen float32"
 
 GATHERED = "gathered parameters"
 REDUCE_BUCKETS = "reduce buckets"
-"""Parts of temporary memory: weights that a sharding engine has whole for a while, and gradients on their way."""
+CASTS = "autocast's copies"
+"""Parts of what a step makes: weights that a sharding engine has whole for a while, gradients on their way, and copies
+in the type that autocast runs an operator in."""
 
 
 class Phase(str, Enum):

@@ -357,3 +357,51 @@ def test_each_graph_keeps_what_it_took_unless_it_shares_a_pool(project: Project)
     assert cause["bytes"] == pytest.approx(2 * (16 + 8 + 4) * 1024 * 1024 * 4, rel=0.1)
     assert "3 pools; capture them with one `pool=torch.cuda.graph_pool_handle()`" in cause["sentence"]
     assert not shared["causes"]
+
+
+CASTS = """\
+    import sys
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.table = nn.Linear(256, 256), nn.Parameter(torch.randn(1, 4096, 256), requires_grad=False)
+
+        def forward(self, x):
+            for _ in range(8):
+                x = self.inner(x)
+            return self.table.expand(64, -1, -1).bmm(x.unsqueeze(-1)) if "table" in sys.argv else x
+
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.inner.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled="anew" not in sys.argv):
+            loss = net(torch.randn(64, 256, device="cuda")).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "size_bytes", "line", "words"),
+    [
+        ("table", 64 * 4096 * 256 * 2, 13, "expanded to 64 times its memory; cast it before `expand`"),
+        ("anew", 8 * 256 * 256 * 2, 12, "casts the same weights in every call; leave autocast's `cache_enabled` on"),
+        ("plain", 0, 0, ""),
+    ],
+)
+def test_what_autocast_copies_for_nothing_is_named(
+    project: Project, how: str, size_bytes: int, line: int, words: str
+) -> None:
+    project.write("train.py", CASTS)
+    found = causes(project, "train.py", how).get("casts")
+    if not size_bytes:
+        assert found is None
+        return
+    assert found is not None
+    assert found["line"] == f"train.py:{line}"
+    assert found["bytes"] == pytest.approx(size_bytes, rel=0.4), "of those that live at the peak"
+    assert found["sentence"].endswith(words)

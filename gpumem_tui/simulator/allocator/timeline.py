@@ -353,7 +353,7 @@ class TimelineRecorder:
         self._born_in += [len(self._marks) - 1] * len(sources)
         self._events += [event + before if event > 0 else event - before for event in events]
         known: Any
-        for known in (self._computed_sizes, self._tags, self._streams):
+        for known in (self._computed_sizes, self._tags, self._parts, self._streams):
             if known:
                 known.update([(before + n, known[source]) for n, source in enumerate(sources, 1) if source in known])
         return before
@@ -473,11 +473,15 @@ class TimelineRecorder:
     def _sites_with_parts(self) -> tuple[int, ...]:
         """Return by allocation the number of its place, which names its part as well."""
         sites, table = list(self._sites), tuple(self._site_numbers)
+        known: dict[tuple[int, str, str], int] = {}
         for number, part in self._parts.items():
-            site = replace(table[sites[number - 1]], part=part)
-            if part == CHECKPOINT and self._loaded.get(number):
-                site = replace(site, source=self._loaded[number])
-            sites[number - 1] = self._site_numbers.setdefault(site, len(self._site_numbers))
+            loaded = self._loaded.get(number, "") if part == CHECKPOINT else ""
+            key = sites[number - 1], part, loaded
+            if key not in known:
+                place = table[key[0]]
+                site = replace(place, part=part, source=loaded or place.source)
+                known[key] = self._site_numbers.setdefault(site, len(self._site_numbers))
+            sites[number - 1] = known[key]
         return tuple(sites)
 
     def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:

@@ -6,15 +6,19 @@ version; only their grouping is written here (aten/src/ATen/autocast_mode.h, AT_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch._C import DispatchKeySet
 from torch._ops import HigherOrderOperator
 
-from gpumem_tui.simulator.device.base import library
+from gpumem_tui.causes import Cause
+from gpumem_tui.simulator.device.base import DeviceParts, library
+from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.torch_internals import original, replace
+from gpumem_tui.step import CASTS
+from gpumem_tui.step.phases import in_backward
 
 _LOWER_PRECISION = {
     "_convolution", "_convolution.deprecated", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
@@ -52,6 +56,8 @@ class CacheObserver(Protocol):
 
 
 observers: list[CacheObserver] = []
+copied: list[Callable[[torch.Tensor, torch.Tensor], None]] = []
+"""Called with a tensor and the copy that a cast has made of it."""
 
 
 def state() -> tuple[bool, torch.dtype, int]:
@@ -173,11 +179,18 @@ def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         and not tensor._is_view()
     )
     if not cacheable:
-        return tensor.to(dtype)
+        return _copied(tensor, dtype)
     found = _weight_cache.get(id(tensor))
     if found is None:
-        found = _weight_cache[id(tensor)] = (tensor, tensor.to(dtype))
+        found = _weight_cache[id(tensor)] = (tensor, _copied(tensor, dtype))
     return found[1]
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    copy = tensor.to(dtype)
+    for made in copied:
+        made(tensor, copy)
+    return copy
 
 
 def _clear_with_autocast() -> None:
@@ -193,3 +206,47 @@ def _clear_with_autocast() -> None:
             observer.cleared()
 
     replace(torch, "clear_autocast_cache", clear_both)
+
+
+# Copies that a program could do without
+
+_LEAST_TIMES = 2
+"""So many times as large as the memory that it is a view of is an expanded tensor at least that counts."""
+
+
+class Casts:
+    """The copies that autocast has made on one device."""
+
+    def __init__(self, gpu: DeviceParts, memory: DeviceMemory) -> None:
+        self._gpu, self._memory = gpu, memory
+        self._expanded: tuple[int, int, str] = 0, 0, ""
+        """Of the largest copy of an expanded tensor: bytes, how many times its memory, and ``file:line``."""
+
+        self._seen: set[tuple[int, int]] = set()
+        self._again = ""
+
+    def made(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        """Note that autocast has cast a tensor."""
+        number = self._memory.allocation_of(copy)
+        if number is None:
+            return
+        self._gpu.recorder.name(number, CASTS)
+        whole_bytes, held_bytes = source.numel() * source.element_size(), source.untyped_storage().nbytes()
+        times = whole_bytes // max(1, held_bytes)
+        if times >= _LEAST_TIMES and whole_bytes > self._expanded[0]:
+            self._expanded = whole_bytes, times, self._gpu.sites.calling_line()
+        if source.is_leaf and source.requires_grad and not torch.is_autocast_cache_enabled() and not in_backward():
+            weight = id(source), source._version  # which an optimizer's step counts up
+            if weight in self._seen:
+                self._again = self._again or self._gpu.sites.calling_line()
+            self._seen.add(weight)
+
+    def causes(self) -> Iterator[Cause]:
+        """Yield the copies that are many for one tensor; their bytes go by the batch size."""
+        _, times, line = self._expanded
+        if times:
+            words = f"{line} casts a tensor that is expanded to {times:,} times its memory; cast it before `expand`"
+            yield Cause("casts", words, line=line)
+        if self._again:
+            words = f"{self._again} casts the same weights in every call; leave autocast's `cache_enabled` on"
+            yield Cause("casts", words, line=self._again)

@@ -111,6 +111,7 @@ class SimulatedGpu:
         self.passes = Passes()
         self.sites = SiteFinder()
         self.memory = DeviceMemory(self)
+        self.casts = autocast.Casts(self, self.memory)
         self.mode = DeviceMode(self, self.memory, assumed_rows or AssumedRows())
 
     def mark(self, step: int, phase: Phase) -> None:
@@ -164,6 +165,7 @@ class SimulatedGpu:
         if len(pools) > 1:
             how = "capture them with one `pool=torch.cuda.graph_pool_handle()`, the largest first"
             yield Cause("graph_pools", f"{len(pools)} pools; {how}", sum(pools))
+        yield from self.casts.causes()
         if self.memory.columns_bytes:
             how = "`torch.backends.cudnn.enabled` is False; leave it on"
             yield Cause("cudnn_off", how, self.memory.columns_bytes, self.memory.columns_line)
@@ -382,6 +384,7 @@ def register() -> None:
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):  # torch up to 2.8
         unregistered.pass_on_higher_order(DeviceMode)
     autocast.register(DEVICE_TYPE)
+    autocast.copied.append(lambda source, copy: backend._gpu.casts.made(source, copy))
     kernels.register(lambda tensor: backend._gpu.mode.transfers.read(tensor))
     attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
