@@ -6,7 +6,7 @@ combines them. `injected` has those that are made to a user's own command.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import MappingProxyType
@@ -36,6 +36,8 @@ ALLOCATOR = "allocator"
 """The change that is made to no program, but to a variable that torch reads."""
 HALF_LENGTH = "half-length"
 ADAPTERS = ("lora", "qlora")
+RECOMPUTES = {"selective-recompute", "full-recompute", "checkpointing"}
+"""Of models and of commands."""
 TYPED = (*ADAPTERS, HALF_LENGTH)
 """Changes that are said by a command's own line where they can be."""
 
@@ -46,8 +48,9 @@ Axis = Literal[
 """What a technique is about: of one axis only one change can be made."""
 
 COST_ORDER = (
-    "no further GPUs, then the same samples (no shorter sequences), then no host memory, then no optimizer to tune "
-    "anew, then the least risk to accuracy, then the least extra time, then the fewest changes"
+    "no further GPUs, then the same samples (no shorter sequences), then no optimizer of another kind, then no host "
+    "memory, then every weight trained (no adapters), then the least risk to accuracy, then the least extra time, then "
+    "the fewest changes; under LoRA the weights are quantized before anything is computed twice"
 )
 """How prices compare, for the reader."""
 
@@ -59,8 +62,9 @@ class Price:
     Attributes:
         gpus: further GPUs.
         times_halved: of the sequence or the image side: the network sees less.
-        offloads: kinds of state moved to host memory, whose bus then bounds the step.
         retuned: optimizers of another kind, whose hyperparameters must be found anew.
+        offloads: kinds of state moved to host memory, whose bus then bounds the step.
+        frozen: ways to freeze weights, as under adapters: a training that learns less, of what is trained already.
         risk: to accuracy; 0: none published, 1: a published method with matching results, 2: what can hurt.
         slower_percent: extra time of a step as far as arithmetic tells.
         changes: techniques in the set.
@@ -68,11 +72,17 @@ class Price:
 
     gpus: int = 0
     times_halved: int = 0
-    offloads: int = 0
     retuned: int = 0
+    offloads: int = 0
+    frozen: int = 0
     risk: int = 0
     slower_percent: float = 0.0
     changes: int = 0
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Return whether it asks for what nobody gives up gladly, so that it is said with what it costs."""
+        return self > Price(frozen=1)
 
     def __add__(self, other: Price) -> Price:
         return Price(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Price)))
@@ -138,6 +148,16 @@ class Technique:
             changed(setup.recipe, self.recipe) if self.recipe else setup.recipe,
             setup.extras if self.extra is None else setup.extras | {self.extra},
         )
+
+
+def is_advisable(chosen: Collection[Technique], offered: Collection[Technique]) -> bool:
+    """Return whether changes are made together: LoRA's base is quantized, if it can be, before anything is recomputed.
+
+    As torchtune's tutorial tunes 7B ("Fine-Tuning Llama2 with QLoRA"). Of Llama-3-8B on 24 GB, LoRA with full recompute
+    leaves 0.5 GiB, and QLoRA with it 10.
+    """
+    keys = {change.key for change in chosen}
+    return not ("lora" in keys and keys & RECOMPUTES and any(change.key == "qlora" for change in offered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +335,9 @@ def _adapters(setup: Setup) -> Iterator[Technique | NotApplicable]:
             option = "" if key == "lora" else f" --base-quantization {quantization}"
             option += f" --freeze {NOTHING_FROZEN}" if recipe.has_frozen_layers else ""
             changed = {"adapter": "lora", "base_quantization": quantization, "freeze": NOTHING_FROZEN}
-            yield replace(catalog_techniques()[key], given_option=f"--adapter lora{option}", recipe=changed)
+            made, frozen = catalog_techniques()[key], recipe.has_adapters or recipe.has_frozen_layers
+            price = replace(made.price, frozen=0) if frozen else made.price
+            yield replace(made, given_option=f"--adapter lora{option}", recipe=changed, price=price)
 
 
 def _freezing(setup: Setup) -> Technique | NotApplicable:

@@ -77,6 +77,12 @@ class Combination:
         return sum((change.price for change in self.changes), self.passes_price)
 
     @property
+    def last_resorts(self) -> str:
+        """What those of the changes cost that nobody makes gladly, to be put after their names; empty for none."""
+        dear = [f"of {change.name}: {change.cost}" for change in self.changes if change.price.is_last_resort]
+        return f". The price {'; '.join(dear)}" if dear else ""
+
+    @property
     def words(self) -> str:
         """The changes by name; empty for none."""
         names = [change.name for change in self.changes]

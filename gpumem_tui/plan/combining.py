@@ -13,7 +13,16 @@ from itertools import combinations
 from math import prod
 
 from gpumem_tui.formula.records import OPTIMIZER_RECORDS
-from gpumem_tui.formula.techniques import ADAPTERS, DEEPSPEED, MORE_RANKS, SHARDED, SHARDS, Price, Technique
+from gpumem_tui.formula.techniques import (
+    ADAPTERS,
+    DEEPSPEED,
+    MORE_RANKS,
+    SHARDED,
+    SHARDS,
+    Price,
+    Technique,
+    is_advisable,
+)
 from gpumem_tui.memory import Breakdown, Bucket, Unknown
 from gpumem_tui.plan.combination import Combination, worth_running
 from gpumem_tui.plan.command import DIED, CommandPlan, Runs, Watch
@@ -131,7 +140,8 @@ def likely(plan: CommandPlan) -> list[Combination]:
                 one = Combination.of_command(chosen, batch_size, passes=-(-whole // (batch_size * gpus)))
                 alike = (sum(change.key in kind for change in one.changes) for kind in (_OF_THE_HELD, SHARDS))
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
-                if one.price != Price() and max(alike) <= 1 and same and estimates.of(one) <= room_bytes:
+                may = same and max(alike) <= 1 and is_advisable(chosen, estimates.helping)
+                if one.price != Price() and may and estimates.of(one) <= room_bytes:
                     found.append(one)
     found.sort(key=lambda one: (estimates.corrected(one) > room_bytes, one.price, one.passes))
     kept: list[Combination] = []

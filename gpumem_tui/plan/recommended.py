@@ -30,7 +30,7 @@ from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, verdict_words
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
-"""What no combination has, as it is another training; said where nothing else makes a plan fit."""
+"""What trains less of a network; said where nothing that was traced makes a plan fit."""
 
 Known = Callable[[Plan], TracedAnswer | Unknown]
 """What a trace says of a plan, or why there is none."""
@@ -226,7 +226,10 @@ def _to_change(plan: Plan, best: Recommended, *, by_trace: bool) -> str:
     how = "" if isinstance(best.traced, TracedAnswer) or not by_trace else " (by formula)"
     if len(found.changes) == 1 and found.changes[0].key == ALLOCATOR:
         how = f" ({found.changes[0].how})"
-    return f"To change: {found.words}{how}."
+    only, confirmed = best.formula_only, ""
+    if only is not None and found.last_resorts and not only.last_resorts:
+        confirmed = f"{only.words}, by formula alone; what a trace can confirm is "
+    return f"To change: {confirmed}{found.words}{how}{found.last_resorts}."
 
 
 def _takes(plan: Plan) -> str:
@@ -281,7 +284,7 @@ def change_words(plan: CommandPlan, found: TracedAnswer) -> str:
         if how and best.batch_size != plan.batch_size:  # which `how` has
             line, written = command_of(plan, best)
             how = f" ({line}{besides(written)})"
-        return f"To change: {best.words}{how}, traced: it {plan.fit_with(best)}."
+        return f"To change: {best.words}{how}, traced: it {plan.fit_with(best)}{best.last_resorts}."
     if not plan.what_ifs:
         return ""
     ran = any(isinstance(one.traced, Traced) for one in plan.tried)

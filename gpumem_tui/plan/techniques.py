@@ -22,6 +22,7 @@ from gpumem_tui.formula.techniques import (
     Technique,
     catalog_techniques,
     changes,
+    is_advisable,
     other_way,
     sharded,
     smaller_sample,
@@ -48,13 +49,15 @@ from gpumem_tui.search.prediction import Fit
 _MOST_ASKED_GPUS = 1024
 """No combination asks for more."""
 
-_SHARED_AXES = ("precision", "recompute")
+_SHARED_AXES = ("weights", "precision", "recompute")
 _PER_GPU_AXES = ("attention", "loss", "blocks")
 _FIXED_AXES = ("optimizer", "sharding", "state", "weights-in-host")
 """Of those that change what each sample takes none changes the fixed bytes, and the other way; the shared ones change
 both."""
 COMBINED_AXES = (*_SHARED_AXES, *_PER_GPU_AXES, *_FIXED_AXES, "sample")
 """The cheapest combination is looked for among changes of these."""
+_NOT_UNDER_ADAPTERS = ("optimizer", "state")
+"""What adapters leave next to nothing of, so that no set has both."""
 
 
 def techniques(plan: Plan, largest: int | None = None, traced: Sequence[Effect | NotApplicable] = ()) -> Techniques:
@@ -241,20 +244,28 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
     if isinstance(sample, NotApplicable):
         return None
     by_axis = _by_axis(plan, gpus, traceable=traceable)
-    usable = int(usable_of(plan) * room)
+    under_adapters: dict[str, list[Technique | None]] = {
+        axis: [None] if axis in _NOT_UNDER_ADAPTERS else every for axis, every in by_axis.items()
+    }
+    usable, weights = int(usable_of(plan) * room), [change for change in by_axis["weights"] if change is not None]
     best: tuple[Price, tuple[Technique, ...], int, Price] | None = None
     for both in product(*(by_axis[axis] for axis in _SHARED_AXES)):
         base = tuple(change for change in (sample, *both) if change is not None)
+        if not is_advisable(base, weights):
+            continue
         start = _all_applied(setup_of(plan), base)
         start_price = sum((change.price for change in base), Price())
+        if best is not None and best[0] <= start_price:
+            continue
+        choices = under_adapters if any(change in weights for change in base) else by_axis
         fixed = [
             (price, chosen, _moments(new, plan.gpu))
-            for price, chosen, new in _sets(start, [by_axis[axis] for axis in _FIXED_AXES])
+            for price, chosen, new in _sets(start, [choices[axis] for axis in _FIXED_AXES])
             if new.recipe.gpus == gpus and conflict(new.recipe) is None
         ]
         per_sample = [
             (price, chosen, _moments(new, plan.gpu))
-            for price, chosen, new in _sets(start, [by_axis[axis] for axis in _PER_GPU_AXES])
+            for price, chosen, new in _sets(start, [choices[axis] for axis in _PER_GPU_AXES])
         ]
         least = [
             min(one.sample_bytes for one in moment) for moment in zip(*(all_ for *_, all_ in per_sample), strict=True)
@@ -285,7 +296,9 @@ def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Techni
     setup = setup_of(plan)
     found: dict[str, list[Technique | None]] = {axis: [None] for axis in COMBINED_AXES}
     for change in changes(setup, plan.gpu):
-        if not isinstance(change, Technique) or change.axis in ("sharding", "weights"):
+        if not isinstance(change, Technique) or change.axis == "sharding" or change.key == "freeze-half":
+            continue
+        if change.key == "lora" and setup.recipe.has_adapters:  # it would unpack a quantized base
             continue
         if not (traceable and formula_only(with_setup(plan, change.applied(setup)))):
             found[change.axis].append(change)

@@ -41,8 +41,9 @@ class TestPrice:
             Price(changes=9),
             Price(slower_percent=99),
             Price(risk=9),
-            Price(retuned=9),
+            Price(frozen=9),
             Price(offloads=9),
+            Price(retuned=9),
             Price(times_halved=9),
             Price(gpus=9),
         ]

@@ -81,7 +81,7 @@ def test_a_technique_is_explained_with_its_own_words(key: str) -> None:
 
 @pytest.mark.parametrize("key", catalog_techniques())
 def test_a_technique_is_of_an_axis_that_combinations_know(key: str) -> None:
-    known = (*COMBINED_AXES, "weights", "batch")  # another training; the micro-batch follows
+    known = (*COMBINED_AXES, "batch")  # the micro-batch follows
     assert catalog_techniques()[key].axis in known, f"plan/techniques.py combines nothing of the axis of {key}"
 
 

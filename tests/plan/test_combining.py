@@ -228,7 +228,8 @@ def test_the_headline_has_the_line_of_the_pass_that_fits(tmp_path: Path) -> None
     plan = CommandPlan(config, 16, base_predicted(config), (tried, ran((shards,), 2, 1, base_trace(config))))
     assert change_words(plan, plan.answer()) == (
         "To change: sharded over 8 GPUs + batch 2 on each (torchrun --nproc-per-node 8 train.py --batch-size 2 "
-        "--fsdp 'full_shard auto_wrap'), traced: it fits."
+        "--fsdp 'full_shard auto_wrap'), traced: it fits. The price of sharded over 8 GPUs: 8 GPUs, each "
+        "with that batch; 1.5 times the communication of plain data parallel training."
     )
 
 

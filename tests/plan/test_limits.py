@@ -225,7 +225,7 @@ def test_where_no_value_will_do_it_says_what_is_missing_and_what_lifts_it() -> N
         assert limit_json(plan, found)["lift"]["command"] in lines
 
 
-@pytest.mark.parametrize(("traced_gib", "is_lifted"), [(22, True), (30, True), (300, False)])
+@pytest.mark.parametrize(("traced_gib", "is_lifted"), [(22, True), (300, True), (3000, False)])
 def test_by_trace_it_says_what_is_missing_of_the_least_value_and_what_saves_as_much(
     traced_gib: int, is_lifted: bool
 ) -> None:

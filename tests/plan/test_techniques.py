@@ -14,7 +14,7 @@ from gpumem_tui.formula.checks import conflict
 from gpumem_tui.formula.predict import predict
 from gpumem_tui.formula.recipe import EXTRAS, Recipe, Setup
 from gpumem_tui.formula.records import stage_of
-from gpumem_tui.formula.techniques import STAGES, Price, Technique, changes, sharded
+from gpumem_tui.formula.techniques import STAGES, Price, Technique, changes, is_advisable, sharded
 from gpumem_tui.memory import GIB, Unknown
 from gpumem_tui.plan.answers import answer, setup_of, usable_of
 from gpumem_tui.plan.combination import Combination, Effect
@@ -195,9 +195,9 @@ class TestCheapest:
         assert (found.plan.batch_size, found.passes, found.smaller_passes) == (32, 2, True)
 
     def test_further_gpus_come_last(self) -> None:
-        found = combined(Plan(find_model("llama-3.1-405b"), Recipe(gpus=4), find_gpu("a100-80gb")))
+        found = combined(Plan(find_model("llama-3.1-405b"), Recipe(), find_gpu("a100-80gb")))
         assert found.price.gpus > 0
-        assert found.plan.recipe.gpus == 4 + found.price.gpus
+        assert found.plan.recipe.gpus == 1 + found.price.gpus
 
     def test_what_never_fits_says_so(self) -> None:
         found = cheapest_combination(Plan(find_model("llama-3.1-405b"), Recipe(), find_gpu("gtx-1660-ti-6gb")))
@@ -243,11 +243,22 @@ def every_set(plan: Plan) -> list[tuple[Technique, ...]]:
     setup: Setup = setup_of(plan)
     axes: dict[str, list[Technique | None]] = {}
     for change in changes(setup, plan.gpu):
-        if isinstance(change, Technique) and change.axis not in ("sharding", "weights"):
+        if isinstance(change, Technique) and change.axis != "sharding" and change.key != "freeze-half":
             axes.setdefault(change.axis, [None]).append(change)
     held = stage_of(plan.recipe)
     if plan.recipe.gpus > 1:
         stages = [sharded(stage, plan.recipe.gpus, 0) for number, stage in enumerate(STAGES, 1) if number > held]
         axes["sharding"] = [None, *stages]
     sets = product(*axes.values())
-    return [tuple(change for change in chosen if change is not None) for chosen in sets]
+    chosen = (tuple(change for change in one if change is not None) for one in sets)
+    return [
+        one
+        for one in chosen
+        if is_advisable(one, [one for one in axes.get("weights", ()) if one is not None]) and not tunes_adapters(one)
+    ]
+
+
+def tunes_adapters(chosen: tuple[Technique, ...]) -> bool:
+    """Whether adapters, of which an optimizer keeps next to nothing, are given another one or a host's memory."""
+    axes = {change.axis for change in chosen}
+    return "weights" in axes and bool(axes & {"optimizer", "state"})
