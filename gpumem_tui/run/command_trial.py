@@ -253,7 +253,7 @@ class _Simulated(_Trial):
         self.gpu.mode.transfers.arriving = self.program.lengths.arriving
         if world > gpus:
             self.program.note(f"rank {rank} of {world}: a launcher within the command starts the others")
-        stack.enter_context(Repeats(self.gpu, self.program.called).watching())
+        stack.enter_context(Repeats(self.gpu, self.program.called, self.program.calls_ahead).watching())
         atexit.register(self._ended_early)  # while the GPU still is: what is registered last is called first
         takes_batch = self.request.workload.takes_batch  # of whose sizes two run at a time
         self.compiler = follow_compiler(self.gpu.notes, self._tell, alone=not takes_batch)

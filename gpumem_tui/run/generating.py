@@ -1,86 +1,127 @@
 """Texts that transformers' models generate: up to their limit, as no token is known to end one.
 
-A program that trains on what it has generated trains on that length, so that none may be left out. Each token takes the
-simulated GPU about 10 ms a layer, though: where many are asked for, the prompt is lengthened by all but the last ones.
+A program that trains on what it has generated trains on that length, so that none may be left out. Once a model's calls
+are known to grow evenly (`simulator.fast.growing`), those of all further tokens are made at once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.step.sites import callers
+from gpumem_tui.workload.errors import is_users
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
 
-_MOST_LAYERS_RUN = 256 * 24
-"""Layers that all texts of a run go through token by token."""
-
-_LAST = 2
-"""Tokens that a longer text is generated for."""
-
 _OF_EVERY_TOKEN = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-_LIMITS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
-_OF_PROMPT = ("input_ids", "attention_mask")
 
 
 def generate_in_full(program: Program) -> None:
     """Follow what transformers generates once it is imported."""
-    after_import("transformers.generation.utils", lambda module: _follow(program, module.GenerationMixin))
+    after_import("transformers.generation.utils", lambda module: _Generation(program, module.GenerationMixin).follow())
 
 
-def _follow(program: Program, mixin: Any) -> None:
-    generates = mixin.generate
-    layers_run = 0
+@dataclass
+class _Text:
+    """Texts that are being generated.
 
-    @functools.wraps(generates)
-    def generate(self: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        nonlocal layers_run
-        program.note("texts are generated up to their limit, as no token is known to end one")
-        named = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
-        new, layers = _new_tokens(generation_config or self.generation_config, named), _layers(self.config)
-        if (
-            new > _LAST
-            and not args
-            and layers_run + new * layers > _MOST_LAYERS_RUN
-            and not self.config.is_encoder_decoder
-        ):
-            program.note(
-                f"of texts of {new:,} tokens the last {_LAST} are generated after a prompt as long as the rest"
-            )
-            inputs, kwargs, new = None, _with_longer_prompt(named, new - _LAST), _LAST
-        layers_run += new * layers
-        return generates(self, inputs, generation_config, *args, **kwargs)
+    Attributes:
+        model: what generates them. `new`: how many tokens they get, 0 where that is not known.
+        begun: tokens that were begun. `skipped`: those that were made at once; more than 0 ends the loop.
+    """
 
-    mixin.generate = generate
+    model: Any
+    new: int
+    begun: int = 0
+    skipped: int = 0
 
 
-def _new_tokens(config: Any, named: Mapping[str, Any]) -> int:
-    """Return how many tokens a call generates; 0 where its prompt is more than ids, or each leaves something."""
-    ids = named.get("input_ids")
-    if not isinstance(ids, torch.Tensor) or not ids.is_cuda or ids.dim() != 2:
-        return 0
-    if any(named.get(name, getattr(config, name, False)) for name in _OF_EVERY_TOKEN):
-        return 0
-    if any(isinstance(value, torch.Tensor) for name, value in named.items() if name not in _OF_PROMPT):
-        return 0
+class _Generation:
+    """The calls of `generate`; one text at a time."""
+
+    def __init__(self, program: Program, mixin: Any) -> None:
+        self._program = program
+        self._mixin = mixin
+        self._text: _Text | None = None
+
+    def follow(self) -> None:
+        """Follow all calls from now on."""
+        generates, is_unfinished = self._mixin.generate, getattr(self._mixin, "_has_unfinished_sequences", None)
+
+        @functools.wraps(generates)
+        def generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+            named = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
+            new = _new_tokens(model, generation_config or model.generation_config, named)
+            self._note(new)
+            skips = is_unfinished is not None and not args and _may_be_skipped(generation_config, model, named)
+            text = self._text = _Text(model, new if skips else 0)
+            try:
+                found = generates(model, inputs, generation_config, *args, **kwargs)
+            finally:
+                self._text = None
+            return F.pad(found, (0, text.skipped)) if text.skipped else found
+
+        def goes_on(model: Any, *args: Any, **kwargs: Any) -> Any:
+            text = self._text
+            if text is not None and text.model is model:
+                if text.skipped:
+                    return False
+                text.begun += 1
+            return is_unfinished(model, *args, **kwargs)  # type: ignore[misc]  # it is there if this is called
+
+        self._mixin.generate = generate
+        if is_unfinished is not None:
+            self._mixin._has_unfinished_sequences = functools.wraps(is_unfinished)(goes_on)
+        self._program.ahead = self._ahead
+
+    def _ahead(self, module: torch.nn.Module) -> int:
+        """Return how many tokens are left as the call for one is answered from memory."""
+        text = self._text
+        if text is None or text.model is not module or not text.new:
+            return 0
+        text.skipped = max(0, text.new - text.begun)
+        return text.skipped
+
+    def _note(self, new: int) -> None:
+        tokens = f"{new:,} new tokens" if new else "as many new tokens as there may be"
+        self._program.note(f"assumes {tokens} a text{_place()}: no token is known to end one")
+
+
+def _new_tokens(model: Any, config: Any, named: dict[str, Any]) -> int:
+    """Return how many tokens a call generates at most; 0 where that is not known."""
     new = named.get("max_new_tokens", config.max_new_tokens)
-    length = named.get("max_length", config.max_length)
-    return int(new) if new is not None else int(length) - ids.shape[1] if length is not None else 0
+    if new is not None:
+        return int(new)
+    length, ids = named.get("max_length", config.max_length), named.get("input_ids")
+    before = 1 if model.config.is_encoder_decoder else ids.shape[1] if isinstance(ids, torch.Tensor) else 0
+    return max(0, int(length or 20) - before) if before else 0
 
 
-def _layers(config: Any) -> int:
-    of_text = config.get_text_config() if hasattr(config, "get_text_config") else config  # older transformers have none
-    return int(getattr(of_text, "num_hidden_layers", 1))
+def _may_be_skipped(config: Any, model: Any, named: dict[str, Any]) -> bool:
+    """Return whether nothing but the cache grows from token to token, and that by each of them."""
+    configs = [one for one in (config, model.generation_config) if one is not None]
+
+    def asked(name: str) -> Any:
+        return named.get(name) or any(getattr(one, name, None) for one in configs)
+
+    beams = max(named.get("num_beams") or 1, *(getattr(one, "num_beams", 1) or 1 for one in configs))
+    of_text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    slides = getattr(of_text, "sliding_window", None) or getattr(of_text, "layer_types", None)
+    has_more = any(map(asked, (*_OF_EVERY_TOKEN, "return_dict_in_generate", "assistant_model", "streamer")))
+    return beams == 1 and not has_more and not slides
 
 
-def _with_longer_prompt(named: Mapping[str, Any], more: int) -> dict[str, Any]:
-    """Return the arguments of a call that generates `_LAST` tokens after a prompt of so many more."""
-    longer = {name: F.pad(value, (0, more), value=1) for name, value in named.items() if name in _OF_PROMPT}
-    others = {name: value for name, value in named.items() if name not in (*_LIMITS, *_OF_PROMPT)}
-    return {**others, **longer, "max_new_tokens": _LAST, "min_new_tokens": _LAST}
+def _place() -> str:
+    for frame in callers(sys._getframe(2)):
+        if is_users(frame.f_code.co_filename):
+            return f" at {os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return ""

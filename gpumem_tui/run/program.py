@@ -61,6 +61,7 @@ class Program:
         resets: functions, by owner and name, with which a program makes the allocator count its peaks anew; as above.
         gradients: what it has them for.
         micro_batches: how far it has come.
+        ahead: returns how many calls of a module are made at once with the one that begins; as above.
         has_backward: whether any backward has begun.
         tries: what it ran out of memory with.
     """
@@ -80,6 +81,7 @@ class Program:
         self.gradients = Gradients()
         self._evaluations = Evaluations()
         self.inputs: Callable[[Any], None] = lambda _: None
+        self.ahead: Callable[[nn.Module], int] = lambda _: 0
         self.steps = 0
         self.has_backward = False
         self._inferences = 0
@@ -190,6 +192,10 @@ class Program:
         if phase is Phase.FORWARD and not self._micro_batch_is_counted and torch.is_grad_enabled():
             self._micro_batch_is_counted = True
             self.micro_batches.begin_micro_batch()
+
+    def calls_ahead(self, module: nn.Module) -> int:
+        """Return how many further calls of a module are made at once with one that is answered from memory."""
+        return self.ahead(module)
 
     def _leave_module(self, module: nn.Module, args: Any, *more: Any) -> None:
         """Note the end of a module's call: `more` is its keywords and its result, the latter alone after an error."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumem_tui.memory import ALLOCATED_BUCKETS, MIB, Breakdown, Bucket
 from gpumem_tui.simulator.allocator.caching import MIN_BLOCK_BYTES
-from gpumem_tui.simulator.allocator.rules import Computed, Level
+from gpumem_tui.simulator.allocator.rules import Computed, Level, size_bytes_of
 from gpumem_tui.step import Phase, Site
 from gpumem_tui.step.buckets import STEADY_BUCKETS, untagged_bucket
 
@@ -320,17 +320,23 @@ class TimelineRecorder:
             self._streams[number] = stream
         return number
 
-    def allocate_again(self, source: int) -> int:
-        """Record an allocation that is as number `source` was, and return its number."""
+    def rule_of(self, number: int) -> Computed | None:
+        """Return the rule by which an allocation has its size, where one gives it."""
+        return self._computed_sizes.get(number)
+
+    def allocate_again(self, source: int, size: int | Computed | None = None) -> int:
+        """Record an allocation that is as number `source` was, perhaps of another size, and return its number."""
         self._end_try()
         index = source - 1
         number = len(self._sizes) + 1
-        self._sizes.append(self._sizes[index])
+        self._sizes.append(self._sizes[index] if size is None else size_bytes_of(size))
         self._sites.append(self._sites[index])
         self._recomputed.append(self._recomputed[index])
         self._born_in.append(len(self._marks) - 1)
         self._events.append(number)
-        if source in self._computed_sizes:
+        if isinstance(size, Computed):
+            self._computed_sizes[number] = size
+        elif source in self._computed_sizes:
             self._computed_sizes[number] = self._computed_sizes[source]
         if source in self._tags:
             self._tags[number] = self._tags[source]

@@ -200,11 +200,12 @@ class DeviceMemory:
         ref = self.live.get(storage._cdata)
         return None if ref is None else ref.block
 
-    def allocate_again(self, source: int) -> tuple[int, Block | None]:
-        """Make an allocation like number `source`, and return its number and block (see `_allocate`)."""
+    def allocate_again(self, source: int, size: Buffer | None = None) -> tuple[int, Block | None]:
+        """Make an allocation like number `source`, perhaps of another size; return its number and block."""
         recorder = self._gpu.recorder
-        block = self._take(recorder.size_bytes(source), recorder.stream_of(source))
-        return (0, None) if self._full is not None else (recorder.allocate_again(source), block)
+        size_bytes = recorder.size_bytes(source) if size is None else size_bytes_of(size)
+        block = self._take(size_bytes, recorder.stream_of(source))
+        return (0, None) if self._full is not None else (recorder.allocate_again(source, size), block)
 
     def free(self, number: int, block: Block | None) -> None:
         """Release an allocation that belongs to no storage."""

@@ -27,6 +27,7 @@ from gpumem_tui.simulator.device import autocast
 from gpumem_tui.simulator.device.base import StorageView
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.kinds import is_dense
+from gpumem_tui.simulator.fast.growing import ARGUMENT, GrowingCalls
 from gpumem_tui.simulator.torch_internals import Replacements
 from gpumem_tui.step.phases import in_backward
 from gpumem_tui.step.walking import parameters_in
@@ -97,9 +98,13 @@ class Repeats:
 
     Args:
         called: called with a module whose call is answered, as its hooks would be.
+        ahead: as `GrowingCalls` has it.
     """
 
-    def __init__(self, gpu: SimulatedGpu, called: Callable[[nn.Module], None] = lambda _: None) -> None:
+    def __init__(
+        self, gpu: SimulatedGpu, called: Callable[[nn.Module], None] = lambda _: None,
+        ahead: Callable[[nn.Module], int] = lambda _: 0,
+    ) -> None:  # fmt: skip
         self._gpu = gpu
         self._called = called
         self._recorder = gpu.recorder
@@ -126,6 +131,7 @@ class Repeats:
         self._clearings: list[tuple[int, int]] = []
         self._clearing = 0
         self._cached: list[Allocation] = []
+        self._growing = GrowingCalls(gpu, ahead)
         self._anchor = torch.zeros((), requires_grad=True)
 
     @contextmanager
@@ -174,9 +180,18 @@ class Repeats:
         self._settle(1)
         with torch._C.DisableTorchFunction():  # which every look at a tensor's attributes would go through
             key = self._key(module, args, kwargs)
-        if key is None or not self._refused.isdisjoint((key, key[1:])):
+        is_refused = key is None or not self._refused.isdisjoint((key, key[1:]))
+        pattern = None if key is None or is_refused else self._known.get(key) or self._settled.get(key[1:])
+        if pattern is None and not torch.is_grad_enabled():
+            with torch._C.DisableTorchFunction():
+                begun = self._growing.begin(module, args, kwargs)
+            if begun is not None and begun.is_known:
+                self._called(module)
+                return self._growing.answer(begun, module)
+            if begun is not None:
+                run = partial(self._growing.observe, run, begun, module, args, kwargs)
+        if key is None or is_refused:
             return run()
-        pattern = self._known.get(key) or self._settled.get(key[1:])
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if pattern is not None:
             state = self._gpu.begin_round()
@@ -405,8 +420,6 @@ def _describe(value: Any, parts: list[Any], trains: bool) -> bool:
 
 
 Allocation = tuple[int, Block | None]
-ARGUMENT = 1 << 40
-"""Added to the position of an argument, where it stands among the numbers of allocations."""
 
 
 @dataclass(frozen=True)
