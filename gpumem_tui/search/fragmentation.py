@@ -194,8 +194,8 @@ def _is_worth_replays(traced: Traced, batch_size: int, free_bytes: int) -> bool:
     if run.peak_reserved_bytes >= _FRAGMENTED * run.peak_allocated_bytes:
         return True
     if traced.fit(batch_size, free_bytes) != "fits":
-        needed_bytes = traced.trace.at(batch_size).at_level("most").most_live_bytes() + free_bytes
-        return needed_bytes <= traced.capacity_range.low_bytes
+        least_bytes = traced.trace.at(batch_size).at_level("least").most_live_bytes() + free_bytes
+        return least_bytes <= traced.capacity_range.high_bytes
     peaks = {one.peak_allocated_bytes for one in run.phases if one.phase is Phase.FORWARD and one.step > 1}
     return len(peaks) > 1  # sizes differ from step to step, so further steps leave further pieces
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpumem_tui.catalog.loader import find_gpu
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.memory import GIB, MIB, Bucket, Unknown
+from gpumem_tui.memory import GIB, MIB, Bucket, Range, Unknown
 from gpumem_tui.search.fragmentation import _OTHERS, EXPANDABLE, AllocatorRemedy, larger_batch, remedy
 from gpumem_tui.search.prediction import Traced
 from gpumem_tui.simulator.allocator.caching import GRAPH_POOL
@@ -207,3 +207,13 @@ def test_where_nothing_fits_one_sample_may() -> None:
     found = larger_batch(on_gpu(trace, enough))
     assert found is not None
     assert found.largest == (0, 1)
+
+
+def test_where_not_even_the_setting_makes_it_sure_what_it_saves_is_offered() -> None:
+    """The range of the context decides: with it the step may fit, as without, and takes less."""
+    held = replay(GROWING).peak_allocated_bytes
+    now = on_gpu(GROWING, held + 20 * MIB)
+    unsure = replace(now, ready=replace(now.ready, context_range=Range(CONTEXT_BYTES - GIB, CONTEXT_BYTES + GIB)))
+    found = offered(unsure)
+    assert found.option == EXPANDABLE
+    assert (found.before.fit(1), found.fit) == ("may fit", "may fit")
