@@ -15,7 +15,7 @@ from gpumem_tui.report.objects import JsonObject
 from gpumem_tui.search.prediction import Fit, Traced
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.caching import GRAPH_POOL
-from gpumem_tui.simulator.allocator.settings import AllocatorSettings, variable_for, with_option
+from gpumem_tui.simulator.allocator.settings import NAMES, AllocatorSettings, variable_for, with_option
 from gpumem_tui.step import Phase
 from gpumem_tui.text import minor_of
 
@@ -75,8 +75,7 @@ class AllocatorRemedy:
         """The line to type, or to write in a program that sets the variable itself."""
         if not self.is_of_program:
             return f"export {self.assignment}"
-        name, _, value = self.assignment.partition("=")
-        return f'os.environ["{name}"] = "{value}" where the program sets it'
+        return f'"{self.after.settings.text}" where the program sets {" or ".join(NAMES)}'
 
     @property
     def reserved_bytes(self) -> tuple[int, int]:

@@ -165,7 +165,9 @@ def test_what_is_set_already_stays() -> None:
 def test_a_program_that_sets_the_variable_is_to_be_changed_itself() -> None:
     now = on_gpu(GROWING)
     own = replace(now, done=replace(now.done, allocator="max_split_size_mb:4096"))
-    assert offered(own).how.startswith('os.environ["PYTORCH_ALLOC_CONF"] = ')
+    assert offered(own).how == (
+        '"expandable_segments:True" where the program sets PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF'
+    )
 
 
 # The largest batch
