@@ -12,7 +12,7 @@ from pathlib import Path
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, SideBySide, Unusable
-from gpumem_tui.run.events import Failed, Output, Ready, Sample, TraceDone, TraceRequest
+from gpumem_tui.run.events import PROPOSE, Failed, Output, Ready, Sample, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
@@ -334,7 +334,7 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
             raise
         found = Unknown(f"tracing failed: {death}")
     assert traces.ready is not None
-    if isinstance(found, Traced) and found.done.assumptions and not config.change:
+    if isinstance(found, Traced) and found.done.assumptions and config.change in ("", PROPOSE):
         found = yield from _with_fewest(traces, found)
     yield Predicted(Prediction(config.formula, found), traces.ready, guess, traces.sizes.multiple, is_near)
 
@@ -344,7 +344,8 @@ def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None,
 
     One run is enough where the two are alike: what is assumed changes no size.
     """
-    others = replace(traces, runs={}, refused={}, end="fewest")
+    config = replace(traces.config, change="")
+    others = replace(traces, config=config, runs={}, refused={}, end="fewest")
     size = most.done.only_at or max(traces.runs)  # at one or two samples few rows may be all
     try:
         yield from others.run(size)
