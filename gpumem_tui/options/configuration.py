@@ -251,6 +251,9 @@ def check_searchable(config: SearchConfig) -> None:
         )
     if config.workload.rank and not config.device.simulated:
         raise OptionError("--rank: a GPU of this machine runs what the command starts; give --gpu sim:NAME")
+    if (config.workload.resume or config.workload.through in ("save", "all")) and not config.device.simulated:
+        option = "--resume" if config.workload.resume else f"--through {config.workload.through}"
+        raise OptionError(f"{option}: on a GPU of this machine checkpoints are written and read; give --gpu sim:NAME")
     recipe = config.workload.recipe
     if config.workload.shape is not None and (reason := why_formula_only(config.workload.shape, recipe)):
         raise OptionError(f"{reason}; `gpumem-tui predict` answers")

@@ -149,6 +149,8 @@ def follow_saving(program: Program) -> None:
             lambda module: replace(module, "_atomic_save", lambda held, *_, **__: _holds_no_data(held)),
         )
 
+    _note_gathering(program)
+
     def elsewhere(save: Callable[..., Any], within: Callable[..., Any]) -> Callable[..., Any]:
         """Return a library's function that saves a training's whole state, into a folder that is removed after.
 
@@ -221,6 +223,30 @@ def _has_weights(held: object, depth: int = 0) -> bool:
 
 def _is_of_weights(name: object) -> bool:
     return isinstance(name, str) and ("." in name or name in ("weight", "bias"))
+
+
+def _note_gathering(program: Program) -> None:
+    """Take a state that ranks gather for a save, which the first rank alone may write."""
+
+    def noted(gather: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(gather)
+        def gathered(*args: Any, **kwargs: Any) -> Any:
+            program.later.came("saving", program.steps)
+            return gather(*args, **kwargs)
+
+        return gathered
+
+    def fsdp(module: Any) -> None:
+        kind = module.FullyShardedDataParallel
+        kind.state_dict_type = staticmethod(noted(kind.state_dict_type))
+
+    def state_dict(module: Any) -> None:
+        for name in ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"):
+            if hasattr(module, name):
+                setattr(module, name, noted(getattr(module, name)))
+
+    after_import("torch.distributed.fsdp.fully_sharded_data_parallel", fsdp)
+    after_import("torch.distributed.checkpoint.state_dict", state_dict)
 
 
 def _of_trainer(save: Callable[..., Any], folder: str, trainer: Any, *args: Any, **kwargs: Any) -> Any:

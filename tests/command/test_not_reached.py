@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gpumem_tui.catalog.loader import find_gpu
+from gpumem_tui.memory import MIB, Bucket
 from gpumem_tui.run.later import Later, NotReached
+from gpumem_tui.search.assumed import not_reached_line
+from gpumem_tui.simulator.allocator.replay import AffineTrace
 from tests.command.running import Finished, Project, needs
 from tests.command.test_transformers import LLAMA
+from tests.search.traces import traced as trace_of
+from tests.search.traces import training
 
 PLAIN = """
     import sys, torch
@@ -72,6 +79,74 @@ def test_a_program_that_declares_nothing_may_have_both_until_it_ends() -> None:
     later.seemed("evaluation", 2)
     assert later.not_reached(has_ended=False) == (NotReached("saving", None, "--steps N"),)
     assert later.not_reached(has_ended=True) == ()
+
+
+def test_the_words() -> None:
+    step = trace_of(AffineTrace.constant(training({Bucket.PARAMETERS: MIB}, layers=1)), find_gpu("t4-16gb"))
+    declared = (
+        NotReached("evaluation", "eval_strategy every 1,000 steps", "--through eval"),
+        NotReached("saving", "save_strategy every 50 steps", "--through save"),
+        NotReached("resuming", "from a checkpoint", "--resume"),
+    )
+    unknown = NotReached("evaluation", None, "--steps N"), NotReached("saving", None, "--steps N")
+
+    def words(*missing: NotReached, steps: int = 3) -> str:
+        return not_reached_line(replace(step, done=replace(step.done, steps=steps, not_reached=missing)))
+
+    assert words(*declared) == (
+        "3 steps followed; not included: evaluation (eval_strategy every 1,000 steps), saving (every 50), resuming; "
+        "--through all --resume follows them"
+    )
+    assert words(declared[1], steps=1) == (
+        "1 step followed; not included: saving (save_strategy every 50 steps); --through save follows it"
+    )
+    assert words(*declared[1:]).endswith("; --through save --resume follows them")
+    more = "such as evaluation or saving; --steps N follows more"
+    assert words(*unknown) == f"3 steps followed; not included: whatever comes after step 3, {more}"
+    assert "such as saving;" in words(unknown[1])
+    assert not words()
+    assert not not_reached_line(step), "of a model of the catalog"
+
+
+FSDP = """
+    import os, sys, torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel as FSDP, StateDictType
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    dist.init_process_group("nccl")
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    linears = nn.Sequential(*[nn.Linear(1000, 1000) for _ in range(12)])
+    net = FSDP(linears, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.cuda.current_device())
+    optimizer = torch.optim.AdamW(net.parameters())
+    for step in range(1, 13):
+        net(torch.zeros(8, 1000).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 6:
+            gathered = FullStateDictConfig(offload_to_cpu="host" in sys.argv, rank0_only="host" in sys.argv)
+            with FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT, gathered):
+                state = net.state_dict()
+            if rank == 0:
+                torch.save(state, "whole.pt")
+            del state
+"""
+RANKS = ("python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py")
+
+
+@pytest.mark.scripts
+@pytest.mark.parametrize("rank", ["0", "3"])
+def test_a_whole_state_dict_is_gathered_on_every_rank(project: Project, rank: str) -> None:
+    project.write("train.py", FSDP)
+    options = ("--rank", rank, "--through", "save")
+    saved = project.predict(*RANKS, options=options).json["traced"]
+    assert (saved["steps"], phases(saved)) == (6, ["evaluation"])
+    assert (saved["peak"]["operator"], saved["peak"]["source"]) == ("aten.clone", "train.py:21")
+    assert saved["buckets"]["temporary"] > 12 * 1001 * 1000 * 4
+    on_host = project.predict(*RANKS, "host", options=options).json["traced"]
+    assert on_host["peak_allocated_bytes"] < 0.8 * saved["peak_allocated_bytes"]
 
 
 @pytest.mark.scripts

@@ -131,3 +131,11 @@ def test_one_rank_of_a_command_is_followed_on_a_simulated_gpu_only() -> None:
     check_searchable(SearchConfig(workload, Device(A100, simulated=True)))
     with pytest.raises(OptionError, match="--rank: a GPU of this machine runs what the command starts"):
         check_searchable(SearchConfig(workload, Device(A100, simulated=False)))
+
+
+@pytest.mark.parametrize(("option", "given"), [("--through save", {"through": "save"}), ("--resume", {"resume": True})])
+def test_checkpoints_are_neither_written_nor_made_up_on_a_real_gpu(option: str, given: dict[str, Any]) -> None:
+    workload = WorkloadSpec(Recipe(), command=Command(("python", "train.py", "{batch}"), "."), **given)
+    check_searchable(SearchConfig(workload, Device(A100, simulated=True)))
+    with pytest.raises(OptionError, match=f"{option}: on a GPU of this machine checkpoints are"):
+        check_searchable(SearchConfig(workload, Device(A100, simulated=False)))
