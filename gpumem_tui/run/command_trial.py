@@ -202,6 +202,12 @@ class _Trial:
 
     def trial_done(self, outcome: Outcome, recorded: tuple[Timeline | None, str], detail: str = "") -> TrialDone:
         """Return a trial's outcome, with the figures up to now."""
+        from gpumem_tui.simulator.allocator.sized import sized
+
+        timeline = recorded[0]
+        notes = self.all_notes(timeline if outcome == "fit" else None)
+        if timeline is not None:
+            notes = tuple(sized(notes, timeline, timeline.peak_event()))
         return replace(
             measured(outcome, recorded, self.program.peaks(), self.profile.context_bytes),
             batch_size=self.request.batch_size or 0,
@@ -210,7 +216,7 @@ class _Trial:
             step_seconds=tuple(self.program.step_seconds),
             alloc_retries=self.program.memory.memory_stats().get("num_alloc_retries", 0),
             detail=detail,
-            notes=self.all_notes(recorded[0] if outcome == "fit" else None),
+            notes=notes,
         )
 
 

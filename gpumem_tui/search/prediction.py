@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gpumem_tui.catalog.shapes import Gpu
-from gpumem_tui.causes import Cause, Note, causes_in
+from gpumem_tui.causes import Note, causes_in
 from gpumem_tui.formula.predict import DEFAULT_HEADROOM, FormulaPrediction, max_batch_size, predict, usable_bytes
 from gpumem_tui.formula.recipe import NO_EXTRAS, Extras
 from gpumem_tui.memory import Bucket, Range, Unknown
@@ -19,9 +19,10 @@ from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay
 from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
-from gpumem_tui.simulator.allocator.timeline import Held, growth
+from gpumem_tui.simulator.allocator.sized import sized
+from gpumem_tui.simulator.allocator.timeline import Held
 from gpumem_tui.snapshots.recording import RecordedRun, record
-from gpumem_tui.step import CASTS, FROZEN_32, REDUCE_BUCKETS, Phase
+from gpumem_tui.step import FROZEN_32
 from gpumem_tui.workload.spec import WorkloadSpec
 
 
@@ -249,30 +250,10 @@ class Traced:
 
     def notes(self, batch_size: int) -> tuple[Note, ...]:
         """Return what else is to be known of the trace, each cause with its bytes at a batch size."""
-        now = [self._sized(note, batch_size) if isinstance(note, Cause) else note for note in self.done.notes]
-        return tuple(note for note in now if note is not None)
-
-    def _sized(self, cause: Cause, batch_size: int) -> Cause | None:
-        """Return a cause with its bytes at a batch size, where they go by that; None where it takes none."""
-        size_bytes = cause.size_bytes
-        if cause.cause == "leak":
-            grown = growth(self.trace.at(batch_size))
-            size_bytes = 0 if grown is None else grown.size_bytes
-        elif cause.cause == "whole_checkpoint":
-            size_bytes = self.trace.at(batch_size).most_made_in(Phase.BACKWARD, Bucket.ACTIVATIONS)
-        elif cause.cause == "evaluation_with_gradients":
-            kept = Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER
-            size_bytes = self.trace.at(batch_size).most_made_in(Phase.EVALUATION, *kept)
-        elif cause.cause == "reduce_buckets":  # those that the gradients are views of are gradients
-            size_bytes = self._of_part(batch_size, REDUCE_BUCKETS, Bucket.TEMPORARY)
-        elif cause.cause == "casts":
-            size_bytes = self._of_part(batch_size, CASTS, *Bucket)
-        else:
-            return cause
-        return replace(cause, size_bytes=size_bytes) if size_bytes else None
-
-    def _of_part(self, batch_size: int, wanted: str, *buckets: Bucket) -> int:
-        return sum(size for bucket, part, size in self.parts(batch_size) if part == wanted and bucket in buckets)
+        if not causes_in(self.done.notes):
+            return self.done.notes
+        run = self.at(batch_size)
+        return tuple(sized(self.done.notes, run.timeline, run.peak_event))
 
     def steps_left(self, batch_size: int) -> int | None:
         """Return after how many steps memory that grows fills the device, at the least; None where it does not grow."""

@@ -156,6 +156,23 @@ def test_a_checkpoint_around_all_blocks_is_named_with_what_it_makes_again(projec
 
 
 @pytest.mark.slow
+def test_the_bytes_of_a_cause_are_those_of_the_batch_that_is_asked_for(project: Project) -> None:
+    project.write("train.py", BLOCKS.replace("16384", "1024 * int(sys.argv[2])"))
+    sizes = (4, 32)
+    found = [
+        causes(project, "train.py", "whole", "{batch}", options=("--batch-size", str(size)))["whole_checkpoint"][
+            "bytes"
+        ]
+        for size in sizes
+    ]
+    assert found[1] == pytest.approx(8 * found[0], rel=0.01)
+    trials = project.search("python", "train.py", "whole", "{batch}", options=("--limit", "4GiB")).lines[:-1]
+    for trial in (trial for trial in trials if trial["outcome"] == "fit"):
+        [cause] = trial["causes"]
+        assert cause["bytes"] == pytest.approx(found[0] / sizes[0] * trial["batch_size"], rel=0.01)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "is_offered"), [("whole", True), ("reentrant", True), ("halves", True), ("each", False)]
 )

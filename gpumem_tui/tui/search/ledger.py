@@ -108,7 +108,13 @@ def ledger_view(state: SearchState) -> LedgerView:
         error_title=f"{against} error",
         captions=_captions(state, shown),
         rows=tuple(rows),
-        notes=(*filter(None, (doubt,)), *_moment(state, batch_size), *_noted(state, shown), *_reasons(headed), *said),
+        notes=(
+            *filter(None, (doubt,)),
+            *_moment(state, batch_size),
+            *_noted(state, shown, batch_size),
+            *_reasons(headed),
+            *said,
+        ),
     )
 
 
@@ -136,9 +142,9 @@ def _moment(state: SearchState, batch_size: int) -> Iterable[str]:
             yield assumed
 
 
-def _noted(state: SearchState, shown: TrialFinished | None) -> Iterable[str]:
+def _noted(state: SearchState, shown: TrialFinished | None, batch_size: int) -> Iterable[str]:
     """Return what else is to be known of the figures: the trace's notes and the shown trial's, each once."""
-    of_trace = () if isinstance(state.traced, Unknown) else state.traced.done.notes
+    of_trace = () if isinstance(state.traced, Unknown) else state.traced.notes(batch_size)
     return dict.fromkeys(map(str, (*of_trace, *(shown.result.notes if shown is not None else ()))))
 
 
