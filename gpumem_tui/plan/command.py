@@ -417,7 +417,7 @@ def _effects(plan: CommandPlan, answer: TracedAnswer) -> Iterator[Effect]:
             replay.peak_allocated_bytes,
             answer.peak_allocated_bytes - replay.peak_allocated_bytes,
             traced.fit(plan.batch_size),
-            traced.max_batch_size,
+            traced.settled_at or traced.max_batch_size,
             replay.peak_reserved_bytes,
             replay.breakdown,
         )

@@ -27,7 +27,7 @@ from gpumem_tui.plan.techniques import (
     unchanged,
 )
 from gpumem_tui.search.prediction import Fit, Traced
-from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, verdict_words
+from gpumem_tui.search.words import fit_words, rests_on, room_words, sizes_words, verdict_words, what_fits
 
 _OTHER_TRAINING = ("lora", "qlora", "freeze-half")
 """What trains less of a network; said where nothing that was traced makes a plan fit."""
@@ -265,10 +265,11 @@ def verdict_line(found: TracedAnswer, *, with_gpu: bool = True) -> str:
     """Say whether the command fits, and how large a batch would."""
     gpu, traced = found.plan.gpu, found.traced
     where = f" on {gpu.title}" if with_gpu else ""
+    subject = what_fits(traced, found.plan.batch_size, found.plan.size)
     room = room_words(found.free_range, of=f" of {format_bytes(gpu.cuda_total_bytes)}")
     largest = sizes_words(traced.sizes, is_estimate=traced.done.is_estimate)
     return verdict_words(
-        f"{found.plan.size} {fit_words(traced, found.plan.batch_size)}{where}", room, largest, rests_on(traced)
+        f"{subject} {fit_words(traced, found.plan.batch_size)}{where}", room, largest, rests_on(traced)
     )
 
 

@@ -335,6 +335,8 @@ def _traced_verdict(now: Answer, traced: TracedAnswer) -> Iterator[str]:
 def _command_verdict(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
     traced = found.traced
     yield f"{verdict_line(found)}."
+    if traced.done.ran_out is not None:
+        yield "It catches out-of-memory errors, so on another GPU it may settle at another batch."
     if missing := not_reached_line(traced):
         yield sentence(missing)
     if between := range_line(found.device_used_range, found.unknowns):

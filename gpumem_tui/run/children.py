@@ -28,6 +28,7 @@ from gpumem_tui.run.events import (
     Output,
     Ready,
     Request,
+    Sample,
     TraceDone,
     TrialDone,
     TrialRequest,
@@ -101,6 +102,7 @@ class _Member:
     pid: int = 0
     ranks: int = 1
     steps: int = -1
+    ooms: int = 0
     lines: _Lines = field(default_factory=_Lines)
 
     def take(self, event: ChildEvent) -> None:
@@ -108,6 +110,8 @@ class _Member:
             self.pid, self.ranks = event.pid, event.ranks
         else:
             self.steps = max(self.steps, getattr(event, "step", getattr(event, "steps", -1)))
+        if isinstance(event, Sample):
+            self.ooms = event.progress.ooms
 
 
 class Child:
@@ -189,7 +193,7 @@ class Child:
         Raises:
             ChildDied: it hung, crashed, was killed, or spoke nonsense.
         """
-        heard, progress = time.monotonic(), self._progress()
+        heard, progress = time.monotonic(), self._advance()
         code: int | None = None
         with selectors.DefaultSelector() as selector:
             self._listen(selector)
@@ -201,8 +205,8 @@ class Child:
                 if time.monotonic() > self._over_at or (code is not None and not ready):
                     break  # in the second case what it started may live on, and hold its pipe open
                 code = self._supervised.code()
-                if held() or self._progress() != progress:
-                    heard, progress = time.monotonic(), self._progress()
+                if held() or self._advance() != progress:
+                    heard, progress = time.monotonic(), self._advance()
                 elif self._over_at == math.inf and time.monotonic() - heard > timeout_s:
                     self._give_up(timeout_s)
                     if self._over_at == math.inf:
@@ -273,6 +277,10 @@ class Child:
             return True
         ranks = 1 if self._simulated else max((member.ranks for member in self._members.values()), default=1)
         return len(self._outcomes) >= ranks
+
+    def _advance(self) -> tuple[int, int]:
+        """Return what changes as it goes on: its steps, and how often it ran out of memory and tried less."""
+        return self._progress(), max((member.ooms for member in self._members.values()), default=0)
 
     def _progress(self) -> int:
         return max((member.steps for member in self._members.values()), default=-1)

@@ -128,7 +128,7 @@ class _Trial:
 
     def _tell(self, graph: int = 0) -> None:
         if self._latest is not None and not self.reporter.is_concluded:
-            progress = replace(self.program.micro_batches.now(), graph=graph)
+            progress = replace(self.program.micro_batches.now(), graph=graph, ooms=self.program.tries.times)
             self.reporter.report(replace(self._latest, progress=progress))
 
     def done(self) -> None:
@@ -313,7 +313,8 @@ class _Simulated(_Trial):
         size = self.request.batch_size or 0
         ran_out = self.program.tries.result()
         if ran_out is not None:
-            ran_out = replace(ran_out, reserved_bytes=self.gpu.allocator.stats.reserved_bytes)
+            reserved_bytes = self.gpu.allocator.stats.reserved_bytes
+            ran_out = replace(ran_out, reserved_bytes=reserved_bytes, survived=not self.gpu.is_endless)
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes(timeline))
         done = replace(
             done, ran_out=ran_out, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,

@@ -163,6 +163,7 @@ class RanOut:
         settled: the batch size of all steps since; None where it cannot be told.
         place: ``file:line`` of the first time.
         reserved_bytes: what the allocator holds at the end, cached blocks of what was tried among it.
+        survived: the program went on until its steps were made; else it died of the last time, and memory had no end.
     """
 
     times: int
@@ -170,6 +171,7 @@ class RanOut:
     settled: int | None
     place: str
     reserved_bytes: int = 0
+    survived: bool = True
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class HowFar:
         micro_batch: which of the step runs, from 1; 0 before the first.
         micro_batches: of a step; 0 while unknown.
         graph: which is being compiled by `torch.compile`, from 1; 0 for none.
+        ooms: how often memory ran out, which the program caught.
         elapsed_s: since the run was begun. `left_s`: until all steps are made, about; None while unknown.
     """
 
@@ -37,6 +38,7 @@ class HowFar:
     elapsed_s: float = 0.0
     left_s: float | None = None
     graph: int = 0
+    ooms: int = 0
 
 
 class MicroBatches:

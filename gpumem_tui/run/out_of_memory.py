@@ -44,6 +44,7 @@ class Tries:
 
     Attributes:
         times: how often memory ran out.
+        is_looking: a library makes steps to find the largest batch.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Tries:
         self._is_called = False
         self._steps_before = 0
         self._grew = False
-        self._is_looking = False
+        self.is_looking = False
         self._looked = 0
 
     def calls(self) -> None:
@@ -108,11 +109,11 @@ class Tries:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Have the steps within the context count for nothing: a library makes them to find the largest batch."""
-        self._is_looking = True
+        self.is_looking = True
         try:
             yield
         finally:
-            self._is_looking, self._grew = False, True
+            self.is_looking, self._grew = False, True
             self._steps_before = self._looked = len(self._steps)
 
     @property
@@ -127,7 +128,7 @@ class Tries:
         Args:
             wanted: before. `made`: so far.
         """
-        if self._is_looking:
+        if self.is_looking:
             return made + 1
         wanted = max(wanted, self._steps_before + asked_for)
         if made >= wanted and self.is_growing:

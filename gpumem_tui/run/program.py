@@ -330,9 +330,12 @@ class Program:
             if parameter.grad is not None and has_lost(parameter.grad):
                 parameter.grad = None
         self._is_stepping = False
+        self._first = None  # the next one may be another
         self._round.clear()
+        self._missing.clear()
         self._storages.pop(Bucket.GRADIENTS, None)
         self._micro_batch_is_counted = False
+        self._next_sample = 0.0  # so that whoever waits knows that it goes on
         self._enter(Phase.BATCH if self.steps else Phase.BUILD)
 
     def _begin_next(self) -> None:

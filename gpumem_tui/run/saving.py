@@ -108,7 +108,7 @@ def follow_saving(program: Program) -> None:
     def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(write)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            if not is_without_data(*args, **kwargs):
+            if program.tries.is_looking or not is_without_data(*args, **kwargs):  # which a finder loads again
                 return write(*args, **kwargs)
             left_out()
             if args and write.__name__ in _TO_ONE_FILE:

@@ -143,6 +143,11 @@ class Traced:
     _under: dict[AllocatorSettings, Traced] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
+    def settled_at(self) -> int | None:
+        """The batch size that a command settles at by itself as memory runs out; None where it does not."""
+        return None if self.done.ran_out is None else self.done.ran_out.settled
+
+    @property
     def trace(self) -> AffineTrace:
         """Return the run at every batch size."""
         return self.done.trace
@@ -154,8 +159,10 @@ class Traced:
 
     def on(self, gpu: Gpu, ready: Ready | None = None) -> Traced:
         """Return the same trace on the whole of another GPU, with the context that `ready` has there."""
-        fewest = None if self.fewest is None else self.fewest.on(gpu, ready)
-        return replace(self, ready=ready or self.ready, gpu=gpu, allowed_bytes=None, fewest=fewest, _runs={})
+        fewest, done = None if self.fewest is None else self.fewest.on(gpu, ready), self.done
+        if done.ran_out is not None and gpu != self.gpu:
+            done = replace(done, ran_out=replace(done.ran_out, survived=False))
+        return replace(self, done=done, ready=ready or self.ready, gpu=gpu, allowed_bytes=None, fewest=fewest, _runs={})
 
     def under(self, settings: AllocatorSettings) -> Traced:
         """Return the same trace on this GPU under other settings of the allocator; kept, with what it works out."""
@@ -199,8 +206,21 @@ class Traced:
         """
         self._check(batch_size)
         if batch_size not in self._runs:
-            self._runs[batch_size] = self._finder.run(batch_size, self.capacity_bytes, self.allowed_bytes)
+            found = self._finder.run(batch_size, self.capacity_bytes, self.allowed_bytes)
+            as_ran = self._reserved_as_ran(batch_size)
+            self._runs[batch_size] = replace(found, fits=True, peak_reserved_bytes=as_ran) if as_ran else found
         return self._runs[batch_size]
+
+    def _reserved_as_ran(self, batch_size: int) -> int:
+        """Return what a command reserved that settled at a batch on this device; 0 where a replay has it.
+
+        It went on there until its steps were made. A replay does not have what it tried before, and so other pieces in
+        the cache, for which there may be no room.
+        """
+        ran_out = self.done.ran_out
+        if ran_out is None or not ran_out.survived or self._replays_safely(batch_size):
+            return 0
+        return ran_out.reserved_bytes
 
     def recorded(self, batch_size: int) -> RecordedRun:
         """Replay the run at a batch size on this device, event by event, up to where memory runs out if it does.
@@ -215,6 +235,8 @@ class Traced:
         """Return whether the step fits on this device and leaves so much free, as far as is known."""
         finder, capacity = self._finder, self.capacity_range - Range(free_bytes, free_bytes)
         allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
+        if not free_bytes and self._reserved_as_ran(batch_size):
+            return "fits"
         if self.done.is_estimate:
             return "may fit" if finder.fits(batch_size, capacity.low_bytes, allowed) else "may not fit"
         if finder.fits(batch_size, capacity.low_bytes, allowed, level="most"):
@@ -288,7 +310,7 @@ class Traced:
         """Return what the device holds for this process at the peak, as expected: reserved and context."""
         self._check(batch_size)
         _, reserved = self._finder.peaks_within(batch_size, self.capacity_bytes, self.allowed_bytes)
-        return reserved + self.ready.context_bytes
+        return (self._reserved_as_ran(batch_size) or reserved) + self.ready.context_bytes
 
     def momentary_peaks(self, batch_size: int) -> tuple[int, int] | None:
         """Return allocated and reserved bytes at a peak that only trials of a benchmark make, where there is room.
@@ -303,6 +325,8 @@ class Traced:
 
     def reserved_range_at(self, batch_size: int) -> Range:
         """Return the reserved bytes with every unknown at its least and at its most, or what has to be for an end."""
+        if as_ran := self._reserved_as_ran(batch_size):
+            return Range(as_ran, as_ran)
         unsure, allowed = self.done.unsure_bytes, self.allowed_bytes
         capacity = self.capacity_range + Range(0, unsure)
         found = self._finder.reserved_range(batch_size, self.capacity_bytes, capacity, allowed)
@@ -315,6 +339,9 @@ class Traced:
 
     def _is_safe(self, batch_size: int) -> bool:
         """Return whether the step fits with the most that is possible, if the trace is right."""
+        return bool(self._reserved_as_ran(batch_size)) or self._replays_safely(batch_size)
+
+    def _replays_safely(self, batch_size: int) -> bool:
         return self._finder.fits(batch_size, self.capacity_range.low_bytes, self.allowed_bytes, level="most")
 
     def device_used_range(self, batch_size: int) -> Range:

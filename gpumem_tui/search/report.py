@@ -40,9 +40,9 @@ from gpumem_tui.search.words import (
     signed,
     sizes_words,
     temporaries_line,
-    tried_words,
     up_to,
     verdict_words,
+    what_fits,
 )
 from gpumem_tui.workload.spec import WorkloadSpec
 
@@ -171,9 +171,8 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     traced, workload = prediction.traced, config.workload
     if isinstance(traced, Unknown):
         return formula_fits_line(prediction.formula, batch_size)
-    tried = tried_words(traced.done.ran_out, traced.fit(batch_size))
-    size = tried or workload.batch_words(batch_size)
-    verdict = f"{size[:1].upper()}{size[1:]} {fit_words(traced, batch_size)} on {traced.gpu.title}"
+    subject = what_fits(traced, batch_size, workload.batch_words(batch_size))
+    verdict = f"{subject} {fit_words(traced, batch_size)} on {traced.gpu.title}"
     found = remedy(traced, batch_size)
     change = "`gpumem-tui plan` in the place of `predict` says what would make it fit"
     if found is not None and found.fit == "fits":
@@ -181,13 +180,15 @@ def answer_line(config: SearchConfig, prediction: Prediction, batch_size: int) -
     return verdict_words(
         verdict,
         room_words(traced.free_range(batch_size)),
-        "" if tried else _largest_line(workload, traced),
+        _largest_line(workload, traced),
         (*rests_on(traced, workload.network), *([] if traced.fits_leaving(batch_size, 0) else [change])),
     )
 
 
 def _largest_line(workload: WorkloadSpec, traced: Traced) -> str:
     """Return the three batch sizes of the verdict, or how to have them or why they are not known."""
+    if traced.done.ran_out is not None:
+        return ""
     if workload.command is not None and not workload.command.takes_batch:
         return f"for the largest batch, {rewriting(workload.command)}"
     if isinstance(sizes := traced.sizes, Unknown):

@@ -9,6 +9,7 @@ from typing import Literal
 from gpumem_tui.catalog.shapes import Gpu
 from gpumem_tui.formula.predict import FormulaPrediction
 from gpumem_tui.memory import ALLOCATED_BUCKETS, Bucket, Range, Unknown, Value, format_bytes, format_range
+from gpumem_tui.report.tables import counted
 from gpumem_tui.run.events import RanOut, Sample, TrialDone
 from gpumem_tui.search.assumed import assumption_words
 from gpumem_tui.search.config import SearchConfig
@@ -165,15 +166,27 @@ _MUCH_MORE = 1.1
 
 
 def tried_words(ran_out: RanOut | None, fit: Fit) -> str:
-    """Say what a command ran out of memory with and what it settled at, which fits; empty where it never ran out."""
+    """Say what a command ran out of memory with, and what it settled at; empty where it never ran out."""
     if ran_out is None:
         return ""
     if ran_out.tried and fit == "does not fit":
-        return f"tried {ran_out.tried[0]:,} down to {ran_out.settled or 0:,}, which"
+        return f"tried {ran_out.tried[0]:,} down to {ran_out.settled or 0:,}"
     if ran_out.tried:
-        return f"tried {ran_out.tried[0]:,}, settled at {ran_out.settled or 0:,}, which"
+        return f"tried {ran_out.tried[0]:,}, settled at {ran_out.settled or 0:,}"
     times = "once" if ran_out.times == 1 else f"{ran_out.times} times, first"
-    return f"ran out of memory {times} at {ran_out.place or 'an unknown line'} and went on; the rest"
+    return f"ran out of memory {times} at {ran_out.place or 'an unknown line'} and went on"
+
+
+def what_fits(traced: Traced, batch_size: int, otherwise: str) -> str:
+    """Say what a verdict is about, to stand before "fits".
+
+    Args:
+        otherwise: that, of what never ran out of memory.
+    """
+    ran_out = traced.done.ran_out
+    said = tried_words(ran_out, traced.fit(batch_size))
+    said = f"{said}{', which' if ran_out is not None and ran_out.tried else '; the rest'}" if said else otherwise
+    return f"{said[:1].upper()}{said[1:]}"
 
 
 def cached_line(ran_out: RanOut | None, needed_bytes: int) -> str:
@@ -354,6 +367,8 @@ def how_far(sample: Sample) -> str:
     parts = [f"step {sample.step + bool(at.micro_batch)} {sample.phase}"]
     if at.micro_batch and at.micro_batches != 1:
         parts.append(f"micro-batch {at.micro_batch}" + (f" of {at.micro_batches}" if at.micro_batches else ""))
+    if at.ooms:
+        parts.append(f"out of memory {counted(at.ooms, 'time')}")
     if at.graph:
         parts.append(f"compiling graph {at.graph}")
     if at.elapsed_s >= 1:

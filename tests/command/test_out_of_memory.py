@@ -208,3 +208,75 @@ def test_lightnings_finder_settles(project: Project, mode: str) -> None:
     assert told["tried"][0] == 4096
     assert told["settled"] == 2048 if mode == "power" else 2048 <= told["settled"] < 4096
     assert traced["fit"] == "fits"
+
+
+@pytest.mark.scripts
+@pytest.mark.slow
+@needs("transformers", "accelerate")
+def test_transformers_trainer_finds_its_batch(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+        shape = dict(hidden_size=256, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, **shape))
+        data = [{"input_ids": torch.arange(512), "labels": torch.arange(512)} for _ in range(4096)]
+        how = dict(per_device_train_batch_size=256, auto_find_batch_size=True, max_steps=9, save_strategy="no")
+        Trainer(model=model, args=TrainingArguments("out", report_to=[], **how), train_dataset=data).train()
+        """,
+    )
+    traced = project.predict("python", "train.py", gpu="rtx-4070-12gb").json["traced"]
+    told = traced["out_of_memory"]
+    assert told["tried"][:2] == [256, 230]
+    assert told["settled"] == int(0.9 * told["tried"][-1])
+    assert traced["fit"] == "fits"
+
+
+@pytest.mark.slow
+def test_a_search_finds_the_largest_batch_that_never_runs_out(project: Project) -> None:
+    project.write("halves.py", HALVES)
+    project.write("plain.py", PLAIN)
+    finds, plain = (
+        project.search("python", script, "{batch}", *more, gpu="t4-16gb").lines[-1]
+        for script, more in (("halves.py", ("1",)), ("plain.py", ()))
+    )
+    assert finds["max_batch_size"] == plain["max_batch_size"]
+    assert finds["safe_batch_size"] == plain["safe_batch_size"]
+
+
+def test_a_batch_that_is_too_large_for_a_finder_is_said_with_what_it_settles_at(project: Project) -> None:
+    project.write("halves.py", HALVES)
+    found = project.predict("python", "halves.py", "{batch}", "1", gpu="t4-16gb", options=("--batch-size", "300000"))
+    told = found.json["traced"]["out_of_memory"]
+    assert (told["tried"], told["settled"]) == ([300000, 150000], 75000)
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_was_settled_at_with_each_change(project: Project) -> None:
+    project.write("halves.py", HALVES)
+    words = "plan", "--gpu", "sim:t4-16gb", "--what-if", "fused", "--", project.python, "halves.py", "1048576", "1"
+    said = project.run(*words).stdout
+    assert "Tried 1,048,576, settled at 65,536, which fits on NVIDIA T4" in said.splitlines()[0]
+    assert "on another GPU it may settle at another batch" in said
+    assert "| 65,536 |" in next(line for line in said.splitlines() if line.startswith("| fused optimizer step"))
+
+
+@pytest.mark.slow
+def test_tries_that_take_longer_together_than_a_step_may_are_waited_for(project: Project) -> None:
+    project.write("halves.py", HALVES.replace("size //= 2", "size //= 2\n        import time; time.sleep(4)"))
+    waits = ("--timeout", "6")
+    traced = project.predict("python", "halves.py", "1048576", "1", gpu="t4-16gb", options=waits).json["traced"]
+    assert traced["out_of_memory"]["settled"] == 65536
+
+
+@pytest.mark.slow
+def test_a_rank_of_several_settles_too(project: Project) -> None:
+    wraps = 'torch.distributed.init_process_group("nccl"); net = nn.parallel.DistributedDataParallel(net)'
+    project.write("halves.py", HALVES.replace("def step", f"{wraps}\n\n    def step", 1))
+    words = "torchrun", "--nproc-per-node", "2", "halves.py", "1048576", "1"
+    traced = project.predict(*words, gpu="t4-16gb").json["traced"]
+    assert traced["out_of_memory"]["tried"][0] == 1048576
+    assert traced["out_of_memory"]["settled"] in (32768, 65536)
+    assert traced["fit"] == "fits"

@@ -50,7 +50,7 @@ from gpumem_tui.step.sites import SiteFinder
 from gpumem_tui.step.walking import local
 from gpumem_tui.text import minor_of
 
-_ENDLESS = 1 << 60
+_ENDLESS, _REAL = 1 << 60, 1 << 50
 
 
 class SimulatedGpu:
@@ -188,6 +188,11 @@ class SimulatedGpu:
 
     def _remove_end(self) -> None:
         self.allocator.capacity_bytes, self.allocator.allowed_bytes = _ENDLESS, None
+
+    @property
+    def is_endless(self) -> bool:
+        """Return whether memory has no end, now."""
+        return self.allocator.capacity_bytes > _REAL
 
     def goes_beyond(self) -> bool:
         """Return whether memory has no end from now on, though it has just run out; else count that it has."""
