@@ -184,8 +184,8 @@ def predict_or_exit(
 
 
 def _with_rows(reason: str) -> str:
-    """Return the line that was typed with the share of rows that a reason asks for; empty where it asks for none."""
-    place = re.search(r"\(--assume-rows .*\((\S+?:\d+)[,)]", reason)
+    """Return the line that was typed with fewer of the rows that a reason assumes; empty where it assumes none."""
+    place = re.search(r" at (\S+:\d+) \(--assume-rows", reason)
     if place is None or "--" not in sys.argv:
         return ""
     split = sys.argv.index("--")

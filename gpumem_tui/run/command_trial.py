@@ -381,6 +381,8 @@ class _Simulated(_Trial):
         super().failed(detail, error)
         if isinstance(error, Untraceable) and self.request.workload.command is None:
             self.reporter.conclude(Failed("trace", detail))
+        elif self.rows.taken and not isinstance(error, Untraceable) and not self.reporter.is_concluded:
+            self.reporter.conclude(Failed("workload", f"{detail}; the trace {self.rows.most_words}"))
 
     def _failed_in_backward(self, error: Exception) -> None:
         from gpumem_tui.workload.errors import described

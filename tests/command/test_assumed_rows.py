@@ -125,6 +125,17 @@ def test_largest_batches_are_known_at_both_ends(project: Project) -> None:
     assert found["fit"] == "fits"
 
 
+def test_an_error_with_all_rows_says_which_are_assumed_and_what_to_type(project: Project) -> None:
+    project.write("train.py", SELECTING.format(batch=1 << 10, more="assert len(kept) < 999, 'too many'"))
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assumed = "the trace assumes all 1,024 rows kept at train.py:9 (--assume-rows takes fewer)"
+    assert done.complaint == f"gpumem-tui: train.py:10: AssertionError: too many; {assumed}"
+    copied = done.stderr.splitlines()[-2]
+    assert copied.startswith("  gpumem-tui predict --json --gpu sim:a100-80gb --assume-rows train.py:9=0.5 -- ")
+    assert project.predict("python", "train.py", options=("--assume-rows", "train.py:9=0.5")).code == 0
+
+
 def test_what_cannot_be_followed_with_few_rows_is_not_certain_not_to_fit(project: Project) -> None:
     project.write("train.py", SELECTING.format(batch=3 << 20, more="assert len(kept) > 99, 'too few'"))
     traced = project.predict("python", "train.py", gpu="rtx-3090-24gb").json["traced"]

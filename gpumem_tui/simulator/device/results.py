@@ -235,7 +235,8 @@ class Results:
         if rows is None:
             rows = high if self._assumed_rows.end == "most" else low
         if low < high:
-            self._assumed_rows.take(Assumption(self._gpu.sites.calling_line(), kind, rows, low, high))
+            line = self._gpu.sites.calling_line() or self._gpu.sites.forward_line()
+            self._assumed_rows.take(Assumption(line, kind, rows, low, high))
         return rows
 
     def note_assumed(self, words: str) -> None:

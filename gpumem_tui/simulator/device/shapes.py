@@ -141,6 +141,11 @@ class AssumedRows:
         """Return a line for each thing that was assumed."""
         return (*self.used, *(one.words for one in self.taken.values()))
 
+    @property
+    def most_words(self) -> str:
+        """Say what was assumed of the most rows, and how to have fewer."""
+        return f"{max(self.taken.values(), key=lambda one: one.rows).words} (--assume-rows takes fewer)"
+
     def take(self, new: Assumption) -> None:
         """Note what is assumed of rows; of several at one line the most."""
         key = new.place, new.kind
@@ -277,10 +282,9 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
             "embedding, sparse=False), or run on a real GPU"
         )
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        share = "say what share of the rows it keeps (--assume-rows 0.5), " if can_be_assumed(func) else ""
         problem = (
             "gives a result whose shape depends on what the GPU computes, and nothing is computed here: take it "
-            f"from data of the CPU, keep the shape fixed (torch.where, a mask as factor), {share}or run on a real GPU"
+            "from data of the CPU, keep the shape fixed (torch.where, a mask as factor), or run on a real GPU"
         )
     elif "NestedInt" in str(error) or func._opname.startswith("_nested_"):
         problem = (
