@@ -18,6 +18,7 @@ from gpumem_tui.search.predicting import Predicted
 from gpumem_tui.search.prediction import Formula, Prediction, Traced
 from gpumem_tui.simulator.allocator.replay import AffineTrace, replay
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
+from gpumem_tui.tui.plan.help import CommandHelp
 from tests.plan.commands import READY, change, command_config, ran
 from tests.search.traces import lengths, traced
 
@@ -123,3 +124,20 @@ def test_what_a_trace_confirms_with_the_setting_only_is_recommended_with_it() ->
     assert best.combination.plan != plan, "the setting alone is not enough"
     assert isinstance(best.traced, TracedAnswer)
     assert best.traced.fits
+
+
+# On the screen
+
+
+def test_the_pane_lists_the_setting_first_with_the_line_to_export() -> None:
+    config = command_config(gpu="rtx-3090-24gb")
+    plan = _of_growing(config, _beyond(_growing(config, 1)))
+    pane = CommandHelp.of(plan, plan.answer(), None, ())
+    heading, first = ("".join(text for text, _ in line.spans) for line in pane.rows(80, ALLOCATOR)[:2])
+    assert heading == "Cheapest combination that fits"
+    assert first.startswith("✓ expandable_segments:True")
+    shown = "\n".join("".join(text for text, _ in line.spans) for line in pane.rows(80, ALLOCATOR))
+    assert "none: export PYTORCH_ALLOC_CONF=expandable_segments:True" in " ".join(shown.split())
+    details = pane.details(ALLOCATOR)
+    assert details is not None
+    assert ("export PYTORCH_ALLOC_CONF=expandable_segments:True", "") in details[1][0]
