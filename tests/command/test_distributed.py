@@ -360,9 +360,33 @@ def test_a_gpu_that_is_not_this_rank_s(project: Project) -> None:
     project.write("train.py", "import torch\ntorch.zeros(8, device='cuda:1')\n")
     alone = project.predict("python", "train.py", options=("--quiet",))
     assert "train.py:2: " in alone.complaint
-    assert "cuda:1 of 1 GPU; --gpus N gives more" in alone.complaint
+    assert "cuda:1 of 1 GPU; several GPUs in one process are not simulated: write cuda:0 for each" in alone.complaint
     several = project.predict("python", "train.py", options=("--quiet", "--gpus", "2"))
-    assert "several GPUs in one process are not simulated" in several.complaint
+    assert "several GPUs in one process are not simulated: write cuda:0 for each" in several.complaint
+
+
+HALVES = """import torch
+from torch import nn
+
+front = nn.Linear(2048, 2048).to("cuda:0")
+back = nn.Linear(2048, 2048).to("cuda:1")
+optimizer = torch.optim.SGD([*front.parameters(), *back.parameters()])
+for _ in range(3):
+    back(front(torch.randn(4, 2048, device="cuda:0")).to("cuda:1")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_network_by_hand_over_two_gpus_of_a_process_is_refused_with_a_remedy_that_works(project: Project) -> None:
+    project.write("train.py", HALVES)
+    refused = project.predict("python", "train.py", options=("--quiet",))
+    assert refused.code == 2
+    assert refused.complaint.startswith("gpumem-tui: train.py:5: AcceleratorError: CUDA error: invalid device ordinal")
+    assert "write cuda:0 for each" in refused.complaint
+    assert "--gpus" not in refused.complaint
+    project.write("train.py", HALVES.replace("cuda:1", "cuda:0"))
+    assert project.predict("python", "train.py", options=("--quiet",)).code == 0
 
 
 def test_synchronized_batch_norm(project: Project) -> None:

@@ -33,6 +33,12 @@ _pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 _thread = threading.local()
 
 
+_ONE_GPU = (
+    "several GPUs in one process are not simulated: write cuda:0 for each (transformers: device_map={'': 0}) for "
+    "their sum, on a GPU that holds it (--gpu sim:NAME)"
+)
+
+
 def simulated(device: Any) -> Any:
     """Return the simulated device for one that names CUDA; anything else as it is.
 
@@ -49,11 +55,11 @@ def simulated(device: Any) -> Any:
     index = device.index or 0
     if index >= backend.devices:
         count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"
-        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; --gpus N gives more)")
+        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device} of {count}; {_ONE_GPU})")
     if index not in (0, backend.rank % backend.devices):
         raise RuntimeError(
-            f"{device}: this process is rank {backend.rank}, whose GPU is cuda:0, and several GPUs in one process are "
-            "not simulated; start a process a GPU, as torchrun does"
+            f"{device}: this process is rank {backend.rank}, whose GPU is cuda:0; {_ONE_GPU}, or start a process a GPU "
+            "by torchrun"
         )
     return torch.device(DEVICE_TYPE, 0)
 
