@@ -179,6 +179,13 @@ def follow_saving(program: Program) -> None:
     def accelerator(module: Any) -> None:
         module.Accelerator.save_state = elsewhere(module.Accelerator.save_state, _of_accelerator)
 
+    def cards(module: Any) -> None:
+        """Leave out the cards of models that TRL writes with each checkpoint, over what stands in the README there."""
+        for kind in vars(module).values():
+            if isinstance(kind, type) and "create_model_card" in vars(kind):
+                kind.create_model_card = lambda *_, **__: None  # type: ignore[attr-defined]  # as was asked
+
+    after_import("trl.trainer.base_trainer", cards)
     after_import("transformers.trainer", trainer)
     after_import("accelerate.accelerator", accelerator)
 

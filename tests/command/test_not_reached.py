@@ -288,6 +288,35 @@ def test_accelerates_numbered_checkpoints_are_neither_made_nor_removed(project: 
     assert [path.name for path in older.parents[1].iterdir()] == ["checkpoint_3"]
 
 
+@pytest.mark.scripts
+@needs("transformers", "trl", "datasets", "tokenizers")
+def test_trls_trainer_comes_to_a_save_and_writes_no_card_over_the_users(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        from datasets import Dataset
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+        from trl import SFTConfig, SFTTrainer
+
+        words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "<eos>": 2}, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        special = {"eos_token": "<eos>", "pad_token": "<eos>", "unk_token": "[UNK]"}
+        SFTTrainer(
+            GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100)),
+            args=SFTConfig("out", max_steps=400, save_steps=100, report_to=[], max_length=32),
+            train_dataset=Dataset.from_dict({"text": ["a a a a a a a a"] * 64}),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, **special),
+        ).train()
+        """,
+    )
+    card = project.write("out/README.md", "of the model that was trained before")
+    saved = project.predict("python", "train.py", options=("--through", "save")).json["traced"]
+    assert (saved["steps"], phases(saved)) == (3, ["resuming"])
+    assert card.read_text() == "of the model that was trained before"
+    assert [path.name for path in card.parent.iterdir()] == ["README.md"]
+
+
 def state_in_first_forward(traced: dict[str, Any]) -> int:
     """Bytes of optimizer state in the first step's forward, which only a run that was resumed has."""
     first = next(one for one in traced["phases"] if (one["step"], one["phase"]) == (1, "forward"))
