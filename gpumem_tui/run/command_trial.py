@@ -18,6 +18,7 @@ from uuid import UUID
 import torch
 
 from gpumem_tui.launchers import ranks_here
+from gpumem_tui.memory import format_bytes
 from gpumem_tui.run.cuda_recorder import (
     CudaMemory,
     CudaRecorder,
@@ -336,9 +337,29 @@ class _Simulated(_Trial):
 
     def _follow_context(self) -> None:
         """Take and report what the device has beside the allocator, by the libraries and groups that were used."""
-        if self.gpu.profile != self.profile:
-            self.profile = self.gpu.profile
+        profile = self._with_other_ranks(self.gpu.profile)
+        if profile != self.profile:
+            self.profile = profile
             self.reporter.report(Ready.of(self.request.workload.as_torch or torch.__version__, self.profile))
+
+    def _with_other_ranks(self, profile: Profile) -> Profile:
+        """Add what the other ranks put on GPU 0, where this rank shows that they do, if that is this rank's GPU."""
+        from gpumem_tui.simulator.cuda.placing import placing
+
+        made, place, is_loaded = placing.found()
+        if not made:
+            return profile
+        others, held_bytes = placing.ranks - 1, self.gpu.recorder.held_bytes(made)
+        remedy = "torch.cuda.set_device(local_rank) before the first CUDA call"
+        if is_loaded:
+            remedy = "torch.load(…, map_location=device)"
+        what = f"a CUDA context and {format_bytes(held_bytes)} of tensors"
+        is_first = self.request.workload.rank % placing.ranks == 0
+        counted = "counted here" if is_first else "counted on the rank of GPU 0"
+        self.gpu.notes[f"{place}: each of {others} other ranks opens {what} on GPU 0, {counted}; remedy: {remedy}"] = (
+            None
+        )
+        return profile.with_others(others, held_bytes) if is_first else profile
 
     def _out_of_memory(self, message: str) -> None:
         """Report that a trial's batch does not fit: nothing the program does about it changes that.

@@ -115,6 +115,19 @@ class Profile:
         alone = self.alone or self
         return replace(alone, context_bytes=context_bytes, context_source=source, context_range=exactly)
 
+    def with_others(self, processes: int, each_bytes: int) -> Profile:
+        """Return the profile of a process on whose GPU others hold a bare context and so many bytes of tensors each."""
+        other = self.alone or self
+        more = [
+            processes * (size + each_bytes) for size in (other.context_range.low_bytes, other.context_range.high_bytes)
+        ]
+        return replace(
+            self,
+            context_bytes=self.context_bytes + processes * (other.context_bytes + each_bytes),
+            context_source=f"{self.context_source}; with what {processes} other ranks hold here",
+            context_range=self.context_range + Range(*more),
+        )
+
     def using(self, gpu: Gpu, groups: Iterable[int] = (), libraries: Iterable[str] | None = None) -> Profile:
         """Return the profile of a program: with the libraries it uses, and NCCL's buffers for its groups of ranks.
 

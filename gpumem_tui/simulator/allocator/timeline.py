@@ -320,6 +320,15 @@ class TimelineRecorder:
             self._streams[number] = stream
         return number
 
+    def held_bytes(self, numbers: Collection[int]) -> int:
+        """Return what those of some allocations that were not released take."""
+        released = {-event for event in self._events if event < 0}
+        return sum(rounded(self._sizes[number - 1]) for number in numbers if number not in released)
+
+    def place_of(self, number: int) -> str:
+        """Return ``file:line`` that made an allocation; empty where unknown."""
+        return tuple(self._site_numbers)[self._sites[number - 1]].source
+
     def rule_of(self, number: int) -> Computed | None:
         """Return the rule by which an allocation has its size, where one gives it."""
         return self._computed_sizes.get(number)

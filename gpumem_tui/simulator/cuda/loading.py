@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import serialization
 
+from gpumem_tui.simulator.cuda.placing import placing
 from gpumem_tui.simulator.device import host
 
 _MAPPED_FROM_BYTES = 16 << 20
@@ -35,6 +36,8 @@ class Loading:
         self._device = device
         self._thread = threading.local()
         self._mapped: set[str] = set()
+        self._is_mapped = False
+        """Whether the program says where what is being loaded goes."""
 
     def load(self, load: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
         """Do as `torch.load`; large files are mapped, where their format allows."""
@@ -46,6 +49,7 @@ class Loading:
             host.holds_data(f)
         before = self.is_loading
         self._thread.is_loading = True
+        self._is_mapped = bool(args) or kwargs.get("map_location") is not None
         try:
             return load(f, *args, **kwargs)
         finally:
@@ -79,6 +83,8 @@ class Loading:
         if marked is None:
             return made
         if marked is True:
+            if not self._is_mapped:
+                placing.loaded()
             marked = torch.empty(0, dtype=torch.uint8).set_(untyped).to(self._device)
             setattr(untyped, _SIMULATED, marked)
         looked_at: torch.Tensor = marked.view(made.dtype)

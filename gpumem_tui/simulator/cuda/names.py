@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from gpumem_tui.simulator.cuda.placing import placing
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
 from gpumem_tui.simulator.device.kinds import become, fake_device_of
@@ -52,6 +53,7 @@ def simulated(device: Any) -> Any:
         device = torch.device(device)
     elif kind is not torch.device or device.type != "cuda":
         return device
+    placing.meant(device.index)
     index = device.index or 0
     if index >= backend.devices:
         count = f"{backend.devices} GPU{'s' if backend.devices > 1 else ''}"

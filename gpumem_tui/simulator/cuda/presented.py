@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _push_mode
 from gpumem_tui.simulator.cuda import names as cuda_names
 from gpumem_tui.simulator.cuda.loading import Loading
 from gpumem_tui.simulator.cuda.names import CudaGenerator, CudaNames, by_number, presented, simulated
+from gpumem_tui.simulator.cuda.placing import placing
 from gpumem_tui.simulator.device import host, kinds, recurrent
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
@@ -68,6 +69,8 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Ite
             _follow_autocast(replacements)
             _follow_loading(replacements)
             _follow_threads(replacements, gpu, names)
+            recorder, sites = gpu.recorder, gpu.sites
+            placing.begin(devices, lambda: recorder.allocations, sites.calling_line, recorder.place_of)
             yield
     finally:
         backend.devices, backend.rank = before, 0
@@ -83,6 +86,7 @@ def _answer_for_cuda(replacements: Replacements, gpu: SimulatedGpu) -> None:
         del answers[name]
     answers.update(
         memory_stats=_statistics,
+        set_device=lambda *_, **__: placing.choose(),
         _lazy_init=lambda: None,
         _lazy_call=lambda *_, **__: None,
         default_generators=tuple(CudaGenerator("cuda") for _ in range(backend.devices)),
@@ -142,7 +146,7 @@ def _answer_for_runtime(replacements: Replacements) -> None:
     below: dict[str, Any] = {
         "_cuda_getCurrentRawStream": lambda *_: backend.current_stream().cuda_stream,
         "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": lambda *_: None,
+        "_cuda_setDevice": lambda *_: placing.choose(),
         "_cuda_getDeviceCount": backend.device_count,
         "_cuda_sleep": lambda *_: None,
         "_scatter": _scatter,
@@ -229,8 +233,8 @@ def _answer_for_accelerator(replacements: Replacements) -> None:
     renamed = {
         "current_device_index": backend.current_device,
         "current_device_idx": backend.current_device,
-        "set_device_index": backend.set_device,
-        "set_device_idx": backend.set_device,
+        "set_device_index": lambda *_: placing.choose(),
+        "set_device_idx": lambda *_: placing.choose(),
         "device_index": _Guard,
     }
     for name in dir(accelerator):
