@@ -295,6 +295,11 @@ class TracedAnswer:
         return self.plan.batch_size <= self.max_batch_size
 
     @property
+    def verdict(self) -> Fit | None:
+        """Return `fit` where the headroom is left free too; None where it fits but does not leave that free."""
+        return None if self.fit == "fits" and not self.keeps_headroom else self.fit
+
+    @property
     def frees_cache(self) -> bool:
         """Return whether the headroom is left free by giving back cached segments, which are kept on the whole GPU."""
         known = isinstance(self.max_batch_size, int)
@@ -433,6 +438,7 @@ class LargestOnGpu:
         same_architecture: of the GPU that the trace was made for; of a command, whether kernels run as there.
         lacks: what the plan asks for that this GPU has not, a sentence each.
         answer: of a command there; None for a model's plan, of which more than the largest batch is not asked.
+        is_estimate: so is the trace, by which no batch fits for certain.
     """
 
     gpu: Gpu
@@ -441,6 +447,15 @@ class LargestOnGpu:
     same_architecture: bool
     lacks: tuple[str, ...] = ()
     answer: TracedAnswer | None = None
+    is_estimate: bool = False
+
+    def fit_of(self, plan: Subject) -> Fit:
+        """Return whether the planned batch fits there with the plan's headroom left free, as the plan itself says it."""
+        if self.answer is not None:
+            return self.answer.fit
+        if plan.batch_size > self.largest:
+            return "may not fit" if self.is_estimate else "does not fit"
+        return "may fit" if self.is_estimate else "fits"
 
     @property
     def by_formula(self) -> int:
@@ -481,12 +496,13 @@ def largest_by_gpu(plan: Plan, traced: Traced | None, trace_of: TraceOf = lambda
     for gpu in _by_memory():
         there, kernels = replace(plan, gpu=gpu), _kernels(plan, gpu)
         by_trace: int | Unknown | None = why.get(kernels)
-        same = False
+        same = is_estimate = False
         if kernels in answering:
             found, finder = answering[kernels]
             by_trace = on_gpu(there, found, finder).max_batch_size_leaving(headroom_of(there))
-            same = found.ready.profile.endswith(f" {gpu.sm}")
-        rows.append(LargestOnGpu(gpu, largest_batch(there), by_trace, same, lacking(there)))
+            same, is_estimate = found.ready.profile.endswith(f" {gpu.sm}"), found.done.is_estimate
+        row = LargestOnGpu(gpu, largest_batch(there), by_trace, same, lacking(there), is_estimate=is_estimate)
+        rows.append(row)
     return tuple(rows)
 
 

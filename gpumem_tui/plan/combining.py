@@ -248,8 +248,7 @@ class Planner:
             if change in self._further:
                 yield from self._run_sets()
             if self._is_spared(change, self._run):
-                fits = "on the GPUs that there are" if _key(change) == SHARDED else "without"
-                spared = Unknown(f"not run, as it fits {fits}: --what-if {_key(change)} runs it")
+                spared = Unknown(f"skipped, {self._fitting_words}; --what-if {_key(change)} runs it")
                 self._take(replace(change, traced=spared, is_spared=True))
                 continue
             self._run.append(_key(change))
@@ -290,6 +289,12 @@ class Planner:
             if one not in self._further and not self._is_spared(one, [*self._run, *map(_key, found)]):
                 found.append(one)
         return found
+
+    @property
+    def _fitting_words(self) -> str:
+        """Say what fits already: the command as it is, or what costs no more than the change that is not run."""
+        best = None if self.plan.fits_as_it_is else self.plan.fitting
+        return "already fits" if best is None else f"{best.words} already fits at no higher cost"
 
     def _is_spared(self, one: Combination, run: Sequence[str]) -> bool:
         """Return whether a change need not be run after those that were: it costs as much as what fits."""

@@ -182,9 +182,14 @@ class CommandPlan:
     @property
     def cost(self) -> Price | None:
         """The price of the cheapest that fits, which is none where the command does as it is; None for nothing."""
-        if self.base.fits_leaving(self.batch_size, 0):
+        if self.fits_as_it_is:
             return Price()
         return None if self.fitting is None else self.fitting.price
+
+    @property
+    def fits_as_it_is(self) -> bool:
+        """Return whether the command fits on the planned GPU with no change; by an estimate, may fit."""
+        return self.there(self.base).fits_leaving(self.batch_size, 0)
 
     def fits_with(self, one: Combination) -> bool:
         """Return whether the command fits on the planned GPU with changes that were run; by an estimate, may fit."""

@@ -152,6 +152,8 @@ def progress_words(state: CommandPlanState, elapsed_s: int) -> str:
         why = "" if state.plan is None else f"{state.failure}; "
         return f"{why}r runs it again"
     if count := len(state.waiting) + len(state.spared):
-        why = "" if state.waiting else ", as it fits without"
-        return f"1 what-if not run{why}: r runs it" if count == 1 else f"{count} what-ifs not run{why}: r runs them"
+        words, them = ("1 what-if", "it") if count == 1 else (f"{count} what-ifs", "them")
+        fits = state.plan is not None and state.plan.fits_as_it_is
+        why = "not run" if state.waiting else f"skipped, {'already fits' if fits else 'what fits costs no more'}"
+        return f"{words} {why}: r runs {them}"
     return "every what-if has been run" if state.plan is not None else "r traces it"

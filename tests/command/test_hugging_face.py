@@ -441,7 +441,7 @@ def test_a_plan_of_it_that_fits_runs_no_what_ifs_unasked(tmp_path: Path) -> None
     done = Project(tmp_path).run("plan", *options, "--json").json
     assert done["answer"].startswith("Batch 1 fits")
     reasons = {one["key"]: one["reason"] for one in done["not_applicable"]}
-    assert reasons["checkpointing"] == "not run, as it fits without: --what-if checkpointing runs it"
+    assert reasons["checkpointing"] == "skipped, already fits; --what-if checkpointing runs it"
 
 
 def test_what_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_what_fits_runs_the_changes_that_mostly_save_most_and_those_that_are_ask
     assert fits.made == worth
     assert [step.to_go for step in steps if step.running is not None] == [3, 2, 1, 0], "those that are spared aside"
     spared = {one.changes[0].key: one.traced for one in plan.what_ifs if isinstance(one.traced, Unknown)}
-    assert spared == {key: Unknown(f"not run, as it fits without: --what-if {key} runs it") for key in others}
+    assert spared == {key: Unknown(f"skipped, already fits; --what-if {key} runs it") for key in others}
     by_passes = _Runs(_config())
     _planned(by_passes, 16, *keys)
     assert by_passes.made == ["2 passes of 8", *worth]

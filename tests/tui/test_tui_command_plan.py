@@ -86,7 +86,7 @@ async def test_what_was_not_needed_is_run_when_asked_for(size: tuple[int, int]) 
         await pilot.press("r")
         await until(pilot, lambda: not state_of(app).busy and screen.settled)
         assert runs.made[2:] == ["checkpointing", "autocast", "sgd", "chunked-loss"]
-        assert "2 what-ifs not run, as it fits without: r runs them" in _text(app)
+        assert "2 what-ifs skipped, already fits: r runs them" in _text(app)
         for _ in range(2):  # stopped and gone on with, they are not left out again
             await pilot.press("r")
             await until(pilot, lambda: "no-foreach" in runs.made)

@@ -27,7 +27,8 @@ _OVERLAP = 3
 class RowList(ScrollView, can_focus=True):
     """Draws the rows that a view makes for its width, again only those that changed.
 
-    The cursor is on the first row with a key until it is moved; from then on it stays on its key however the rows move.
+    The cursor is on the first row with a key, or on the one to begin at, until it is moved; from then on it stays on its
+    key however the rows move.
     Where no row has a key, the arrows scroll.
     """
 
@@ -67,6 +68,7 @@ class RowList(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or self.BORDER_TITLE
         self._view: Rows = no_rows
+        self._start = ""
         self._rows: Sequence[ListRow] = ()
         self._keys: Sequence[str] = ()
         self._cursor = ""
@@ -83,10 +85,12 @@ class RowList(ScrollView, can_focus=True):
         """Return the rows that are shown."""
         return self._rows
 
-    def show(self, view: Rows) -> None:
-        """Draw what a view makes."""
-        self._view = view
+    def show(self, view: Rows, start: str = "") -> None:
+        """Draw what a view makes; until it is moved, the cursor is on the row whose key is `start`, and that in sight."""
+        self._view, self._start = view, start
         self._redraw()
+        if start and not self._moved:
+            self.call_after_refresh(self._into_sight)
 
     def begin(self) -> None:
         """Begin at the top again, as if the cursor had never been moved."""
@@ -198,7 +202,7 @@ class RowList(ScrollView, can_focus=True):
         before, self._rows = self._rows, self._view(width, self._cursor)
         self._keys = keys_of(self._rows)
         if not self._moved or self._cursor not in self._keys:
-            first = next(filter(None, self._keys), "")
+            first = self._start if self._start in self._keys else next(filter(None, self._keys), "")
             if first != self._cursor:
                 self._cursor = first
                 self._rows = self._view(width, first)

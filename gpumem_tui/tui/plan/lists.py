@@ -42,6 +42,8 @@ MARKS: Mapping[Fit, Span] = {
     "does not fit": ("✗ ", "$text-error"),
 }
 """What stands before a row that fits, or does not."""
+_OVER_HEADROOM: Span = ("! ", "$text-warning")
+"""Before one that fits, but does not leave the headroom free: as the headline has it."""
 
 # Every GPU
 
@@ -88,8 +90,9 @@ def _gpu_columns(plan: Subject, width: int) -> tuple[str, ...]:
 
 
 def _gpu(one: LargestOnGpu, plan: Subject, columns: Sequence[str], name_width: int) -> ListRow:
-    fits = plan.batch_size <= one.largest if one.answer is None else one.answer.fit == "fits"
-    mark = ("✓ " if fits else "! " if one.lacks else "  ", _FITS if fits else MUTED)
+    fit_there = one.fit_of(plan)
+    fits = fit_there == "fits"
+    mark = MARKS[fit_there] if fit_there in ("fits", "may fit") else ("! " if one.lacks else "  ", MUTED)
     about = "~" if one.answer is not None and not one.same_architecture else ""
     largest = f"{about}{one.traced:,}" if isinstance(one.traced, int) else ABSENT
     cells: dict[str, Span] = {
@@ -99,7 +102,7 @@ def _gpu(one: LargestOnGpu, plan: Subject, columns: Sequence[str], name_width: i
         "formula": (ABSENT if one.formula is None else f"≈{one.formula:,}", MUTED),
     }
     if one.answer is not None:
-        mark, spare_bytes = MARKS[one.answer.fit], one.answer.spare_bytes
+        mark, spare_bytes = MARKS[fit_there], one.answer.spare_bytes
         cells["free GiB"] = (about + compact_bytes(spare_bytes), "" if fits else "$text-error")
     if isinstance(plan, Plan):
         cells["cost of 1M"] = (_cost(one, plan), "")
@@ -145,13 +148,14 @@ def batch_rows(found: Sequence[TracedAnswer], planned: int, size: str, note: str
         size: the batch in the place of its number, where the subject does not say it. `note`: why there is one only.
     """
     head = f"  {'batch':<{_NUMBER}}" + "".join(f"{one:>{_NUMBER}}" for one in ("peak", "reserved", "device"))
-    lines = [heading("Batch sizes, traced, in GiB"), row((head, f"bold {MUTED}"))]
+    over = ", ! over headroom" if any(one.verdict is None for one in found) else ""
+    lines = [heading(f"Batch sizes, traced, in GiB{over}"), row((head, f"bold {MUTED}"))]
     for one in found:
         here = one.plan.batch_size
         sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_used_bytes)
         lines.append(
             row(
-                MARKS[one.fit],
+                _OVER_HEADROOM if one.verdict is None else MARKS[one.verdict],
                 (f"{size or format(here, ','):<{_NUMBER}}", "bold $primary" if here == planned else ""),
                 *((f"{compact_bytes(size_bytes):>{_NUMBER}}", "") for size_bytes in sizes),
             )

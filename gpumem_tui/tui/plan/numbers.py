@@ -238,7 +238,7 @@ def _traced_verdict(shown: Shown, waited: str) -> Row:
     where = "" if shown.formula is not None else f" on {shown.gpu.title}"  # which no control says
     if found.fit == "does not fit":
         return [_verdict(found), (f" by {room.removesuffix(' missing')}{where}", "")]
-    return [_verdict(found), (f" · {'' if found.fits or found.fit == 'may fit' else 'runs, '}{room}{where}", "")]
+    return [_verdict(found), (f" · {'runs, ' if found.verdict is None else ''}{room}{where}", "")]
 
 
 def _bar(gpu: Gpu, segments: Mapping[Bucket, int], limit_bytes: int, width: int) -> Row:
@@ -385,9 +385,9 @@ def header_row(shown: Shown, time: str, width: int) -> ListRow:
 
 def _verdict(found: Answer | TracedAnswer, how: str = "") -> Span:
     """Return the verdict in a word with its mark, and how it is known."""
-    if isinstance(found, TracedAnswer) and found.fit == "may fit":
-        return "? may fit", "bold $text-warning"
-    if isinstance(found, TracedAnswer) and found.fit == "fits" and not found.keeps_headroom:
+    if isinstance(found, TracedAnswer) and found.fit in ("may fit", "may not fit"):
+        return f"? {found.fit}", "bold $text-warning"
+    if isinstance(found, TracedAnswer) and found.verdict is None:
         return "! over headroom", "bold $text-warning"
     return (f"✓ fits{how}", "bold $text-success") if found.fits else (f"✗ too large{how}", "bold $text-error")
 

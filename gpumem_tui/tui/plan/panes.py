@@ -100,6 +100,7 @@ class PaneContent:
     Attributes:
         choice: what the row of a key stands for; None for nothing.
         candidates: plans whose traces would tell more; `one_size`: at their batch sizes alone.
+        start: the key of the row to begin at; "" for the first.
     """
 
     view: Rows
@@ -107,6 +108,7 @@ class PaneContent:
     step: Rows = no_rows
     candidates: tuple[Plan, ...] = ()
     one_size: bool = False
+    start: str = ""
 
 
 _NOT_TRACED = PaneContent(lambda width, _: paragraph("worked out once it is traced", width))
@@ -185,7 +187,8 @@ def _content(request: PaneRequest, tracer: BackgroundTracer) -> PaneContent:
 
 def _gpus_content(found: Sequence[LargestOnGpu], plan: Plan | CommandPlan) -> PaneContent:
     by_name = {one.gpu.name: one.gpu for one in found}
-    return PaneContent(partial(gpu_rows, found, plan), by_name.get)
+    smallest = next((one.gpu.name for one in found if one.fit_of(plan) == "fits"), "")
+    return PaneContent(partial(gpu_rows, found, plan), by_name.get, start=smallest)
 
 
 def _by_trace(pane: str, found: TracedAnswer, size: str = "", note: str = "") -> PaneContent:
@@ -275,7 +278,7 @@ class PlanPane(Vertical):
                     return  # the program ends
                 if wanted.pane == self._wanted.pane:
                     self._content = content
-                    self.query_one("#pane", RowList).show(content.view)
+                    self.query_one("#pane", RowList).show(content.view, content.start)
                     self.post_message(self.Drawn(content.step))
                 self._shown = wanted
         finally:
