@@ -450,7 +450,7 @@ class LargestOnGpu:
     is_estimate: bool = False
 
     def fit_of(self, plan: Subject) -> Fit:
-        """Return whether the planned batch fits there with the plan's headroom left free, as the plan itself says it."""
+        """Return whether the planned batch fits there with the plan's headroom left free, as its headline says."""
         if self.answer is not None:
             return self.answer.fit
         if plan.batch_size > self.largest:

@@ -132,6 +132,7 @@ class Effect:
             negative where a fixed price pays off only at larger batches.
         fit: whether it fits; of a model's plan with its headroom left free.
         largest: the largest batch of one GPU with it, or why that is not known.
+        device_used_bytes: at the peak, by which `fit` goes; None for a model's plan.
         reserved_bytes, buckets: at the peak; None where only the allocated bytes are known.
         of_model: a model's plan with the technique applied; None for a command.
     """
@@ -145,6 +146,7 @@ class Effect:
     reserved_bytes: int | None = None
     buckets: Breakdown | None = None
     of_model: Plan | None = None
+    device_used_bytes: int | None = None
 
     @property
     def plan(self) -> Plan:

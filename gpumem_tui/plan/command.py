@@ -209,6 +209,12 @@ class CommandPlan:
             return one.traced
         return self.there(one.traced).at(one.batch_size).peak_allocated_bytes + one.beside_bytes
 
+    def device_used_bytes(self, one: Combination) -> int | Unknown:
+        """Return what the planned GPU holds at the peak with changes that were run, or why their run gave none."""
+        if isinstance(one.traced, Unknown):
+            return one.traced
+        return self.there(one.traced).device_used_bytes(one.batch_size) + one.beside_bytes
+
     def least_used_bytes(self, one: Combination) -> int:
         """Return what a set that was run takes of the planned GPU, under the setting of the allocator that helps it."""
         assert isinstance(one.traced, Traced), "it was run"
@@ -425,6 +431,7 @@ def _effects(plan: CommandPlan, answer: TracedAnswer) -> Iterator[Effect]:
             traced.settled_at or traced.max_batch_size,
             replay.peak_reserved_bytes,
             replay.breakdown,
+            device_used_bytes=traced.device_used_bytes(plan.batch_size),
         )
     yield _without(answer, catalog_techniques()["offload-optimizer"], (Bucket.OPTIMIZER,), 0.0)
     if not plan.base.done.is_sharded and all(change.key != SHARDED for change, _ in ran):
@@ -444,7 +451,8 @@ def _without(answer: TracedAnswer, change: Technique, buckets: Iterable[Bucket],
     larger = replace(gpu, total_bytes=gpu.total_bytes + saved, cuda_total_bytes=gpu.cuda_total_bytes + saved)
     roomier = replace(answer.traced, gpu=larger, _runs={})
     fit, largest = roomier.fit(batch_size), roomier.max_batch_size
-    return Effect(change, "formula", before - saved, saved, fit, largest)
+    used = answer.device_used_bytes - saved
+    return Effect(change, "formula", before - saved, saved, fit, largest, device_used_bytes=used)
 
 
 def on_every_gpu(plan: CommandPlan) -> list[tuple[CommandPlan, TracedAnswer]]:

@@ -383,6 +383,7 @@ class _Tried(JsonObject, frozen=True):
     in_the_program: tuple[str, ...]
     saved_bytes: int
     peak_bytes: int
+    device_used_bytes: int | None
     peak_reserved_bytes: int | None
     buckets: Bytes | None
     fits: bool
@@ -404,6 +405,7 @@ class _Tried(JsonObject, frozen=True):
             in_the_program=tuple(written),
             saved_bytes=row.saved_bytes,
             peak_bytes=row.peak_bytes,
+            device_used_bytes=row.device_used_bytes,
             peak_reserved_bytes=row.reserved_bytes,
             buckets=None if row.buckets is None else row.buckets.as_json(),
             fits=row.fits,
@@ -423,6 +425,7 @@ class _Set(JsonObject, frozen=True):
     passes: int
     fits: bool | None
     peak_bytes: int | None
+    device_used_bytes: int | None
     command: str
     in_the_program: tuple[str, ...]
     unavailable: str | UnsetType = UNSET
@@ -438,6 +441,7 @@ class _Set(JsonObject, frozen=True):
             passes=one.passes,
             fits=None if isinstance(peak_bytes, Unknown) else plan.fit_with(one) == "fits",
             peak_bytes=known(peak_bytes),
+            device_used_bytes=known(plan.device_used_bytes(one)),
             command=command,
             in_the_program=tuple(written),
             unavailable=reason_of(peak_bytes) or UNSET,

@@ -44,6 +44,7 @@ def effect_on(now: TracedAnswer) -> Effect | None:
         after,
         then.breakdown,
         now.plan if isinstance(now.plan, Plan) else None,
+        then.device_used_bytes,
     )
     return None if effect.no_gain(now.known_batch_size) else effect
 

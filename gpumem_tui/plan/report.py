@@ -376,11 +376,12 @@ def _combinations(now: TracedAnswer | Unknown, best: Recommended) -> Iterator[st
 def _combination(heading: str, found: Combination, traced: TracedAnswer | None = None) -> str:
     what = found.words or "none needed, it fits as it is"
     command = command_line(found.plan)
-    peak, largest = f"≈{format_bytes(found.by_formula.peak_bytes)}", f"≈{found.by_formula.max_batch_size:,}"
+    needs = f"Needs ≈{format_bytes(found.by_formula.prediction.needed_bytes)}"
+    largest = f"≈{found.by_formula.max_batch_size:,}"
     if traced is not None:
-        peak, largest = format_bytes(traced.peak_allocated_bytes), _largest(traced)
+        needs, largest = f"Device used {format_bytes(traced.device_used_bytes)}", _largest(traced)
     only = ", by formula only" if found.formula_only else ""
-    line = f"{heading}: **{what}**. Peak {peak} at batch {found.plan.batch_size}, largest batch {largest}{only}."
+    line = f"{heading}: **{what}**. {needs} at batch {found.plan.batch_size}, largest batch {largest}{only}."
     return f"{line}\n\n{shell(assignment_of(found.changes) + command)}" if isinstance(command, str) else line
 
 
@@ -410,12 +411,13 @@ def _together(plan: CommandPlan) -> Iterator[str]:
     if best is None or isinstance(best.traced, Unknown):
         return
     there = plan.there(best.traced)
-    peak, left = there.at(best.batch_size).peak_allocated_bytes, there.free_range(best.batch_size)
+    used, left = plan.device_used_bytes(best), there.free_range(best.batch_size)
+    assert isinstance(used, int), "it was traced"
     room = room_words(left)
     if best.beside_bytes:
         room += f" and of that {format_bytes(best.beside_bytes)} for the gradients of earlier passes"
-    each = " on each GPU" if best.gpus > 1 else ""
-    yield f"The cheapest that {plan.fit_with(best)}: **{best.words}**. Traced: peak {format_bytes(peak)}{each}, {room}."
+    takes = f"device used {format_bytes(used)}{' on each GPU' if best.gpus > 1 else ''}, {room}"
+    yield f"The cheapest that {plan.fit_with(best)}: **{best.words}**. Traced: {takes}."
     line, written = command_of(plan, best)
     yield shell(line)
     if written:
@@ -428,7 +430,7 @@ def _tried(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
         (
             row.change.name,
             format_bytes(row.saved_bytes),
-            format_bytes(row.peak_bytes),
+            format_bytes(row.device_used_bytes),
             FIT_ANSWERS[row.fit],
             f"{row.largest:,}" if isinstance(row.largest, int) else "–",
             f"{row.change.cost} ({row.change.source})",
@@ -437,7 +439,7 @@ def _tried(plan: CommandPlan, found: TracedAnswer) -> Iterator[str]:
         )
         for row in judged.helping
     ]
-    columns = ("technique", "saves", "peak", "fits", "largest batch", "cost", "by", "how")
+    columns = ("technique", "saves", "device used", "fits", "largest batch", "cost", "by", "how")
     yield table(columns, rows) if rows else "Nothing was tried."
     notes = [f"{entry.name}: {entry.reason}" for entry in judged.not_applicable]
     if any(row.change.key in STAGES for row in judged.helping):

@@ -27,9 +27,8 @@ _OVERLAP = 3
 class RowList(ScrollView, can_focus=True):
     """Draws the rows that a view makes for its width, again only those that changed.
 
-    The cursor is on the first row with a key, or on the one to begin at, until it is moved; from then on it stays on its
-    key however the rows move.
-    Where no row has a key, the arrows scroll.
+    The cursor is on the first row with a key, or on the one to begin at, until it is moved; from then on it stays on
+    its key however the rows move. Where no row has a key, the arrows scroll.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--cursor"}
@@ -86,7 +85,11 @@ class RowList(ScrollView, can_focus=True):
         return self._rows
 
     def show(self, view: Rows, start: str = "") -> None:
-        """Draw what a view makes; until it is moved, the cursor is on the row whose key is `start`, and that in sight."""
+        """Draw what a view makes.
+
+        Args:
+            start: the key of the row that the cursor is on until it is moved; "" for the first.
+        """
         self._view, self._start = view, start
         self._redraw()
         if start and not self._moved:

@@ -198,18 +198,18 @@ def _choice_rows(best: Combination, key: str, found: Help, width: int) -> list[L
     what = " + ".join(change.name for change in best.changes) or "the same, in smaller passes"
     gpus = f" × {best.plan.recipe.gpus} GPUs" if several else ""
     passes = f"{steps.steps:,} pass{'' if steps.steps == 1 else 'es'} × {best.plan.batch_size:,}{gpus}"
-    peak, by = f"≈{format_bytes(best.by_formula.peak_bytes)}", "by formula"
+    needs, by = f"needs ≈{format_bytes(best.by_formula.prediction.needed_bytes)}", "by formula"
     if best.formula_only:
         by = "formula only"
     elif isinstance(answer := found.best.traced, TracedAnswer):
         seeks = any(one.plan in found.pending and one.price < best.price for one in found.best.untraced)
         most, cheaper = answer.max_batch_size, f"{PENDING} tracing cheaper ones; " if seeks else ""
         largest = ABSENT if isinstance(most, Unknown) else f"{most:,}" if most else "none"
-        peak = format_bytes(answer.peak_allocated_bytes)
+        needs = f"device used {format_bytes(answer.device_used_bytes)}"
         by = f"{cheaper}traced: fits, largest{' a GPU' if several else ''} {largest}"
     elif best.plan in found.pending:
         by = f"{PENDING} tracing"
-    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; peak {peak}; {by}"
+    comes_to = f"{passes} = {counted(steps.global_batch_size, 'sample')} a step; {needs}; {by}"
     return _set_lines(("✓ ", ""), what, comes_to, key, width)
 
 
@@ -260,7 +260,7 @@ class CommandHelp:
 
     def _combinations(self, width: int) -> list[ListRow]:
         plan, best = self.plan, self.plan.fitting
-        if self.answer.traced.fits_leaving(plan.batch_size, 0):
+        if plan.fits_as_it_is:
             lines, best = [heading(f"It {self.answer.fit} as it is, traced"), *paragraph(_LARGER, width)], None
         elif best is None:
             lines = [heading("Cheapest combination that fits"), *paragraph(change_words(plan, self.answer), width, "")]
@@ -285,15 +285,15 @@ class CommandHelp:
 
     def _technique_details(self, found: Effect) -> tuple[str, list[Row], str]:
         largest = f"{found.largest:,}" if isinstance(found.largest, int) else found.largest.reason
-        noun, peak_bytes = self.plan.config.workload.noun, self.answer.peak_allocated_bytes
+        noun, used_bytes = self.plan.config.workload.noun, self.answer.device_used_bytes
         ran, own = f"a run of {noun} with the change made to it", f"the trace of {noun} as it is"
         pairs = [
             ("to have it", found.change.how),
-            ("peak", f"{format_bytes(found.peak_bytes)} instead of {format_bytes(peak_bytes)}"),
-            ("saves", format_bytes(found.saved_bytes)),
-            ("reserved", format_bytes(found.reserved_bytes)),
+            ("device used", f"{format_bytes(found.device_used_bytes)} instead of {format_bytes(used_bytes)}"),
             ("fits", f"{FIT_ANSWERS[found.fit]}, {self.plan.size} on {self.plan.gpu.title}"),
             ("largest", largest),
+            ("peak", format_bytes(found.peak_bytes)),
+            ("saves", format_bytes(found.saved_bytes)),
             ("costs", f"{found.change.cost} ({found.change.source})"),
             ("known by", f"{found.by}: {ran if found.by == 'traced' else own}"),
         ]
@@ -306,10 +306,10 @@ def _key_of(plan: CommandPlan, one: Combination) -> str:
 
 def _set_rows(plan: CommandPlan, one: Combination, key: str, width: int) -> list[ListRow]:
     """Return what was run together, and what it came to; enter says how to have it."""
-    if isinstance(peak_bytes := plan.peak_bytes(one), Unknown):
-        return _set_lines(("– ", MUTED), one.words, peak_bytes.reason, key, width)
+    if isinstance(used_bytes := plan.device_used_bytes(one), Unknown):
+        return _set_lines(("– ", MUTED), one.words, used_bytes.reason, key, width)
     fit_with = plan.fit_with(one)
-    comes_to = f"peak {format_bytes(peak_bytes)}; traced: {fit_with}"
+    comes_to = f"device used {format_bytes(used_bytes)}; traced: {fit_with}"
     return _set_lines(MARKS[fit_with], one.words, comes_to, key, width)
 
 
