@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -15,9 +16,9 @@ from gpumem_tui.memory import Bucket, Range, Unknown
 from gpumem_tui.run.events import Ready, TraceDone
 from gpumem_tui.search.strategy import Sizes
 from gpumem_tui.simulator.allocator.assumptions import Assumption
+from gpumem_tui.simulator.allocator.ends import Ends
 from gpumem_tui.simulator.allocator.finder import BatchFinder
 from gpumem_tui.simulator.allocator.replay import UNLIMITED_BYTES, AffineTrace, NotAffine, Replay
-from gpumem_tui.simulator.allocator.rules import Level
 from gpumem_tui.simulator.allocator.settings import AllocatorSettings
 from gpumem_tui.simulator.allocator.sized import sized
 from gpumem_tui.simulator.allocator.timeline import Held
@@ -218,7 +219,7 @@ class Traced:
         the cache, for which there may be no room.
         """
         ran_out = self.done.ran_out
-        if ran_out is None or not ran_out.survived or self._replays_safely(batch_size):
+        if ran_out is None or not ran_out.survived or self._ends.is_certain(batch_size):
             return 0
         return ran_out.reserved_bytes
 
@@ -233,20 +234,24 @@ class Traced:
 
     def fit(self, batch_size: int, free_bytes: int = 0) -> Fit:
         """Return whether the step fits on this device and leaves so much free, as far as is known."""
-        finder, capacity = self._finder, self.capacity_range - Range(free_bytes, free_bytes)
-        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
         if not free_bytes and self._reserved_as_ran(batch_size):
             return "fits"
         if self.done.is_estimate:
-            return "may fit" if finder.fits(batch_size, capacity.low_bytes, allowed) else "may not fit"
-        if finder.fits(batch_size, capacity.low_bytes, allowed, level="most"):
+            low_bytes, allowed = self.capacity_range.low_bytes - free_bytes, self.allowed_bytes
+            allowed = None if allowed is None else allowed - free_bytes
+            return "may fit" if self._finder.fits(batch_size, low_bytes, allowed) else "may not fit"
+        if self._ends.is_certain(batch_size, -free_bytes):
             return "fits"
-        most = capacity.high_bytes + self.done.unsure_bytes
-        if finder.fits(batch_size, most, allowed, level="least"):
+        if self._ends.is_possible(batch_size, -free_bytes):
             return "may fit"
         if self.fewest is not None:
             return "does not fit" if self.fewest.fit(batch_size, free_bytes) == "does not fit" else "may fit"
         return "may not fit" if self.no_fewest else "does not fit"
+
+    @property
+    def _ends(self) -> Ends:
+        capacity = self.capacity_range + Range(0, self.done.unsure_bytes)
+        return Ends(self._finder, capacity, self.capacity_bytes, self.allowed_bytes)
 
     def fits(self, batch_size: int) -> bool:
         """Return whether the step fits on this device with the most that it is known to take."""
@@ -324,25 +329,24 @@ class Traced:
         return None if found is None or (found[0] <= settled[0] and found[1] <= settled[1]) else found
 
     def reserved_range_at(self, batch_size: int) -> Range:
-        """Return the reserved bytes with every unknown at its least and at its most, or what has to be for an end."""
+        """Return the reserved bytes with every unknown at its least and at its most, where the step may fit."""
         if as_ran := self._reserved_as_ran(batch_size):
             return Range(as_ran, as_ran)
-        unsure, allowed = self.done.unsure_bytes, self.allowed_bytes
-        capacity = self.capacity_range + Range(0, unsure)
-        found = self._finder.reserved_range(batch_size, self.capacity_bytes, capacity, allowed)
-        if self.done.is_compiled and self._is_safe(batch_size):
+        capacity = self.capacity_range + Range(0, self.done.unsure_bytes)
+        found = self._finder.reserved_range(batch_size, self.capacity_bytes, capacity, self.allowed_bytes)
+        if self.done.is_compiled:
             found = _with_trials(found, max(found.high_bytes, capacity.low_bytes))
-        low_bytes = max(0, found.low_bytes - unsure)
+        low_bytes = max(0, found.low_bytes - self.done.unsure_bytes)
         if self.fewest is not None:
             low_bytes = min(low_bytes, self.fewest.reserved_range_at(batch_size).low_bytes)
         return replace(found, low_bytes=low_bytes)
 
-    def _is_safe(self, batch_size: int) -> bool:
-        """Return whether the step fits with the most that is possible, if the trace is right."""
-        return bool(self._reserved_as_ran(batch_size)) or self._replays_safely(batch_size)
-
-    def _replays_safely(self, batch_size: int) -> bool:
-        return self._finder.fits(batch_size, self.capacity_range.low_bytes, self.allowed_bytes, level="most")
+    def least_missing_bytes(self, batch_size: int) -> int:
+        """Return how much more a device must have so that the step may fit; 0 where it may."""
+        if self._reserved_as_ran(batch_size):
+            return 0
+        own_bytes = self._ends.least_missing_bytes(batch_size)
+        return own_bytes if self.fewest is None else min(own_bytes, self.fewest.least_missing_bytes(batch_size))
 
     def device_used_range(self, batch_size: int) -> Range:
         """Return `device_used_bytes` with every unknown at its least and at its most.
@@ -351,11 +355,23 @@ class Traced:
         does, no end is beyond the device: with a larger context the allocator keeps less in its cache.
         """
         self._check(batch_size)
-        found, total = self.reserved_range_at(batch_size) + self._context, self.gpu.cuda_total_range
-        if not self._is_safe(batch_size):
-            return found
-        most = max(total.low_bytes, min(found.high_bytes, self.device_used_bytes(batch_size)))
+        ends, total, expected = self._ends, self.gpu.cuda_total_range, self.device_used_bytes(batch_size)
+        if least_missing := self.least_missing_bytes(batch_size):
+            low, high = self._with(least_missing, high=True), self._with(ends.missing_bytes(batch_size), high=False)
+            return Range.of((low, max(low, high), expected))
+        found = self.reserved_range_at(batch_size) + self._context
+        if missing := ends.missing_bytes(batch_size):
+            low = min(found.low_bytes, expected, total.high_bytes)
+            return Range(low, max(self._with(missing, high=False), expected))
+        most = max(total.low_bytes, min(found.high_bytes, expected))
         return Range(min(found.low_bytes, most), min(found.high_bytes, most))
+
+    def _with(self, missing_bytes: int, *, high: bool) -> int:
+        """Return what a device has at its high or its low end with so much more, or with a cap so much higher."""
+        total, context = self.gpu.cuda_total_range, self._context
+        room, beside = (total.high_bytes, context.low_bytes) if high else (total.low_bytes, context.high_bytes)
+        room -= beside
+        return (room if self.allowed_bytes is None else min(room, self.allowed_bytes)) + missing_bytes + beside
 
     def free_range(self, batch_size: int) -> Range:
         """Return what is left of the device, or of a cap, at the peak, with every unknown at its most and its least.
@@ -364,12 +380,16 @@ class Traced:
         does not. `fit` goes by the same two ends.
         """
         self._check(batch_size)
+        missing, least_missing = self._ends.missing_bytes(batch_size), self.least_missing_bytes(batch_size)
+        if least_missing:
+            return Range(min(-missing, -least_missing), -least_missing)
         found = self.gpu.cuda_total_range - self.device_used_range(batch_size)
         if (allowed := self.allowed_bytes) is not None:
             reserved = self.reserved_range_at(batch_size)
             low, high = allowed - reserved.high_bytes, allowed - reserved.low_bytes
             found = Range(min(found.low_bytes, low), min(found.high_bytes, high))
-        return Range(max(0, found.low_bytes), max(0, found.high_bytes)) if self._is_safe(batch_size) else found
+        low = -missing if missing else max(0, found.low_bytes)
+        return Range(low, max(low, 0, found.high_bytes))
 
     def unknowns(self, batch_size: int) -> tuple[KnownUnknown, ...]:
         """Return what makes the device total a range, and what it leaves a step."""
@@ -409,24 +429,23 @@ class Traced:
     @cached_property
     def max_batch_size(self) -> int | Unknown:
         """Find the safe batch size, the largest that fits with every unknown at its most, or say why there is none."""
-        return self._largest(self.capacity_range.low_bytes, "most")
+        return self._largest(self._ends.is_certain)
 
     def max_batch_size_leaving(self, free_bytes: int) -> int | Unknown:
         """Find the largest batch size that fits and leaves so much free, with every unknown at its most."""
-        allowed = None if self.allowed_bytes is None else self.allowed_bytes - free_bytes
-        return self._largest(self.capacity_range.low_bytes - free_bytes, "most", allowed)
-
-    @cached_property
-    def may_fit_batch_size(self) -> int | Unknown:
-        """Find the largest batch size that fits with every unknown at its least, or say why there is none."""
-        own = self._largest(self.capacity_range.high_bytes + self.done.unsure_bytes, "least")
-        other = own if self.fewest is None else self.fewest.may_fit_batch_size
-        return own if isinstance(own, Unknown) or isinstance(other, Unknown) else max(own, other)
+        return self._largest(lambda size: self._ends.is_certain(size, -free_bytes))
 
     @cached_property
     def expected_batch_size(self) -> int | Unknown:
         """Find the largest batch size that fits as expected, which the simulated GPU is; or say why there is none."""
-        return self._largest(self.capacity_bytes)
+        return self._largest(self._ends.is_expected, self.max_batch_size)
+
+    @cached_property
+    def may_fit_batch_size(self) -> int | Unknown:
+        """Find the largest batch size that fits with every unknown at its least, or say why there is none."""
+        own = self._largest(self._ends.is_possible, self.expected_batch_size)
+        other = own if self.fewest is None else self.fewest.may_fit_batch_size
+        return own if isinstance(own, Unknown) or isinstance(other, Unknown) else max(own, other)
 
     @property
     def sizes(self) -> BatchSizes | Unknown:
@@ -437,7 +456,7 @@ class Traced:
             return expected
         if isinstance(at_most := self.may_fit_batch_size, Unknown):
             return at_most
-        return BatchSizes(safe, max(safe, expected), max(safe, expected, at_most))
+        return BatchSizes(safe, expected, at_most)
 
     def too_large_below(self, batch_size: int) -> tuple[int, ...]:
         """Return which of the eight sizes just below one do not fit as expected: pieces of the cache differ by size."""
@@ -450,14 +469,13 @@ class Traced:
     def _finder(self) -> BatchFinder:
         return self.finder or BatchFinder(self.trace, self.settings)
 
-    def _largest(
-        self, capacity_bytes: int, level: Level = "expected", allowed_bytes: int | None = None
-    ) -> int | Unknown:
+    def _largest(self, fits: Callable[[int], bool], known: int | Unknown = 0) -> int | Unknown:
         if self.done.only_at:
             return Unknown(self.done.not_affine)
+        if isinstance(known, Unknown):
+            return known
         try:
-            largest = self._finder.largest(capacity_bytes, allowed_bytes or self.allowed_bytes, level=level)
-            return Sizes(self.done.batch_multiple).at_most(largest)
+            return Sizes(self.done.batch_multiple).at_most(self._finder.largest_where(fits, known))
         except NotAffine as error:
             return Unknown(str(error))
 

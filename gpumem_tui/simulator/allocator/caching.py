@@ -56,6 +56,8 @@ class CachingAllocator:
 
     Attributes:
         pending: blocks that were freed while other streams use them, by the number under which that is completed.
+        least_refused_bytes: the least that would have been reserved with a segment that the device lacked memory for;
+            None for none, and for expandable segments.
         takes_best_fit: a request takes the smallest free block that is large enough, whatever else is free.
     """
 
@@ -78,6 +80,7 @@ class CachingAllocator:
         self._lowest_address = self._next_virtual_address = _FIRST_ADDRESS
         self._large_lookups = 0
         self.pending: dict[int, Block] = {}
+        self.least_refused_bytes: int | None = None
 
     def _configure(self) -> None:
         """Take over what the settings are now; torch reads them as it first allocates, which a program may do late."""
@@ -254,7 +257,8 @@ class CachingAllocator:
             return None
         if self._expandable:
             return self._grow(pool, size)
-        if self.stats.reserved_bytes + segment > self.capacity_bytes:
+        if (wanted := self.stats.reserved_bytes + segment) > self.capacity_bytes:
+            self.least_refused_bytes = min(wanted, self.least_refused_bytes or wanted)
             return None
         self._reserve(segment)
         self.stats.num_device_alloc += 1

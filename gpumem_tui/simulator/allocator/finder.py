@@ -5,6 +5,7 @@ By replays of one trace, whose figures are kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpumem_tui.memory import Range
@@ -69,10 +70,14 @@ class BatchFinder:
         _, reserved = self.peaks(batch_size, level=level)
         low = max(above_bytes, self._live_bytes(batch_size, level=level) - 1) // SEGMENT_GRANULE_BYTES
         high = max(low + 1, -(-reserved // SEGMENT_GRANULE_BYTES))
+        middle = low
         while high - low > 1:
+            ran = self._within(batch_size, middle * SEGMENT_GRANULE_BYTES, None, level=level)
+            if ran.fits:  # so it does with less, down to what was reserved
+                high = max(low + 1, -(-ran.peak_reserved_bytes // SEGMENT_GRANULE_BYTES))
+            else:  # so it does with more, up to what was refused
+                low = max(middle, ((ran.least_refused_bytes or 0) - 1) // SEGMENT_GRANULE_BYTES)
             middle = (low + high) // 2
-            fits, _, _ = self._outcome(batch_size, middle * SEGMENT_GRANULE_BYTES, None, level=level)
-            low, high = (low, middle) if fits else (middle, high)
         known.append(high * SEGMENT_GRANULE_BYTES)
         return known[-1]
 
@@ -106,27 +111,22 @@ class BatchFinder:
     ) -> Range:
         """Return the highest reserved bytes with the least and the most of what is known as a range only.
 
-        An end that does not fit is what a device would have to give for it. Workspaces also change which cached block
-        serves whom: with the most of them as much may lie idle as without, and the largest that was not measured may
-        find no cached block that serves it and take a segment of its own, as far as there is room.
+        Workspaces also change which cached block serves whom: with the most of them as much may lie idle as without,
+        and the largest that was not measured may find no cached block that serves it and take a segment of its own, as
+        far as there is room.
 
         Args:
             expected_bytes: what the device is expected to give, within `capacity`.
         """
-        lowest, highest = (self._limit(end, allowed_bytes) for end in (capacity.low_bytes, capacity.high_bytes))
-        if not self.fits(batch_size, capacity.high_bytes, allowed_bytes, level="least"):
-            least = self.needed_bytes(batch_size, highest, level="least")
-            return Range(least, max(least, self.needed_bytes(batch_size, lowest, level="most")))
         _, least = self.peaks_within(batch_size, capacity.high_bytes, allowed_bytes, level="least")
         allocated, reserved = self.peaks_within(batch_size, expected_bytes, allowed_bytes)
-        if not self.fits(batch_size, capacity.low_bytes, allowed_bytes, level="most"):
-            return Range.of((least, reserved, self.needed_bytes(batch_size, lowest, level="most")))
         most_allocated, most = self.peaks_within(batch_size, capacity.low_bytes, allowed_bytes, level="most")
         if self.trace.is_open:
             computed = [size for _, size in self.trace.at(batch_size).computed if size.rule != CONVOLUTIONS["measured"]]
             larger = [size.bytes_at("most") for size in computed if size.bytes_at("most") > size.size_bytes]
             own_bytes = self._own_segment_bytes(max(larger)) if larger else 0
-            most = min(max(most, most_allocated + reserved - allocated, reserved + own_bytes), lowest)
+            room = max(most, self._limit(capacity.low_bytes, allowed_bytes))
+            most = min(max(most, most_allocated + reserved - allocated, reserved + own_bytes), room)
         return Range.of((least, reserved, most))
 
     def momentary(
@@ -174,15 +174,22 @@ class BatchFinder:
         Raises:
             NotAffine: memory does not grow with the batch.
         """
+        return self.largest_where(lambda size: self.fits(size, capacity_bytes, allowed_bytes, level=level))
 
-        def fits(batch_size: int) -> bool:
-            return self.fits(batch_size, capacity_bytes, allowed_bytes, level=level)
+    def largest_where(self, fits: Callable[[int], bool], known: int = 0) -> int:
+        """Return the largest batch size of which something holds that larger ones lack; 0 if of none.
 
-        if not fits(1):
+        Args:
+            known: a size of which it holds; 0 for none.
+
+        Raises:
+            NotAffine: memory does not grow with the batch.
+        """
+        if not known and not fits(1):
             return 0
         if not any(self.trace.slopes):
             raise NotAffine("no allocation grows with the batch size")
-        low, high = 1, 2
+        low, high = max(1, known), max(1, known) + 1
         while fits(high):
             low, high = high, 2 * high
         while high - low > 1:

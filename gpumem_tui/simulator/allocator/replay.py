@@ -88,6 +88,9 @@ class Replay:
     _spans: tuple[tuple[Mark, int, int, int], ...]
     """By phase: its mark, its peak, the event of the peak, and the reserved bytes at its end."""
 
+    least_refused_bytes: int | None = None
+    """See `CachingAllocator`: with any capacity below it and not below the peak, the same happens."""
+
     @cached_property
     def breakdown(self) -> Breakdown:
         """The buckets at the moment of the highest allocated bytes; they sum to `peak_allocated_bytes`."""
@@ -314,6 +317,7 @@ def replay(
         peak_reserved_bytes=stats.peak_reserved_bytes,
         peak_event=peak_event,
         _spans=tuple(spans),
+        least_refused_bytes=allocator.least_refused_bytes,
     )
 
 
