@@ -443,7 +443,7 @@ def _lacked_bytes(plan: Plan, found: Traced | Unknown | None) -> int:
     """Return what a plan that does not fit lacks by trace; 0 without one."""
     if not isinstance(found, Traced):
         return 0
-    return max(0, headroom_of(plan) - on_gpu(plan, found).free_range(plan.batch_size).low_bytes)
+    return on_gpu(plan, found).missing_bytes(plan.batch_size, headroom_of(plan))
 
 
 def _missing(plan: Plan, known: Known) -> str:

@@ -341,6 +341,11 @@ class Traced:
             low_bytes = min(low_bytes, self.fewest.reserved_range_at(batch_size).low_bytes)
         return replace(found, low_bytes=low_bytes)
 
+    def missing_bytes(self, batch_size: int, free_bytes: int = 0) -> int:
+        """Return how much more a device must have for the step to fit and leave so much free; 0 for nothing."""
+        self._check(batch_size)
+        return self._ends.missing_bytes(batch_size, free_bytes)
+
     def least_missing_bytes(self, batch_size: int) -> int:
         """Return how much more a device must have so that the step may fit; 0 where it may."""
         if self._reserved_as_ran(batch_size):
@@ -355,12 +360,12 @@ class Traced:
         does, no end is beyond the device: with a larger context the allocator keeps less in its cache.
         """
         self._check(batch_size)
-        ends, total, expected = self._ends, self.gpu.cuda_total_range, self.device_used_bytes(batch_size)
+        total, expected = self.gpu.cuda_total_range, self.device_used_bytes(batch_size)
         if least_missing := self.least_missing_bytes(batch_size):
-            low, high = self._with(least_missing, high=True), self._with(ends.missing_bytes(batch_size), high=False)
+            low, high = self._with(least_missing, high=True), self._with(self.missing_bytes(batch_size), high=False)
             return Range.of((low, max(low, high), expected))
         found = self.reserved_range_at(batch_size) + self._context
-        if missing := ends.missing_bytes(batch_size):
+        if missing := self.missing_bytes(batch_size):
             low = min(found.low_bytes, expected, total.high_bytes)
             return Range(low, max(self._with(missing, high=False), expected))
         most = max(total.low_bytes, min(found.high_bytes, expected))
@@ -380,7 +385,7 @@ class Traced:
         does not. `fit` goes by the same two ends.
         """
         self._check(batch_size)
-        missing, least_missing = self._ends.missing_bytes(batch_size), self.least_missing_bytes(batch_size)
+        missing, least_missing = self.missing_bytes(batch_size), self.least_missing_bytes(batch_size)
         if least_missing:
             return Range(min(-missing, -least_missing), -least_missing)
         found = self.gpu.cuda_total_range - self.device_used_range(batch_size)

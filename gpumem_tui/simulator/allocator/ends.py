@@ -54,15 +54,15 @@ class Ends:
         allowed = None if self.allowed_bytes is None else self.allowed_bytes + more_bytes
         return (self.finder.fits(batch_size, room + more_bytes, allowed, level=level) for room, level in points)
 
-    def missing_bytes(self, batch_size: int) -> int:
-        """Return how much more a device must have for the run to fit for certain; 0 where it does.
+    def missing_bytes(self, batch_size: int, free_bytes: int = 0) -> int:
+        """Return how much more a device must have for the run to fit for certain and leave so much free; 0 for nothing.
 
         With a segment's granule less it does not.
         """
-        more_bytes = 0
+        more_bytes = -free_bytes
         while not self.is_certain(batch_size, more_bytes):
             more_bytes = max(more_bytes + 1, self._needed(batch_size, self._certain, more_bytes)[-1])
-        return more_bytes
+        return more_bytes + free_bytes
 
     def least_missing_bytes(self, batch_size: int) -> int:
         """Return how much more a device must have so that the run may fit; 0 where it may.
