@@ -274,7 +274,7 @@ def test_the_cheapest_combination_says_what_it_comes_to() -> None:
     content = model_content(requested("techniques", LLAMA), HandTracer(print))
     lines = said(content.view(ROOMY, ""))
     assert lines[0] == "Cheapest combination that fits"
-    assert lines[2].strip().startswith("16 passes × 1 × 4 GPUs = 64 samples a step; peak")
+    assert lines[2].strip().startswith("16 passes × 1 × 4 GPUs = 64 samples a step; needs ≈")
     assert content.choice("combination") is not None
     assert content.choice("no such") is None
 
