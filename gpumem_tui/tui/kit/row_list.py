@@ -205,7 +205,8 @@ class RowList(ScrollView, can_focus=True):
         before, self._rows = self._rows, self._view(width, self._cursor)
         self._keys = keys_of(self._rows)
         if not self._moved or self._cursor not in self._keys:
-            first = self._start if self._start in self._keys else next(filter(None, self._keys), "")
+            keys = [key for key in self._keys if key]
+            first = self._start if self._start in keys else next(iter(keys), "")
             if first != self._cursor:
                 self._cursor = first
                 self._rows = self._view(width, first)
