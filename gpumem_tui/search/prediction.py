@@ -344,6 +344,8 @@ class Traced:
     def missing_bytes(self, batch_size: int, free_bytes: int = 0) -> int:
         """Return how much more a device must have for the step to fit and leave so much free; 0 for nothing."""
         self._check(batch_size)
+        if not free_bytes and self._reserved_as_ran(batch_size):
+            return 0
         return self._ends.missing_bytes(batch_size, free_bytes)
 
     def least_missing_bytes(self, batch_size: int) -> int:
