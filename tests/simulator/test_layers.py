@@ -136,3 +136,20 @@ def _on_another_stream(recorder: TimelineRecorder, layers: int) -> Iterator[int]
         number = recorder.allocate(2048, site=Site("gather", f"blocks.{layer}"), stream=7)
         recorder.release_in_use(number)
         yield number
+
+
+def test_a_place_that_all_its_allocations_name_a_part_of_is_none_of_its_own() -> None:
+    """Else runs of two depths, of which the deeper was extended from the shallower, would differ by it."""
+    recorder = TimelineRecorder()
+    for part in ("autocast's copies", ""):
+        number = recorder.allocate(512, site=Site("aten._to_copy", part or "blocks.0"))
+        recorder.allocate(512, site=Site("aten.mm"))
+        if part:
+            recorder.name(number, part)
+    timeline = recorder.finish()
+    assert [(site.operator, site.part) for site in timeline.site_table] == [
+        ("aten._to_copy", "autocast's copies"),
+        ("aten.mm", ""),
+        ("aten._to_copy", ""),
+    ]
+    assert timeline.sites == (0, 1, 2, 1)

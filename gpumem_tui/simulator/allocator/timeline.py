@@ -472,32 +472,39 @@ class TimelineRecorder:
                     is_data=(number in self._from_host and not only_built) or is_before_step,
                 )
             buckets.append(_INDEX[bucket])
+        sites, places = self._sites_with_parts()
         return Timeline(
             events=events,
             sizes=tuple(self._sizes),
             buckets=tuple(buckets),
             marks=tuple(self._marks),
-            sites=self._sites_with_parts(),
-            site_table=tuple(self._site_numbers),
+            sites=sites,
+            site_table=places,
             computed=tuple(self._computed_sizes.items()),
             emptied=tuple(self._emptied),
             streams=tuple(self.stream_of(number) for number in range(1, len(self._sizes) + 1)) if self._streams else (),
             completions=(*self._completions, *((len(self._events), number) for number in sorted(self._pending))),
         )
 
-    def _sites_with_parts(self) -> tuple[int, ...]:
-        """Return by allocation the number of its place, which names its part as well."""
-        sites, table = list(self._sites), tuple(self._site_numbers)
+    def _sites_with_parts(self) -> tuple[tuple[int, ...], tuple[Site, ...]]:
+        """Return by allocation the number of its place, which names its part as well, and the places as they come.
+
+        A place that all its allocations name a part of is not among them: runs of other depths are told alike by both.
+        """
+        table = tuple(self._site_numbers)
+        if not self._parts:
+            return tuple(self._sites), table
+        places: dict[Site, int] = {}
         known: dict[tuple[int, str, str], int] = {}
-        for number, part in self._parts.items():
-            loaded = self._loaded.get(number, "") if part == CHECKPOINT else ""
-            key = sites[number - 1], part, loaded
+        sites = []
+        for number, site in enumerate(self._sites, 1):
+            part = self._parts.get(number, "")
+            key = site, part, self._loaded.get(number, "") if part == CHECKPOINT else ""
             if key not in known:
-                place = table[key[0]]
-                site = replace(place, part=part, source=loaded or place.source)
-                known[key] = self._site_numbers.setdefault(site, len(self._site_numbers))
-            sites[number - 1] = known[key]
-        return tuple(sites)
+                place = replace(table[site], part=part, source=key[2] or table[site].source) if part else table[site]
+                known[key] = places.setdefault(place, len(places))
+            sites.append(known[key])
+        return tuple(sites), tuple(places)
 
     def _marks_at_release(self, events: tuple[int, ...]) -> list[int]:
         """Return by allocation the number of the mark in whose phase it was released."""
