@@ -163,10 +163,12 @@ def test_the_batch_that_leaves_the_headroom_leaves_it_when_it_is_run(gpt2: Finis
 @pytest.mark.slow
 def test_the_plain_log_compares_the_formula_and_says_what_was_missing(program: Program) -> None:
     done = program("search", "--plain", "--model", "llama-3.2-1b", "--layers", "4", "--precision", "amp-bf16")
-    answer, result = done.out.partition("\n")[0], re.search("result: l(.*)", done.out)
+    answer, result = done.out.partition("\n")[0], re.search("result: s(.*)", done.out)
     assert result is not None
-    assert answer.startswith(f"L{result[1]}; batch ")
-    assert answer.endswith("by trace.")
+    assert answer.startswith(f"S{result[1]}; batch ")
+    offered = done.out.rstrip().rpartition("\n")[2]
+    assert offered.startswith("batch 15 at no cost: export ")
+    assert answer.endswith(f"; {offered}.")
     assert "formula error" in done.out
     temporary = next(line for line in done.out.splitlines() if line.startswith("temporary "))
     assert re.search(r" -1\d\.\d MiB$", temporary)
