@@ -336,7 +336,8 @@ class Program:
         self._storages.pop(Bucket.GRADIENTS, None)
         self._micro_batch_is_counted = False
         self._next_sample = 0.0  # so that whoever waits knows that it goes on
-        self._enter(Phase.BATCH if self.steps else Phase.BUILD)
+        if self.later.after is None:  # else what is awaited, such as an evaluation, is not over by that
+            self._enter(Phase.BATCH if self.steps else Phase.BUILD)
 
     def _begin_next(self) -> None:
         self._wait()

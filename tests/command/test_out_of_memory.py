@@ -124,6 +124,37 @@ def test_a_program_that_skips_what_is_too_large_fits_and_says_how_often(project:
     assert traced["peak_allocated_bytes"] < 1 << 30 < traced["out_of_memory"]["reserved_bytes"]
 
 
+EVALUATES = (
+    _HEAD
+    + """
+    step(64); step(64); step(64)
+    kept = []
+    with torch.no_grad():
+        for _ in range(9):
+            try:
+                kept.append(net(torch.randn(1 << 18, 1024, device="cuda")).repeat(1, 2))
+            except torch.OutOfMemoryError:
+                if sys.argv[1] == "dies":
+                    raise
+                kept.clear()
+    step(64)
+"""
+)
+
+
+def test_an_evaluation_that_runs_out_of_memory_is_followed_to_its_end(project: Project) -> None:
+    """It is not over as memory runs out: the program may go on with it, and dies of it where it does not."""
+    project.write("evaluates.py", EVALUATES)
+    dies, goes_on = (
+        project.predict("python", "evaluates.py", what, gpu="t4-16gb", options=("--through", "eval")).json["traced"]
+        for what in ("dies", "goes on")
+    )
+    assert dies["fit"] == "does not fit"
+    assert dies["peak_allocated_bytes"] > 9 * (2 << 30) > goes_on["peak_allocated_bytes"]
+    assert goes_on["fit"] == "fits"
+    assert goes_on["out_of_memory"]["times"] > 0
+
+
 def test_a_program_that_doubles_its_batch_is_followed_to_its_end_of_that(project: Project) -> None:
     project.write("doubles.py", DOUBLES)
     told = project.predict("python", "doubles.py", "512", gpu="t4-16gb").json["traced"]["out_of_memory"]
