@@ -11,6 +11,7 @@ from itertools import combinations
 
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Said, Stopped
+from gpumem_tui.monitor.ranks import other_ranks
 from gpumem_tui.monitor.readings import Reading
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.monitor.vendors import of_brand
@@ -67,6 +68,7 @@ class AlertKind(Enum):
     NEAR_FULL = "near_full", "memory in use is near the device's, or soon will be"
     GROWTH = "growth", "a watched process's memory after each step rises steadily"
     STOPPED = "stopped", "ranks of a watched job wait in a collective for one that has stopped"
+    SECOND_GPU = "second_gpu", "ranks of a job hold memory on a GPU that is another rank's"
     HOT = "hot", "a GPU is near the temperature at which its clocks are lowered"
     THROTTLED = "throttled", "a GPU's clocks are lowered"
 
@@ -268,14 +270,31 @@ class Alerts:
             for finding in self._findings(gpu, now_s, probes.figures):
                 found[gpu.uuid, finding.instance, finding.kind] = finding
             unread |= set(_unread(gpu))
+        if any(_hides_processes(gpu) for gpu in snapshot.gpus):  # a rank's main GPU may be among these
+            unread |= {(gpu.uuid, "", AlertKind.SECOND_GPU) for gpu in snapshot.gpus}
         for uuid, finding in _of_probes(snapshot, probes):
             found[uuid, "", finding.kind] = finding
+        found |= self._second_gpus(snapshot)
         scopes = {(gpu.uuid, scope.instance) for gpu in snapshot.gpus for scope in _scopes(gpu)}
         self._past = {key: past for key, past in self._past.items() if key in scopes}
         self._probes = dict(probes.figures) or self._probes
         self._watched &= publishing | {p.pid for past in self._past.values() for p in past.processes or ()}
         self._follow(found, unread, now_s)
         return self._alerts()
+
+    def _second_gpus(self, snapshot: Snapshot) -> dict[Key, _Finding]:
+        """Find ranks on GPUs of other ranks: of a job one alert, which stays on the GPU where it began.
+
+        Of two jobs on one GPU the one with more such ranks counts.
+        """
+        found: dict[Key, _Finding] = {}
+        for job in sorted(other_ranks(snapshot.gpus), key=lambda job: len(job[0].processes)):
+            keys = [(each.gpu.uuid, "", AlertKind.SECOND_GPU) for each in job]
+            place = next((number for number, key in enumerate(keys) if key in self._lasting), 0)
+            more = f", as on {len(job) - 1} more" if len(job) > 1 else ""
+            message = f"{job[place]}{more}: torch.cuda.set_device(local_rank) before the first CUDA call"
+            found[keys[place]] = _Finding(AlertKind.SECOND_GPU, Severity.WARNING, message)
+        return found
 
     def _follow(self, found: dict[Key, _Finding], unread: set[Key], now_s: float) -> None:
         for key, finding in found.items():
@@ -453,6 +472,10 @@ def _unread(gpu: GpuReading) -> Iterator[Key]:
     for kind, figure in figures.items():
         if stale or isinstance(figure, Unknown):
             yield gpu.uuid, "", kind
+
+
+def _hides_processes(gpu: GpuReading) -> bool:
+    return gpu.state is not DeviceState.OK or isinstance(gpu.processes, Unknown)
 
 
 def _times(count: int) -> str:

@@ -26,6 +26,7 @@ from gpumem_tui.errors import OptionError
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
 from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes, with_unlisted
+from gpumem_tui.monitor.ranks import other_ranks
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
 from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, Instance, Snapshot, Source
@@ -112,6 +113,9 @@ _TOTAL = Family("gpu_memory_total_bytes", "Memory of the device", _GPU)
 _USED = Family("gpu_memory_used_bytes", "In use, without the driver's reserve", _GPU)
 _ROWS = Family(
     "gpu_memory_bytes", "The device's memory by row of its ledger; the rows sum to the total", (*_GPU, "row")
+)
+_OTHER_RANKS = Family(
+    "gpu_other_ranks", "How many ranks of a job hold memory here though their main GPU is another", _GPU
 )
 _PROCESS_MEMORY = Family("process_memory_bytes", "Memory a process holds on the device", _PROCESS)
 _PROCESS_SHARE = Family("process_sm_ratio", "Its share of the multiprocessors", _PROCESS)
@@ -383,6 +387,10 @@ def _add_processes(sheet: Sheet, host: str, gpus: Sequence[GpuReading]) -> None:
         sheet.add(_PROCESS_MEMORY, host, labels, process.used_bytes)
         sheet.add(_PROCESS_SHARE, host, labels, process.sm_percent, 0.01)
     sheet.add(_LEFT_OUT, host, (), len(found[MOST_PROCESSES:]))
+    strays = [each for job in other_ranks(gpus) for each in job]
+    for gpu in gpus:
+        count = sum(len(each.processes) for each in strays if each.gpu.uuid == gpu.uuid)
+        sheet.add(_OTHER_RANKS, host, _labels(gpu), count)
 
 
 def _who(known: Reading[HostProcess]) -> list[str]:

@@ -157,7 +157,12 @@ _GPU = _object(
 )
 _ALERT = _object(
     severity={"enum": ["note", "warning", "critical"]},
-    kind={"enum": ["no_driver", "oom", "lost", "ecc", "stale", "near_full", "growth", "stopped", "hot", "throttled"]},
+    kind={
+        "enum": [
+            *("no_driver", "oom", "lost", "ecc", "stale", "near_full"),
+            *("growth", "stopped", "second_gpu", "hot", "throttled"),
+        ]
+    },
     gpu_uuid=_TEXT,
     instance=_TEXT,
     message=_TEXT,

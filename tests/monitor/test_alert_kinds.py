@@ -21,7 +21,7 @@ from gpumem_tui.monitor.report import snapshot_json, table
 from gpumem_tui.monitor.snapshot import DeviceState, Snapshot
 from gpumem_tui.monitor.wire import HostReport, ReportReader, ReportWriter, encoded, parsed, read
 from tests.monitor.schema import MONITOR
-from tests.monitor.snapshots import START_S, gpu, machine
+from tests.monitor.snapshots import START_S, gpu, machine, process
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Cause:
 
 
 UUID = gpu().uuid
+_RANKS = [gpu(0, processes=(process(1, 9 * GIB), process(2, GIB))), gpu(1, processes=(process(2, 9 * GIB),))]
 CAUSES = {
     AlertKind.NO_DRIVER: Cause([machine([], problem="no driver on this machine: install it")]),
     AlertKind.OOM: Cause([machine()], ended=[RanOutOfMemory(UUID, START_S, "rank 3 ran out of memory")]),
@@ -52,6 +53,7 @@ CAUSES = {
     AlertKind.NEAR_FULL: Cause([machine([gpu(used_bytes=79 * GIB)])]),
     AlertKind.GROWTH: Cause([machine()], growing=[Growing(UUID, "PID 7: cuda:0 after each step grows", 7200.0)]),
     AlertKind.STOPPED: Cause([machine()], stopped=[Stopped(UUID, "PID 7: rank 1 stopped first", 61.0)]),
+    AlertKind.SECOND_GPU: Cause([machine(_RANKS)]),
     AlertKind.HOT: Cause([machine([gpu(temperature_c=89)])]),
     AlertKind.THROTTLED: Cause([machine([gpu(throttle=("too hot",))], after_s=second) for second in range(7)]),
 }

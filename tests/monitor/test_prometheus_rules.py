@@ -67,6 +67,7 @@ _FIRES = {
         f"gpumem_training_allocated_bytes{{{_RANK}}}": "10+1x180",
         f"gpumem_gpu_memory_total_bytes{{{_GPU}}}": "1000x180",
     },
+    "GpumemSecondGpu": {f"gpumem_gpu_other_ranks{{{_GPU}}}": "7x180"},
     "GpumemHot": {f"gpumem_gpu_temperature_celsius{{{_GPU}}}": "86x180"},
     "GpumemThrottled": {f'gpumem_gpu_throttled{{{_GPU}, reason="hot"}}': "1x180"},
     "GpumemTrainingStopped": {
@@ -76,6 +77,7 @@ _FIRES = {
 }
 """What makes each fire in three hours, a value a minute."""
 _QUIET = {
+    f"gpumem_gpu_other_ranks{{{_GPU}}}": "0x180",
     f"gpumem_gpu_temperature_celsius{{{_GPU}}}": "86x180",
     f"gpumem_gpu_temperature_limit_celsius{{{_GPU}}}": "95x180",
     f'gpumem_gpu_throttled{{{_GPU}, reason="power cap"}}': "1x180",
