@@ -305,6 +305,49 @@ def test_values_that_a_program_reads_are_taken_at_both_ends_where_it_takes_sizes
     assert "told [1000, 250," in told.stderr
 
 
+def test_what_a_program_passes_to_its_own_functions_is_a_size_where_these_take_it_for_one(project: Project) -> None:
+    """As scripts of segmentation do, whose table of confusions nothing bounds: no size depends on it."""
+    project.write(
+        "train.py",
+        """
+        import torch
+        from torch import nn
+
+        def table_of(classes, labels, number):
+            return torch.bincount(number * labels + classes, minlength=number * number).reshape(number, number)
+
+        def share(table):
+            return table.diag() / table.sum(1).clamp(min=1)
+
+        def log(step, **values):
+            print(step, values)
+
+        def doubled(count, depth=3):
+            return doubled(count, depth - 1) if depth else 2 * count
+
+        def first(values, *, count):
+            return values[:count]
+
+        net = nn.Linear(64, 19).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            labels = torch.randint(0, 19, (1000,)).cuda()
+            out = net(torch.randn(1000, 64).cuda())
+            nn.functional.cross_entropy(out, labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            wrong = (out.argmax(1) - labels).abs().sum().item()
+            log(step, wrong=wrong, right=(out.argmax(1) == labels).sum().item())
+            print(share(table_of(out.argmax(1), labels, 19).cpu()).shape)
+            kept = (out[:, 0] > 0.5).sum().item()
+            print(len(first(out, count=kept)), len(out[: doubled(kept) // 2]))
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    assert [(one["place"], one["high"]) for one in done.json["traced"]["assumptions"]] == [("train.py:31", 1000)]
+
+
 def test_a_size_from_a_number_that_nothing_bounds_is_one_clear_line(project: Project) -> None:
     project.write(
         "train.py",

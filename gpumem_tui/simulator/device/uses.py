@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -41,6 +41,10 @@ _ROUNDS = 8
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _Is = Callable[[ast.AST], bool]
+_Found = Use | Literal["returned"]
+
+_entered: list[ast.FunctionDef] = []
+"""The functions that a value is being followed through as an argument: one that calls itself is entered once."""
 
 
 class _Place(NamedTuple):
@@ -104,30 +108,69 @@ def _at(within: _Function, line: int) -> list[ast.stmt]:
 
 
 @lru_cache(None)
-def _use(place: _Place) -> Use | Literal["returned"]:
+def _use(place: _Place) -> _Found:
     within = _function(place)
     if within is None:
         return ""
     reading = _at(within, place.line)
     parts = [part for one in reading for part in _parts(one)]
     reads = _reads if any(_has(part, _reads) for part in parts) else _is_variable
-    if any(_is_sized(part, reads, _defined(place.path)) for part in parts):
+    if any(_is_sized(part, reads, place.path) for part in parts):
         return "size"
-    read = {name for one in reading if any(_passes(value, reads) for value in _values(one)) for name in _targets(one)}
-    here = [one for part in parts for one in _comprehensions(part) if _passes(one.iter, reads)]
-    is_named = _among(frozenset(_followed(within, read | {name for one in here for name in _set_by(one.target)})))
-    others = [part for one in _statements(within) if here or one not in reading for part in _parts(one)]
-    if any(_is_sized(part, is_named, _defined(place.path)) for part in others):
+    read = {
+        name
+        for one in reading
+        if any(_passes(value, reads, place.path) for value in _values(one))
+        for name in _targets(one)
+    }
+    here = [one for part in parts for one in _comprehensions(part) if _passes(one.iter, reads, place.path)]
+    names = frozenset(read | {name for one in here for name in _set_by(one.target)})
+    found = _use_of(within, names, place.path, () if here else tuple(reading))
+    given = (_use_by_call(node, reads, place.path) for part in parts for node in ast.walk(part))
+    if found in ("", "returned") and "rows" in given:
+        return "rows"
+    return "returned" if not found and any(isinstance(one, ast.Return) for one in reading) else found
+
+
+@lru_cache(None)
+def _use_of(within: _Function, names: frozenset[str], path: str, reading: tuple[ast.stmt, ...] = ()) -> _Found:
+    """Return what a function uses some names for, in all but the statements that read them."""
+    is_named = _among(frozenset(_followed(within, set(names), path)))
+    others = [part for one in _statements(within) if one not in reading for part in _parts(one)]
+    if any(_is_sized(part, is_named, path) for part in others):
         return "size"
     loops = [one for one in _statements(within) if isinstance(one, ast.While) and one not in reading]
     if any(isinstance(node, ast.Compare) and _has(node, is_named) for one in loops for node in ast.walk(one.test)):
         return "size"
-    if any(_selects(part, is_named) for part in others):
+    calls = (_use_by_call(node, is_named, path) for part in others for node in ast.walk(part))
+    if any(_selects(part, is_named) for part in others) or "rows" in calls:
         return "rows"
-    if any(isinstance(one, ast.Return) for one in reading):
-        return "returned"
     returned = [one.value for one in _statements(within) if isinstance(one, ast.Return) and one.value is not None]
-    return "returned" if any(_passes(value, is_named) for value in returned) else ""
+    return "returned" if any(_passes(value, is_named, path) for value in returned) else ""
+
+
+def _use_by_call(node: ast.AST, is_one: _Is, path: str) -> _Found:
+    """Return what a function of the program's own file uses its arguments for that are such ones."""
+    function = _defined(path).get(_called(node)) if isinstance(node, ast.Call) else None
+    if function is None or not isinstance(node, ast.Call) or function in _entered:
+        return ""
+    given = function.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args)]
+    more = [given.vararg.arg] if given.vararg else []
+    takes = {*names, *(one.arg for one in given.kwonlyargs)}
+    rest = [given.kwarg.arg] if given.kwarg else []
+    parameters = set[str]()
+    for position, one in enumerate(node.args):
+        if _has(one, is_one):
+            parameters.update(names[position : position + 1] or more)
+    for each in node.keywords:
+        if _has(each.value, is_one):
+            parameters.update([each.arg] if each.arg in takes else rest)
+    _entered.append(function)
+    try:
+        return _use_of(function, frozenset(parameters), path) if parameters else ""
+    finally:
+        _entered.pop()
 
 
 @lru_cache(None)
@@ -160,10 +203,11 @@ def _way_to_rows(place: _Place) -> bool | None:
     return way is not is_negated
 
 
-def _defined(path: str) -> frozenset[str]:
-    """Return the names of the functions that a file defines."""
+@lru_cache(256)
+def _defined(path: str) -> Mapping[str, ast.FunctionDef]:
+    """Return the functions that a file defines, by name."""
     tree = _tree(path)
-    return frozenset(() if tree is None else (one.name for one in tree.body if isinstance(one, ast.FunctionDef)))
+    return {} if tree is None else {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
 
 
 def _statements(within: ast.AST) -> Iterator[ast.stmt]:
@@ -215,13 +259,14 @@ def _is_walrus(node: ast.AST) -> bool:
     return isinstance(node, ast.NamedExpr)
 
 
-def _followed(within: _Function, names: set[str]) -> set[str]:
+def _followed(within: _Function, names: set[str], path: str) -> set[str]:
     """Return the names, and those that are worked out from them as whole numbers."""
     for _ in range(_ROUNDS):
         is_named = _among(frozenset(names))
-        setting = [one for one in _statements(within) if any(_passes(value, is_named) for value in _values(one))]
+        setting = [one for one in _statements(within) if any(_passes(value, is_named, path) for value in _values(one))]
         more = {target for one in setting for target in _targets(one)}
-        more |= {name for one in _comprehensions(within) if _passes(one.iter, is_named) for name in _set_by(one.target)}
+        passing = (one for one in _comprehensions(within) if _passes(one.iter, is_named, path))
+        more |= {name for one in passing for name in _set_by(one.target)}
         if more <= names:
             break
         names |= more
@@ -261,35 +306,39 @@ def _has(node: ast.AST, is_one: _Is) -> bool:
     return any(map(is_one, ast.walk(node)))
 
 
-def _passes(value: ast.AST, is_one: _Is) -> bool:
+def _passes(value: ast.AST, is_one: _Is, path: str) -> bool:
     """Return whether a value is such a one, or a whole number, or numbers, worked out from it."""
     if is_one(value):
         return True
     if isinstance(value, ast.Call):
         receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
-        if receiver is not None and _passes(receiver, is_one):
+        if receiver is not None and _passes(receiver, is_one, path):
             return True
-        return _called(value) in _PASSING and any(_passes(one, is_one) for one in value.args)
+        if _use_by_call(value, is_one, path) == "returned":
+            return True
+        return _called(value) in _PASSING and any(_passes(one, is_one, path) for one in value.args)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
         return False
     if isinstance(value, ast.Compare | ast.JoinedStr | ast.Dict | ast.Lambda):
         return False
     if isinstance(value, ast.ListComp | ast.GeneratorExp):
-        return _passes(value.elt, is_one) or any(_passes(one.iter, is_one) for one in value.generators)
+        return _passes(value.elt, is_one, path) or any(_passes(one.iter, is_one, path) for one in value.generators)
     if isinstance(value, ast.Subscript):
-        return _passes(value.value, is_one)
-    return any(_passes(one, is_one) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
+        return _passes(value.value, is_one, path)
+    return any(_passes(one, is_one, path) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
 
 
-def _is_sized(value: ast.AST, is_one: _Is, defined: frozenset[str]) -> bool:
-    """Return whether such a one ends a slice, or is an argument of what takes sizes or is the program's own."""
+def _is_sized(value: ast.AST, is_one: _Is, path: str) -> bool:
+    """Return whether such a one ends a slice, or is an argument of what takes sizes, as the program's own may."""
     for node in ast.walk(value):
         if isinstance(node, ast.Slice) and _has(node, is_one):
             return True
-        if isinstance(node, ast.Call) and _called(node) in _SIZED | defined:
+        if isinstance(node, ast.Call) and _called(node) in _SIZED:
             args = node.args[:1] if _called(node) in _FILLING else [*node.args, *(one.value for one in node.keywords)]
             if any(_has(one, is_one) for one in args):
                 return True
+        if _use_by_call(node, is_one, path) == "size":
+            return True
     return False
 
 
