@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -236,6 +237,13 @@ def _leave_out_ours() -> None:
     match = original(guards, by_object)
     graph = import_module("torch._dynamo.output_graph").OutputGraph
     given = original(graph, "example_inputs")
+    builder = import_module("torch._dynamo.variables.builder")
+    checkpoints = original(builder, "is_utils_checkpoint")
+
+    def is_checkpoint(value: Any) -> bool:
+        """Return whether a value is torch's checkpoint, or ours around it, which a program may have imported."""
+        within = vars(value).get("__wrapped__") if isinstance(value, FunctionType) else None
+        return bool(checkpoints(value) or checkpoints(within))
 
     def met(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         if frame.f_code.co_filename in _OURS:
@@ -258,6 +266,7 @@ def _leave_out_ours() -> None:
 
     replace(wrapper, "__call__", met)
     replace(guards, by_object, matched)
+    replace(builder, "is_utils_checkpoint", is_checkpoint)
     if version <= (2, 10):
         replace(graph, "example_inputs", inputs)
 
