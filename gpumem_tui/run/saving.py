@@ -257,13 +257,15 @@ def _note_gathering(program: Program) -> None:
 
 
 def _of_trainer(save: Callable[..., Any], folder: str, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Have transformers' Trainer save into a folder that holds no older checkpoints, and forget it."""
+    """Have transformers' Trainer save into a folder that holds no older checkpoints, upload nothing, and forget it."""
     best = trainer.state.best_model_checkpoint
-    trainer._get_output_dir = lambda *_, **__: folder
+    instead = {"_get_output_dir": lambda *_, **__: folder, "_push_from_checkpoint": lambda *_, **__: None}
+    vars(trainer).update(instead)
     try:
         return save(trainer, *args, **kwargs)
     finally:
-        del trainer._get_output_dir
+        for name in instead:
+            del vars(trainer)[name]
         trainer.state.best_model_checkpoint = best
 
 

@@ -210,6 +210,27 @@ def test_transformers_trainer_says_when_and_comes_to_it_sooner(project: Project)
     )
 
 
+PUSHING = """
+    class Pushing(Trainer):
+        def init_hf_repo(self, *_, **__):
+            self.hub_model_id = "someone/net"
+
+        def _push_from_checkpoint(self, folder):
+            print("uploaded", folder)
+
+"""
+
+
+@pytest.mark.scripts
+@needs("transformers", "accelerate")
+def test_a_checkpoint_that_is_followed_is_not_uploaded(project: Project) -> None:
+    project.write("train.py", LLAMA.replace("trainer = Trainer(", f"{PUSHING.strip()}\n\n    trainer = Pushing("))
+    settings = ("--max_steps", "20", "--save_strategy", "steps", "--save_steps", "2", "--push_to_hub")
+    done = trained(project, *settings)
+    assert phases(done.json["traced"]) == ["resuming"], "it has saved"
+    assert "uploaded" not in done.stderr
+
+
 LIGHTNING = """
     import sys, torch
     import lightning
