@@ -129,9 +129,11 @@ def _json(folder: Path, line: str) -> dict[str, Any]:
 
 def _searched(folder: Path, line: str) -> int:
     """Return the largest batch that ran, the next having been out of memory."""
-    found = re.search(r"result: largest batch ([\d,]+)", _run(folder, f"search --plain {line}"))
+    found = re.search(
+        r"^result: .*?\bbatch ([\d,]+)(?: on [^;]*: it)? ran with", _run(folder, f"search --plain {line}"), re.MULTILINE
+    )
     assert found is not None
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def _row(out: str, name: str) -> float:
@@ -147,9 +149,9 @@ def _parameters(name: str) -> int:
 def test_1_the_largest_batch_of_gpt2_on_a_4090(folder: Path) -> None:
     words = "--model gpt2 --precision amp-bf16 --gpu sim:rtx-4090-24gb"
     planned = re.search(
-        r"^Fits: .* largest batch (\d+) \((\d+) with 10 % left free\)", _run(folder, f"plan --plain {words}")
+        r"^Batch 1 fits .* safe batch (\d+), (\d+) keeps 10 % free", _run(folder, f"plan --plain {words}")
     )
-    form = r"^Largest batch (\d+) on .* 19 was out of memory; batch (\d+) leaves the headroom"
+    form = r"^Safe batch (\d+) on .* 19 was out of memory; batch (\d+) keeps 10 %"
     ran = re.search(form, _run(folder, f"search --plain {words}"))
     assert planned is not None
     assert ran is not None
@@ -159,7 +161,7 @@ def test_1_the_largest_batch_of_gpt2_on_a_4090(folder: Path) -> None:
 def test_2_a_full_fine_tune_of_8b_on_eight_h100(folder: Path) -> None:
     words = "--model llama-3.1-8b --precision bf16 --sharding fsdp2 --gpus 8 --gpu sim:h100-80gb --tokens 10B"
     span = r"([\d.,]+) to ([\d.,]+)"
-    form = rf"^Fits: .* largest batch of a GPU 4 .*? {span} tokens/s: {span} h .* cost {span} USD"
+    form = rf"^Batch 1 fits .* safe batch 4 a GPU.*? {span} tokens/s: {span} h .* cost {span} USD"
     out = _asked(folder, f"plan --plain {words}", form)
     found = re.search(form, out)
     assert found is not None
@@ -174,7 +176,7 @@ def test_2_a_full_fine_tune_of_8b_on_eight_h100(folder: Path) -> None:
 
 def test_3_lora_of_8b_on_a_4090(folder: Path) -> None:
     words = "--model llama-3.1-8b --adapter lora --lora-rank 16 --precision bf16 --gpu sim:rtx-4090-24gb"
-    _asked(folder, f"plan --plain {words}", r"^Does not fit: .* missing; .* To change: full recompute\.")
+    _asked(folder, f"plan --plain {words}", r"^Batch 1 does not fit .* missing; .* To change: full recompute\.")
     found = _json(folder, f"predict --batch-size 1 --recompute full {words}")["traced"]
     assert found["max_batch_size"] >= 1
     # r · (in + out) of the seven matrices of 32 layers, with grouped keys and values of 1,024; two moments in bf16.
@@ -186,22 +188,22 @@ def test_3_lora_of_8b_on_a_4090(folder: Path) -> None:
 def test_4_qlora_of_70b(folder: Path) -> None:
     words = "plan --plain --model llama-3-70b --adapter lora --base-quantization nf4-dq --precision bf16"
     line = f"{words} --recompute full --gpu sim:h100-80gb"
-    out = _asked(folder, line, r"^Fits: batch 1 on NVIDIA H100 80 GB, .* largest batch \d")
+    out = _asked(folder, line, r"^Batch 1 fits on NVIDIA H100 80 GB.*: .* safe batch \d")
     # 4 bits, 8 more for the scale of 64 values, 32 for that of 256 scales; embedding, head and norms are in bf16.
     outside = 2 * 128_256 * 8192 + 161 * 8192
     packed = (LLAMA_70B - outside) * (4 + 8 / 64 + 32 / (64 * 256)) / 8
     assert _row(out, "parameters") == pytest.approx((packed + 2 * outside) / GIB, rel=0.01)
     line = f"{words} --recompute full --sharding zero3 --gpus 2 --seq-len 512 --gpu sim:rtx-3090-24gb"
-    _asked(folder, line, r"^Does not fit: batch 1 on 2 × NVIDIA GeForce RTX 3090, .* To change: ")
+    _asked(folder, line, r"^Batch 1 does not fit on 2 × NVIDIA GeForce RTX 3090: .* To change: ")
 
 
 def test_5_mixtures_of_experts_on_eight_h100(folder: Path) -> None:
     words = "--precision amp-bf16 --recompute full --sharding fsdp2 --gpus 8 --gpu sim:h100-80gb"
-    form = r"^Does not fit: .* largest batch of a GPU none"
+    form = r"^Batch 1 does not fit .*; no batch fits"
     _asked(folder, f"plan --plain --model mixtral-8x7b {words}", form)
     # Weights, gradients and two moments in fp32 are more than eight GPUs have.
     assert 16 * _parameters("mixtral-8x7b") / 8 > 80 * GIB
-    form = r"^Fits.*: batch 1 on 8 × NVIDIA H100 80 GB, .* largest batch of a GPU \d"
+    form = r"^Batch 1 fits on 8 × NVIDIA H100 80 GB.*: .* safe batch \d.* a GPU"
     _asked(folder, f"plan --plain --model qwen3-30b-a3b {words}", form)
     assert 16 * _parameters("qwen3-30b-a3b") / 8 < 0.8 * 79.2 * GIB
 
@@ -226,13 +228,15 @@ def test_7_the_longest_sequence_of_1b_on_a_t4(folder: Path) -> None:
 
 def test_8_vit_l_at_384_pixels_on_a_v100(folder: Path) -> None:
     words = "--model vit-l-16 --image-size 384 --precision amp-fp16 --gpu sim:v100-16gb"
-    _asked(folder, f"plan --plain {words}", r"^Fits: .* largest batch 21–23 \(18 with 10 % left free\)")
+    _asked(
+        folder, f"plan --plain {words}", r"^Batch 1 fits .* safe batch 21, \d+ expected, 23 at most, 18 keeps 10 % free"
+    )
     assert 21 <= _searched(folder, words) <= 23
 
 
 def test_9_resnet_50_in_channels_last_on_a_2080_ti(folder: Path) -> None:
     words = "--model resnet-50 --precision amp-fp16 --channels-last --gpu sim:rtx-2080-ti-11gb"
-    form = r"^Fits: .* largest batch (\d+)–(\d+) "
+    form = r"^Batch 1 fits .* safe batch (\d+), \d+ expected, (\d+) at most"
     found = re.search(form, _asked(folder, f"plan --plain {words}", form))
     assert found is not None
     assert int(found[1]) <= _searched(folder, words) <= int(found[2])
@@ -243,7 +247,7 @@ def test_10_optimizers_of_bert_large(folder: Path) -> None:
     # 8-bit: a scale of 4 bytes for 256 values; what is small stays in fp32. Adafactor: a matrix's rows and columns.
     for name, least, most in (("adamw", 8, 8), ("adafactor", 0, 0.02), ("adamw-8bit", 2, 2.2)):
         line = f"predict --model bert-large --batch-size 8 --optimizer {name}"
-        _asked(folder, line, r"^by trace batch 8 fits; the largest that does is \d+")
+        _asked(folder, line, r"^Batch 8 fits .* safe batch \d+")
         state = _json(folder, line)["formula"]["buckets"]["optimizer"]
         assert 0.999 * least * parameters <= state <= 1.001 * most * parameters, name
 
@@ -255,7 +259,7 @@ def test_10_optimizers_of_bert_large(folder: Path) -> None:
 def test_11_thirteen_billion_on_sixteen_gpus(folder: Path, sharding: str, a_parameter: float) -> None:
     """What DeepSpeed's estimators count of states, `estimate_zero2_model_states_mem_needs` and its like, is held."""
     words = f"--model llama-2-13b --precision amp-bf16 --gpus 16 --sharding {sharding} --gpu sim:a100-80gb"
-    form = r"^Fits.*: batch 1 on 16 × NVIDIA A100 80 GB, .* largest batch of a GPU"
+    form = r"^Batch 1 fits on 16 × NVIDIA A100 80 GB.*: .* safe batch \d.* a GPU"
     _asked(folder, f"plan --plain {words}", form)
     highest = _json(folder, f"plan {words} --no-trace")["formula"]["highest"]
     held = sum(highest[bucket] for bucket in ("parameters", "gradients", "optimizer"))
@@ -264,7 +268,7 @@ def test_11_thirteen_billion_on_sixteen_gpus(folder: Path, sharding: str, a_para
 
 def test_12_a_32b_by_pipeline_and_tensor_parallel(folder: Path) -> None:
     words = "--model qwen2.5-32b --precision bf16 --pipeline-parallel 4 --tensor-parallel 2 --gpus 8 --micro-batches 16"
-    form = rf"^Fits by formula: .* 1 pass makes a global batch of 16 \({16 * 2048:,} tokens\)"
+    form = rf"^Batch [\d,]+ fits by formula .* 1 pass makes a global batch of 16 \({16 * 2048:,} tokens\)"
     out = _asked(folder, f"plan --plain {words} --target-batch 16 --gpu sim:a100-80gb", form)
     # An eighth of the network, and of the first stage's embedding, which is not cut in four, the rest.
     assert _row(out, "parameters") >= 2 * _parameters("qwen2.5-32b") / 8 / GIB
@@ -273,7 +277,7 @@ def test_12_a_32b_by_pipeline_and_tensor_parallel(folder: Path) -> None:
 def test_13_accumulation_for_half_a_million_tokens(folder: Path) -> None:
     passes = round(500_000 / 1024 / 8)
     samples = 8 * passes
-    form = rf"^Fits: batch 8 .* {passes} passes make a global batch of {samples} \({samples * 1024:,} tokens\)"
+    form = rf"^Batch 8 fits .* {passes} passes make a global batch of {samples} \({samples * 1024:,} tokens\)"
     words = "--model gpt2 --target-tokens 0.5M --precision amp-bf16 --batch-size 8 --gpu sim:a100-40gb"
     out = _asked(folder, f"plan --plain {words}", form)
     assert f"{samples * 1024:,} tokens" in out.partition("\n")[0]
@@ -296,7 +300,7 @@ def test_14_the_learning_rate_and_the_critical_batch(folder: Path) -> None:
 def test_15_a_new_config_of_hugging_face(folder: Path) -> None:
     """transformers' own class in a script of a user's fits and does not as is said of the file."""
     words = "--model gemma3/config.json --precision bf16 --gpu sim:rtx-4090-24gb --seq-len 1024"
-    form = r"^Batch 1 fits on NVIDIA GeForce RTX 4090, .* the largest that fits is 2"
+    form = r"^Batch 1 fits on NVIDIA GeForce RTX 4090: .* safe batch 2\b"
     _asked(folder, f"plan --plain {words}", form)
     line = f"predict --gpu sim:rtx-4090-24gb -- {sys.executable} train.py --batch-size"
     assert _json(folder / "gemma3", f"{line} 2")["traced"]["fits"]
@@ -325,7 +329,7 @@ def test_17_the_cheapest_gpu(folder: Path) -> None:
 
 def test_18_optimizer_state_in_host_memory(folder: Path) -> None:
     words = "--model llama-3.2-1b --precision bf16 --gpu sim:rtx-4090-24gb"
-    _asked(folder, f"plan --plain {words} --extra offload-optimizer", r"^Fits by formula: batch 1 .* to spare")
+    _asked(folder, f"plan --plain {words} --extra offload-optimizer", r"^Batch 1 fits by formula .* to spare")
     for extra, a_parameter in (("", 4), (" --extra offload-optimizer", 0)):
         state = _json(folder, f"plan {words} --no-trace{extra}")["formula"]["buckets"]["optimizer"]
         assert state == a_parameter * _parameters("llama-3.2-1b")
@@ -349,7 +353,7 @@ def test_19_fine_tuning_a_unet_whisper_and_t5(folder: Path, line: str, least: in
 def test_20_128_thousand_tokens_by_context_parallel(folder: Path) -> None:
     words = "--model llama-3.1-8b --precision bf16 --recompute full --seq-len 131072 --context-parallel 8 --gpus 8"
     line = f"{words} --sharding zero3 --gpu sim:h100-80gb"
-    _asked(folder, f"plan --plain {line}", r"^Fits by formula: batch 1 on 8 × NVIDIA H100 80 GB, .* to spare")
+    _asked(folder, f"plan --plain {line}", r"^Batch 1 fits by formula on 8 × NVIDIA H100 80 GB: .* to spare")
     rows = {row["name"]: row["size_bytes"] for row in _json(folder, f"plan {line} --no-trace")["formula"]["rows"]}
     # The input of each of 32 layers: an eighth of the sequence, 4,096 values of 2 bytes.
     assert rows["inputs of the blocks"] == 32 * 131_072 // 8 * 4096 * 2
