@@ -143,7 +143,7 @@ _INSTEAD_OF_A_FORM = {
     "extras": "--what-if chunked-loss runs it with that change, --what-if all with each",
     "tokens": "`gpumem-tui plan --model NAME --tokens …` says hours, for a model of the catalog",
     "price": "`gpumem-tui plan --model NAME --price …` says the cost, for a model of the catalog",
-    "batch_multiple": "`gpumem-tui search --batch-multiple N` tries multiples",
+    "batch_multiple": "`gpumem-tui search --batch-multiple 8` tries multiples",
     "node_gpus": "--gpus N plans it over N GPUs",
 }
 """Options that ask for what a closed form alone knows, and what a command has instead."""

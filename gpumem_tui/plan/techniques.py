@@ -248,7 +248,8 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
         axis: [None] if axis in _NOT_UNDER_ADAPTERS else every for axis, every in by_axis.items()
     }
     usable, weights = int(usable_of(plan) * room), [change for change in by_axis["weights"] if change is not None]
-    best: tuple[Price, tuple[Technique, ...], int, Price] | None = None
+    best: tuple[Price, Combination] | None = None
+    copies = max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined
     for both in product(*(by_axis[axis] for axis in _SHARED_AXES)):
         base = tuple(change for change in (sample, *both) if change is not None)
         if not is_advisable(base, weights):
@@ -282,10 +283,25 @@ def _cheapest_at(plan: Plan, gpus: int, times_halved: int, *, traceable: bool, r
             most = largest_within([one.growing_as(other) for one, other in zip(held, samples, strict=True)], usable)
             if most < 1:
                 continue
-            micro, extra = _micro_batch(plan, max(1, gpus // plan.recipe.model_parallel) * plan.recipe.pipelined, most)
-            if best is None or price + extra < best[0]:
-                best = price + extra, base + chosen1 + chosen2, micro, extra
-    return None if best is None else _combination(plan, *best[1:])
+            found = _within(plan, base + chosen1 + chosen2, copies, most, usable)
+            if found is not None and (best is None or price + found.passes_price < best[0]):
+                best = price + found.passes_price, found
+    return None if best is None else best[1]
+
+
+def _within(plan: Plan, chosen: tuple[Technique, ...], copies: int, most: int, usable: int) -> Combination | None:
+    """Return changes with the most samples of a pass that stay within the usable bytes; None for not even one.
+
+    Args:
+        copies, most: as `_micro_batch` takes them; where sharding changes what a sample takes, too, it is less.
+    """
+    while most:
+        micro, extra = _micro_batch(plan, copies, most)
+        found = _combination(plan, chosen, micro, extra)
+        if found.by_formula.prediction.needed_bytes <= usable:
+            return found
+        most = min(micro - 1, largest_batch(found.plan, usable))
+    return None
 
 
 def _by_axis(plan: Plan, gpus: int, *, traceable: bool) -> dict[str, list[Technique | None]]:

@@ -204,7 +204,7 @@ def test_a_mask_on_whole_numbers_keeps_the_most_that_it_may(project: Project) ->
     assert "assumes all 600,000 rows kept at train.py:11" in traced["notes"]
     verdict = project.run("predict", "--gpu", "sim:a100-80gb", "--", sys.executable, "train.py").stdout.splitlines()[0]
     assert verdict.endswith(
-        "; assumes all 600,000 rows kept at train.py:11 and at 2 other places (--assume-rows takes fewer)"
+        "; assumes all 600,000 rows kept at train.py:11 and at 1 other place (--assume-rows takes fewer)"
     )
 
 

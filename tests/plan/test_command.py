@@ -142,7 +142,7 @@ def test_a_batch_size_that_the_line_does_not_say_is_not_made_up() -> None:
     config = command_config("python", "train.py")
     plan = _with(CommandPlan(config, 1, base_predicted(config)), only_at=1, not_affine="no {batch}")
     assert command_plan_json(plan)["accumulation"] is None
-    assert "the command's own batch fits on NVIDIA A100 80 GB" in command_plan_markdown(plan)
+    assert "The command's own batch fits on NVIDIA A100 80 GB" in command_plan_markdown(plan)
     assert "| its own |" in command_plan_markdown(plan)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.checks import conflict
@@ -206,6 +206,15 @@ class TestCheapest:
 
     @FEWER
     @given(plans())
+    @example(
+        plan=Plan(
+            find_model("deepseek-v3"),
+            Recipe("amp-bf16", sharding="deepspeed-zero1", gpus=7),
+            find_gpu("h20-96gb"),
+            batch_size=18,
+            headroom=0.0,
+        )
+    )
     def test_it_fits_reaches_the_samples_and_costs_what_it_says(self, plan: Plan) -> None:
         found = cheapest_combination(plan)
         if isinstance(found, Unknown):

@@ -48,7 +48,7 @@ def test_a_search_goes_from_predicting_through_running_to_its_verdict() -> None:
     ],
 )
 def test_the_verdict_decides_stage_and_exit_code(outcome: str, stage: Stage, code: int) -> None:
-    verdict = Verdict(outcome, 0, None, False, 0, 0, "")  # type: ignore[arg-type]
+    verdict = Verdict(outcome, 1, None, False, 0, 0, "", safe_batch_size=1)  # type: ignore[arg-type]
     state = reduce(started(SearchState(CONFIG)), verdict)
     assert state.stage is stage
     assert state.exit_code == code

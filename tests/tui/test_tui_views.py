@@ -284,7 +284,7 @@ def test_nothing_fits_names_the_obstacle_and_what_would_help() -> None:
     assert view.headline.startswith("optimizer state alone needs 50.21 GiB")
     together, *single = view.advice
     assert len(single) == 2
-    assert together.buys == "batch 1 fits"
+    assert together.buys == "batch 3 fits"
     assert together.option.count("--") > 1
     assert all(one.buys.startswith("saves ") and one.buys.endswith("not enough alone") for one in single)
     for one in view.advice:
