@@ -96,7 +96,7 @@ async def test_nothing_fits(size: tuple[int, int]) -> None:
         "✗ out of memory",
         "NOTHING FITS",
         "optimizer state alone needs 50.21 GiB of the card's 15.00 GiB",
-        "--recompute full --optimizer sgd --sharding zero3 --gpus 8",
+        "--adapter lora --base-quantization nf4-dq --recompute full",
     )
     await assert_shown(app, *wanted, size=size, before=settled(Stage.NOTHING_FITS))
 
