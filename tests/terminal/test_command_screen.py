@@ -61,7 +61,7 @@ def test_a_command_from_start_to_verdict(script: Path) -> None:
         screen.wait_for("tracing batch size 3", "made step 1")
         screen.wait_for("VERIFIED IN SIMULATION", "out of memory", "o output")
         screen.press("o")
-        screen.wait_for("OutOfMemoryError", "o trials")
+        screen.wait_for("o trials", "fragmentation")
         screen.press("z")
         screen.wait_until(lambda text: "OutOfMemoryError" in text and "Ledger" not in text, "the large output")
         screen.press("\x1b")
