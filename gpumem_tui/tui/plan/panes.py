@@ -274,11 +274,12 @@ class PlanPane(Vertical):
                 if wanted != self._wanted:
                     continue
                 content = await in_daemon_thread(partial(self._work_out, wanted))
-                if not self.is_attached:
+                rows = next(self.query("#pane").results(RowList), None)
+                if rows is None or not self.is_attached:
                     return  # the program ends
                 if wanted.pane == self._wanted.pane:
                     self._content = content
-                    self.query_one("#pane", RowList).show(content.view, content.start)
+                    rows.show(content.view, content.start)
                     self.post_message(self.Drawn(content.step))
                 self._shown = wanted
         finally:
