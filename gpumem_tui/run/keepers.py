@@ -24,6 +24,7 @@ from gpumem_tui.memory import MIB
 from gpumem_tui.simulator.allocator.timeline import CHECKPOINT, Timeline, growth, kept_from
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.device.memory import DeviceMemory
+from gpumem_tui.simulator.device.uses import source_tree
 from gpumem_tui.simulator.fast.repeats import Repetition
 from gpumem_tui.step.sites import callers, is_installed, is_own
 from gpumem_tui.step.walking import instances_of
@@ -202,10 +203,7 @@ def _statement(name: _Name) -> tuple[int, str]:
 
     0: it adds to what is there; 1: it assigns; 2: there is none.
     """
-    try:
-        with open(name.path, encoding="utf-8") as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
+    if (tree := source_tree(name.path)) is None:
         return 2, ""
     scopes = [node for node in ast.walk(tree) if getattr(node, "name", None) == name.function] or [tree]
     found = [(rank, line) for scope in scopes for node in ast.walk(scope) for rank, line in _writes(node, name)]

@@ -80,7 +80,8 @@ def _places() -> Iterator[_Place]:
 
 
 @lru_cache(256)
-def _tree(path: str) -> ast.Module | None:
+def source_tree(path: str) -> ast.Module | None:
+    """Return a file's source, parsed; None where it is no Python."""
     try:
         return ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError):
@@ -89,7 +90,7 @@ def _tree(path: str) -> ast.Module | None:
 
 def _function(place: _Place) -> _Function | None:
     """Return the function that reads, or the module itself."""
-    found: _Function | None = _tree(place.path)
+    found: _Function | None = source_tree(place.path)
     if found is None:
         return None
     for one in ast.walk(found):
@@ -206,7 +207,7 @@ def _way_to_rows(place: _Place) -> bool | None:
 @lru_cache(256)
 def _defined(path: str) -> Mapping[str, ast.FunctionDef]:
     """Return the functions that a file defines, by name."""
-    tree = _tree(path)
+    tree = source_tree(path)
     return {} if tree is None else {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
 
 
