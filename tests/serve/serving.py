@@ -71,6 +71,10 @@ def serving(environment: Mapping[str, str], *options: str) -> Iterator[Served]:
         first = process.stdout.readline().strip()
         assert first.startswith("http://"), first + process.stdout.read()
         yield Served(process, first)
+    except AssertionError:
+        process.kill()
+        print("The server's last words:", process.stdout.read() if process.stdout is not None else "")
+        raise
     finally:
         process.kill()
         process.wait()
@@ -101,11 +105,19 @@ class Screen:
 
 
 class Visitor:
-    """One who has come in."""
+    """One who has come in. It reads whatever comes, as a browser does: the server drops who answers no ping."""
 
     def __init__(self, connection: aiohttp.ClientWebSocketResponse[bool]) -> None:
         self._connection = connection
         self._screen = Screen()
+        self._drawn = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self._connection:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                self._screen.feed(message.data)
+                self._drawn.set()
 
     @property
     def copied(self) -> str:
@@ -129,10 +141,12 @@ class Visitor:
 
         async def look() -> None:
             while not there(self._screen.text):
-                message = await self._connection.receive()
-                assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), f"closed, without {what}"
-                if message.type is aiohttp.WSMsgType.BINARY:
-                    self._screen.feed(message.data)
+                self._drawn.clear()
+                drawn = asyncio.create_task(self._drawn.wait())
+                await asyncio.wait({drawn, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+                drawn.cancel()
+                ended = self._reading.done() and not there(self._screen.text)
+                assert not ended, f"closed ({self._connection.close_code}), without {what}:\n{self._screen.text}"
 
         try:
             await asyncio.wait_for(look(), DEADLINE_S)
@@ -142,12 +156,7 @@ class Visitor:
 
     async def until_closed(self) -> None:
         """Until the server ends the connection."""
-
-        async def drain() -> None:
-            async for _ in self._connection:
-                pass
-
-        await asyncio.wait_for(drain(), DEADLINE_S)
+        await asyncio.wait_for(asyncio.shield(self._reading), DEADLINE_S)
 
     async def leave(self) -> None:
         """Close the connection, as a closed tab does."""
@@ -158,4 +167,6 @@ class Visitor:
 async def visiting(served: Served, **headers: str) -> AsyncIterator[Visitor]:
     """Come in, and leave at the end."""
     async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(served.websocket) as connection:
-        yield Visitor(connection)
+        visitor = Visitor(connection)
+        yield visitor
+    await visitor.until_closed()
