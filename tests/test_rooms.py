@@ -115,7 +115,7 @@ def test_the_list_of_commands_starts_without_what_they_print() -> None:
 
 # Within rooms
 
-SUB_ROOMS = {"simulator": ("allocator", "device", "cuda", "compiled", "fast")}
+SUB_ROOMS = {"simulator": ("allocator", "device", "standins", "cuda", "compiled", "fast")}
 """By room its folders, the lowest first: each imports those before it only."""
 
 

@@ -236,6 +236,7 @@ class _Simulated(_Trial):
         from gpumem_tui.simulator.device.shapes import AssumedRows
         from gpumem_tui.simulator.fast.repeats import Repeats
         from gpumem_tui.simulator.fast.uncompiled import leave_compiler_unloaded
+        from gpumem_tui.simulator.standins.register import offered
 
         gc.freeze()  # what was imported stays, and need not be looked at each time that cycles are looked for
         leave_compiler_unloaded(torch)
@@ -251,6 +252,7 @@ class _Simulated(_Trial):
         stack = ExitStack()
         stack.enter_context(simulate(self.gpu))
         stack.enter_context(presented_as_cuda(self.gpu, local_gpus(gpus), rank))
+        stack.enter_context(offered())
         atexit.register(_quietly(stack.close))
         world = ranks(gpus)
         follow_launchers(world, rank)
