@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from gpumem_tui.simulator.device.gpu import backend
-from gpumem_tui.simulator.standins.kernel import kernel, on_gpu
+from gpumem_tui.simulator.standins.register import kernel, on_gpu
 
 _PACKAGE = "flash-attn"
 _DTYPES = (torch.float16, torch.bfloat16)

@@ -8,17 +8,21 @@ published source makes, in its order. Only a followed program on the simulated G
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, DistributionFinder
 from types import ModuleType
 from typing import Any
+
+import torch
+
+from gpumem_tui.simulator.device.gpu import backend
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def offered() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-@cache
+@functools.cache
 def _is_on_path(name: str) -> bool:
     return name in sys.modules or PathFinder.find_spec(name) is not None
 
@@ -170,3 +174,37 @@ class _Metadata(Distribution):
     def locate_file(self, path: Any) -> Any:
         """Return a place where no file is."""
         return path
+
+
+# What the bodies have in common
+
+
+def kernel(package: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function stand for one of a package's compiled ones.
+
+    Its body makes with torch what the compiled one makes (`torch.empty_like`, `x.new_empty`), in its order, and lets go
+    of its scratch by returning. Values of what it returns are unknown. The result of the trace says that the package
+    is stood in for.
+    """
+
+    def marked(body: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(body)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            backend._gpu.notes[named(package).note] = None
+            with torch.no_grad():
+                return body(*args, **kwargs)
+
+        return run
+
+    return marked
+
+
+def on_gpu(package: str, *tensors: torch.Tensor | None) -> None:
+    """Raise as compiled code does of a tensor that does not lie on the GPU.
+
+    Raises:
+        RuntimeError: one lies elsewhere.
+    """
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_cuda:
+            raise RuntimeError(f"{package}: input tensor must be on CUDA device, and is on {tensor.device}")
