@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -77,6 +79,98 @@ def test_a_copied_parameter_has_no_gradient_and_a_pickled_one_its_shape(layer: n
     assert read.shape == layer.weight.shape
     assert read.device.type == "cuda"
     assert read.requires_grad
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "protocol 0": lambda one: pickle.loads(pickle.dumps(one, 0)),
+    "protocol 5": lambda one: pickle.loads(pickle.dumps(one, 5)),
+    "torch.save": lambda one: _saved(one),
+    "another process": lambda one: pickle.loads(ForkingPickler.dumps(one)),
+    "copy": copy.deepcopy,
+    "shared": lambda one: one.share_memory(),
+}  # fmt: skip
+"""Ways by which a program has a model once more, or sends it to another process."""
+
+
+def _saved(thing: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_model_is_pickled_wherever_it_is(layer: nn.Linear, place: str, way: str) -> None:
+    model = nn.Sequential(layer, nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE)).to(place)
+    model[1].weight = layer.weight
+    model[0].bias.requires_grad_(False)
+    weight: Any = layer.weight
+    weight.is_tied = True
+    made = COPIES[way](model)
+    assert made[0].weight is made[1].weight
+    if "protocol" in way:
+        assert made[0].weight.is_tied
+    for one, other in zip((*model.parameters(), *model.buffers()), (*made.parameters(), *made.buffers()), strict=True):
+        assert type(one) is type(other)
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+        assert (one.device, one.requires_grad) == (other.device, other.requires_grad)
+    made.cuda()(torch.zeros(2, WIDE, device="cuda")).sum().backward()
+    assert made[0].weight.grad is not None
+
+
+def test_pickled_tensors_of_one_storage_take_its_memory_once(layer: nn.Linear) -> None:
+    whole = torch.zeros(WIDE, WIDE, device="cuda")
+    before = torch.cuda.memory_allocated()
+    first, last = pickle.loads(pickle.dumps((whole[:10], whole[10:])))
+    assert torch.cuda.memory_allocated() - before == WIDE * WIDE * 4
+    assert first.untyped_storage()._cdata == last.untyped_storage()._cdata
+    again = copy.copy(whole)
+    assert again.untyped_storage()._cdata == whole.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize(("to", "place"), [
+    (None, "cuda"), ("cpu", "cpu"), (torch.device("cuda"), "cuda"), ({"cuda:0": "cpu"}, "cpu"),
+    (lambda storage, _: storage, "cpu"), (lambda storage, _: storage.cuda(), "cuda"),
+])  # fmt: skip
+def test_what_was_saved_without_data_is_loaded_to_where_it_is_told(layer: nn.Linear, to: Any, place: str) -> None:
+    file = io.BytesIO()
+    torch.save({"weight": layer.cuda().weight.detach()}, file)
+    file.seek(0)
+    assert torch.load(file, map_location=to)["weight"].device.type == place
+
+
+def test_the_type_of_a_tensor_is_pickled_as_torchs(layer: nn.Linear) -> None:
+    made = layer.cuda()(torch.zeros(2, WIDE, device="cuda"))
+    for kind, expected in (
+        (type(made), torch.Tensor),
+        (type(layer.weight), nn.Parameter),
+        (torch.Tensor, torch.Tensor),
+    ):
+        assert pickle.loads(pickle.dumps(kind)) is expected
+
+
+def test_tensors_of_the_default_type_lie_on_the_gpu_where_it_is_a_gpus(layer: nn.Linear) -> None:
+    with torch.device("cuda"):  # which does not mean what is made by its type
+        assert torch.Tensor([1e10]).device.type == "cpu"
+    torch.set_default_tensor_type("torch.cuda.HalfTensor")
+    try:
+        for made in (
+            torch.Tensor([1e10]),
+            torch.Tensor(1),
+            torch.Tensor(torch.Size([1])),
+            nn.Parameter(torch.Tensor(1)),
+        ):
+            assert (made.device.type, made.dtype, made.shape) == ("cuda", torch.float16, (1,))
+        assert torch.Tensor().shape == (0,)
+        assert torch.FloatTensor([1]).device.type == "cpu"
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert torch.Tensor([1e10]).device.type == "cpu"
+    cuda: Any = torch.cuda
+    assert cuda.FloatTensor().shape == (0,)
+    assert cuda.FloatTensor(torch.Size((2, 3))).shape == (2, 3)
+    assert cuda.FloatTensor((2, 3)).tolist() == [2, 3]
 
 
 def test_scalars_of_the_gpu_are_read_into_a_new_tensor(layer: nn.Linear) -> None:

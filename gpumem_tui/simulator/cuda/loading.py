@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import serialization
@@ -36,8 +36,8 @@ class Loading:
         self._device = device
         self._thread = threading.local()
         self._mapped: set[str] = set()
-        self._is_mapped = False
-        """Whether the program says where what is being loaded goes."""
+        self._map: Any = None
+        """Where the program says that what is being loaded goes."""
 
     def load(self, load: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
         """Do as `torch.load`; large files are mapped, where their format allows."""
@@ -49,11 +49,11 @@ class Loading:
             host.holds_data(f)
         before = self.is_loading
         self._thread.is_loading = True
-        self._is_mapped = bool(args) or kwargs.get("map_location") is not None
+        self._map = args[0] if args else kwargs.get("map_location")
         try:
             return load(f, *args, **kwargs)
         finally:
-            self._thread.is_loading = before
+            self._thread.is_loading, self._map = before, None
 
     @property
     def is_loading(self) -> bool:
@@ -83,12 +83,26 @@ class Loading:
         if marked is None:
             return made
         if marked is True:
-            if not self._is_mapped:
+            if self._map is None:
                 placing.loaded()
             marked = torch.empty(0, dtype=torch.uint8).set_(untyped).to(self._device)
             setattr(untyped, _SIMULATED, marked)
         looked_at: torch.Tensor = marked.view(made.dtype)
         return looked_at.as_strided(made.shape, made.stride(), made.storage_offset())
+
+    def place(self, saved: Literal["cuda", "cpu"]) -> Literal["cuda", "cpu"]:
+        """Return where a storage without data goes that was saved there, and is being loaded."""
+        told = self._map
+        if told is None:
+            if self.is_loading and saved == "cuda":
+                placing.loaded()
+            return saved
+        at = "cuda:0" if saved == "cuda" else "cpu"
+        if callable(told):
+            to = told(torch.UntypedStorage(0), at)
+            return saved if to is None else "cuda" if getattr(to, _SIMULATED, False) else "cpu"
+        named = told.get(at, at) if isinstance(told, Mapping) else told
+        return "cpu" if torch.device(named).type == "cpu" else "cuda"
 
     def to_device(self, storage: torch.UntypedStorage, *_: object, **__: object) -> torch.UntypedStorage:
         """Do ``storage.cuda()``, as functions do that programs give as ``map_location``."""

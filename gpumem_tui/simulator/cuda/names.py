@@ -1,14 +1,12 @@
 """CUDA's name for the simulated device: exchanged in the arguments of torch's functions, and back in their answers.
 
-Also what else of a tensor names its device: its storage, its pickle, its text, and the default type.
+Also what else of a tensor names its device: its storage, its text, and the default type.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -237,14 +235,25 @@ class TensorType(type):
 
     def __call__(cls, *args: Any, **_: Any) -> torch.Tensor:
         """Make a tensor of a shape, or of data."""
-        device = torch.device(DEVICE_TYPE, 0)
-        if all(type(argument) is int for argument in args):
-            return torch.empty(args, dtype=cls.dtype, device=device)
+        shape = _shape_in(args)
+        if shape is not None:
+            return torch.empty(shape, dtype=cls.dtype, device=torch.device(DEVICE_TYPE, 0))
         (data,) = args
-        return torch.as_tensor(data).to(device, cls.dtype)
+        return torch.as_tensor(data).to(torch.device(DEVICE_TYPE, 0), cls.dtype)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Tensor) and is_here(instance) and instance.dtype == cls.dtype
+
+
+def _shape_in(args: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """Return the shape that a tensor's type is called with; None where it is called with data.
+
+    A list or a tuple of numbers is data, `torch.Size` is a shape (`legacy_tensor_generic_ctor_new` in
+    torch/csrc/utils/tensor_new.cpp).
+    """
+    if len(args) == 1 and isinstance(args[0], torch.Size):
+        return args[0]
+    return (args or (0,)) if all(type(argument) is int for argument in args) else None
 
 
 class CudaGenerator(torch.Generator):
@@ -265,16 +274,13 @@ class CudaGenerator(torch.Generator):
         return CUDA if self.on_gpu else torch.device("cpu")
 
 
-# Storages, pickles and the default type
+# Storages and the default type
 
 
 def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
     """Return the replaced attributes of tensors and storages, by owner and name."""
-    set_type = torch.set_default_tensor_type
+    default_type = _DefaultType()
     convert: Any = FakeTensor.numpy
-    reduce: Any = FakeTensor.__reduce_ex__
-    reduce_parameter: Any = nn.Parameter.__reduce_ex__
-    torch.serialization.add_safe_globals([_rebuilt])
 
     def device(storage: torch.UntypedStorage) -> torch.device:
         found: torch.device = _STORAGE.device.__get__(storage)  # which of tensors without data is no device
@@ -292,25 +298,11 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
             "first."
         )
 
-    def reduce_ex(tensor: FakeTensor, protocol: Any) -> Any:
-        """Pickle what a tensor on the device looks like, and its values where they are known."""
-        if tensor.fake_device.type != DEVICE_TYPE:
-            return reduce(tensor, protocol)
-        known = gpu.mode.values.of(tensor.detach())
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
-        return _rebuilt, (known.clone() if known is not None else None, *layout)
-
-    def reduce_parameter_ex(parameter: nn.Parameter, protocol: Any) -> Any:
-        if fake_device_of(parameter) is None:
-            return reduce_parameter(parameter, protocol)
-        return torch._utils._rebuild_parameter, (parameter.data, parameter.requires_grad, OrderedDict())
-
     def address_in(parameter: nn.Parameter) -> int:
         read: Any = _BASE.data_ptr
         return read(parameter) if fake_device_of(parameter) is None else _tensor_address(parameter)
 
     return {
-        (nn.Parameter, "__reduce_ex__"): reduce_parameter_ex,
         (nn.Parameter, "data_ptr"): address_in,
         (nn.Parameter, "numpy"): array,
         (FakeTensor, "numpy"): array,
@@ -320,8 +312,8 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         (torch.UntypedStorage, "data_ptr"): address,
         (FakeTensor, "data_ptr"): _tensor_address,
         (torch.UntypedStorage, "is_cuda"): property(lambda storage: storage.device.type == "cuda"),
-        (FakeTensor, "__reduce_ex__"): reduce_ex,
-        (torch, "set_default_tensor_type"): functools.partial(_set_default_type, set_type),
+        (torch, "set_default_tensor_type"): default_type.set,
+        (torch.Tensor, "__new__"): staticmethod(default_type.make),
     }
 
 
@@ -333,21 +325,29 @@ def _tensor_address(tensor: torch.Tensor) -> int:
     return start + int(tensor.storage_offset()) * tensor.element_size() if storage.nbytes() else 0
 
 
-def _rebuilt(
-    known: torch.Tensor | None, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
-) -> torch.Tensor:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
-    if known is not None:
-        made.copy_(known)
-    return made.requires_grad_(requires_grad)
+class _DefaultType:
+    """The type of tensors that nothing else is said of, which may be one of the GPU's."""
 
+    def __init__(self) -> None:
+        self._set, self._make = torch.set_default_tensor_type, torch.Tensor.__new__
+        self._is_on_gpu = False
 
-def _set_default_type(set_type: Callable[[Any], None], kind: Any) -> None:
-    """Do as `torch.set_default_tensor_type`, of a GPU's type too."""
-    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-    if "cuda." not in name:
-        torch.set_default_device(None)
-        set_type(kind)
-        return
-    torch.set_default_dtype(SUFFIXED_TYPES[name.rpartition(".")[2]])
-    torch.set_default_device("cuda")
+    def set(self, kind: Any) -> None:
+        """Do as `torch.set_default_tensor_type`, of a GPU's type too."""
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        self._is_on_gpu = "cuda." in name
+        if not self._is_on_gpu:
+            torch.set_default_device(None)
+            self._set(kind)
+            return
+        torch.set_default_dtype(SUFFIXED_TYPES[name.rpartition(".")[2]])
+        torch.set_default_device("cuda")
+
+    def make(self, kind: type[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Do as ``torch.Tensor(…)``, which makes one of the default type, whatever the default device is."""
+        if not self._is_on_gpu or kwargs:
+            return self._make(kind, *args, **kwargs)
+        shape, device = _shape_in(args), torch.device(DEVICE_TYPE, 0)
+        made = self._make(torch.Tensor, *args) if shape is None else torch.empty(shape, device=device)
+        made = made if is_here(made) else made.to(device)
+        return made if kind is torch.Tensor else made.as_subclass(kind)

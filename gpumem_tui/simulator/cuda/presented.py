@@ -25,6 +25,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator.cuda import names as cuda_names
+from gpumem_tui.simulator.cuda import pickling
 from gpumem_tui.simulator.cuda.loading import Loading
 from gpumem_tui.simulator.cuda.names import CudaGenerator, CudaNames, by_number, presented, simulated
 from gpumem_tui.simulator.cuda.placing import placing
@@ -67,7 +68,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Ite
                     replacements.set(owner, name, answer)
             _follow_modules(replacements)
             _follow_autocast(replacements)
-            _follow_loading(replacements)
+            pickling.follow(replacements, gpu, _follow_loading(replacements))
             _follow_threads(replacements, gpu, names)
             recorder, sites = gpu.recorder, gpu.sites
             placing.begin(devices, lambda: recorder.allocations, sites.calling_line, recorder.place_of)
@@ -448,7 +449,7 @@ def _follow_autocast(replacements: Replacements) -> None:
     replacements.set(torch.amp, "is_autocast_available", torch.amp.autocast_mode.is_autocast_available)
 
 
-def _follow_loading(replacements: Replacements) -> None:
+def _follow_loading(replacements: Replacements) -> Loading:
     loading = Loading(torch.device(DEVICE_TYPE, 0))
 
     def save(save: Any, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -462,6 +463,7 @@ def _follow_loading(replacements: Replacements) -> None:
     replacements.wrap(torch._utils, "_rebuild_tensor", loading.rebuild)
     replacements.set(torch.serialization, "_package_registry", loading.registry(torch.serialization._package_registry))
     replacements.set(torch.UntypedStorage, "cuda", lambda storage, *_, **__: loading.to_device(storage))
+    return loading
 
 
 # Other threads: a program's own, and the autograd engine's

@@ -37,7 +37,7 @@ def is_without_data(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor) or (type(tensor) is nn.Parameter and _OF_FAKES in tensor.__dict__)
 
 
-def _is_of_fakes(name: str) -> bool:
+def is_of_fakes(name: str) -> bool:
     """Return whether an attribute is one of those that `FakeTensor.__new__` sets."""
     return name in _STATE_OF_FAKES or name.startswith(("_nonzero_memo", "_item_memo", "_unique_", "_nested_int_memo"))
 
@@ -128,6 +128,15 @@ def without_data(kind: type[torch.Tensor]) -> type[torch.Tensor]:
     return made
 
 
+def original_of(kind: type[torch.Tensor]) -> type[torch.Tensor]:
+    """Return the class that one of tensors without data stands for."""
+    if not issubclass(kind, FakeTensor):
+        return kind
+    shown: Any = next(one for one in kind.__mro__[1:] if not issubclass(one, FakeTensor | _Asked))
+    found: type[torch.Tensor] = shown
+    return found
+
+
 def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any, *args: Any, **kwargs: Any) -> Any:
     """Do as `torch.Tensor._make_subclass`, which refuses fake tensors."""
     if not is_without_data(data):
@@ -185,7 +194,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     if isinstance(made, FakeTensor) or type(tensor) is nn.Parameter:
         made.__class__ = without_data(type(tensor))
     known = vars(made)
-    kept = {name: value for name, value in vars(tensor).items() if name not in known and not _is_of_fakes(name)}
+    kept = {name: value for name, value in vars(tensor).items() if name not in known and not is_of_fakes(name)}
     known.update(kept)
     tensor.grad = None
     tensor.__class__, made.__class__ = made.__class__, tensor.__class__

@@ -270,9 +270,13 @@ class Results:
             return self._answers.on_device(elem)
         return type(known)(self.shaped_as(one) for one in known) if isinstance(known, (tuple, list)) else known
 
-    def view_of(self, storage: torch.UntypedStorage, view: StorageView) -> torch.Tensor:
-        """Make a tensor on the device that lies so in a storage of it."""
+    def view_of(
+        self, storage: torch.UntypedStorage, view: StorageView, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """Make a tensor without data that lies so in a storage: on the device, or on `device`, the host."""
         with torch._C.DisableTorchFunction(), _WithoutDispatch():
             elem = torch.empty(0, dtype=view.dtype, device="meta")
             elem.set_(storage, view.offset, view.shape, view.stride)
+            if device is not None and device.type == "cpu":
+                return FakeTensor(self._mode, elem, device)
             return self._answers.on_device(elem)
