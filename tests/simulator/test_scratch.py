@@ -15,7 +15,7 @@ from gpumem_tui.memory import KIB, MIB
 from gpumem_tui.simulator.allocator.profile import profile_for
 from gpumem_tui.simulator.allocator.rules import NOT_EXAMINED, Computed, GivenBack, Made, radix_sort, sizes
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, simulate
-from gpumem_tui.simulator.device.scratch import assumption, is_assumed, scratch, unpacked_weight, unpacks
+from gpumem_tui.simulator.device.scratch import assumption, is_assumed, scratch
 from tests.simulator.simulated_steps import GPT2, LLAMA, MLP, RESNET, on, simulated_gpu, trained
 
 aten = torch.ops.aten
@@ -59,18 +59,6 @@ def test_efficient_backward_multiplies_in_full_size_only_in_fp32() -> None:
     assert taken(EFFICIENT, by_tokens[0], *[single] * 3) == [single.numel() * 4, *[2 * 12 * 1024 * 4] * 2, kernel]
     assert taken(EFFICIENT, by_tokens[1], *[half] * 3) == [2 * 12 * 1024 * 4, kernel]
     assert taken(EFFICIENT, *[half] * 4) == [half.nbytes, 2 * 12 * 1024 * 4, kernel]
-
-
-@pytest.mark.parametrize(("rows", "unpacked"), [(1536, False), (1537, True)])
-def test_a_packed_product_of_many_rows_unpacks_its_weight_and_its_scales(rows: int, unpacked: bool) -> None:
-    x = torch.empty(rows, 128, dtype=torch.bfloat16, device="meta")
-    codes, scales = torch.empty(256 * 64, 1, device="meta"), torch.empty(512, device="meta")
-    single = (x, codes, [256, 128], scales, 64, "nf4")
-    doubly = (x, codes, [256, 128], torch.empty(2, device="meta"), 64, "nf4", None, scales)
-
-    assert unpacks(single) == unpacked, "else the kernel is the architecture's, which is owned up to"
-    assert unpacked_weight(single, A100) == [2 * 256 * 128] * unpacked
-    assert unpacked_weight(doubly, A100) == [4 * 512, 4 * 512, 2 * 256 * 128] * unpacked
 
 
 @pytest.mark.parametrize(

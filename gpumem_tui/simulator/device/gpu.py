@@ -393,7 +393,7 @@ def register() -> None:
     kernels.register(lambda tensor: backend._gpu.mode.transfers.read(tensor))
     attention.register(lambda: backend._gpu.profile)
     recurrent.register(lambda: backend._gpu)
-    kernels.bodies.update(eight_bit.bodies(lambda: backend._gpu))
+    eight_bit.follow_bitsandbytes(lambda: backend._gpu)
     # CUDA's optimizers and gradient clipping take all tensors at once by default, which needs scratch for all of them;
     # torch's test for that goes by the exact type of a parameter.
     for owner in (optimizers, _foreach_utils):

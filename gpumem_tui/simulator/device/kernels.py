@@ -190,7 +190,7 @@ _WITHOUT_BODIES = ("aten", "prims", "gpumem_tui")
 
 
 bodies: dict[str, Callable[..., Any]] = {}
-"""What operators run on CUDA that a library does not tell torch, by name."""
+"""What operators run on CUDA that a library does not tell torch, by name; of an overload, ``name.overload``."""
 
 
 @lru_cache(None)
@@ -201,9 +201,12 @@ def may_have_body(func: Any) -> bool:
 
 def body_of(func: Any) -> Callable[..., Any] | None:
     """Return the function of Python that CUDA runs for an operator by `torch.library.custom_op`, or one of `bodies`."""
-    name = f"{func.namespace}::{func._opname}"
+    name = func.name()
     made = OPDEFS.get(name)
-    return made._backend_fns.get("cuda") or made._backend_fns.get(None) if made else bodies.get(name)
+    if made:
+        body: Callable[..., Any] | None = made._backend_fns.get("cuda") or made._backend_fns.get(None)
+        return body
+    return bodies.get(name)
 
 
 def _whole(op: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:

@@ -61,9 +61,6 @@ index index_select index_add_ select_backward slice_backward max_pool2d_with_ind
 avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d
 upsample_nearest2d_backward upsample_bilinear2d
 """
-_BITSANDBYTES = "dequantize_4bit dequantize_blockwise quantize_4bit quantize_blockwise int8_linear_matmul"
-"""Kernels of bitsandbytes that write their results and no more (csrc/kernels.cu)."""
-
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"})
 """ops that fetch the thread's cuBLAS handle; its workspace is counted where that is made
 (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
@@ -72,7 +69,7 @@ _CUBLASLT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 _WITHOUT = MATRIX_PRODUCTS.union(
     CONVOLUTIONS,
-    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS + _BITSANDBYTES).split(),
+    (_VIEWS_AND_COPIES + _A_THREAD_AN_ELEMENT + _ONE_KERNEL_THAT_WRITES_ITS_RESULTS).split(),
 )
 """Operators examined in aten/src/ATen/native/cuda and found to take none, besides views and what is pointwise; of
 convolutions `DeviceMemory.record_made` takes what they do."""
@@ -168,32 +165,6 @@ def _has_rows(matrix: torch.Tensor) -> bool:
         return row_stride != 0 and column_stride != 0
     in_rows = column_stride == 1 and row_stride >= max(1, columns)
     return in_rows or (row_stride == 1 and column_stride >= max(1, rows))
-
-
-_MOST_ROWS_FUSED = 1536
-"""`_gemm_4bit_custom_max_m` of bitsandbytes: beyond it the weight is unpacked for a product of cuBLAS."""
-
-
-def unpacks(args: Sequence[Any]) -> bool:
-    """Return whether a 4-bit product unpacks its weight for certain; for few rows the architecture decides.
-
-    Arguments are (input, packed weight, shape [outputs, inputs], scales, block size, …).
-    """
-    x, _, (_, inputs), _, block = args[:5]
-    return bool(x.numel() // inputs > _MOST_ROWS_FUSED or inputs % block)
-
-
-def unpacked_weight(args: Sequence[Any], _profile: Profile) -> list[int]:
-    """Unpack the weight of bitsandbytes' 4-bit product (backends/cuda/ops.py of its version 0.50).
-
-    Into the input's format, and scales that are packed too twice.
-    """
-    if not unpacks(args):
-        return []
-    x, _, (outputs, inputs) = args[:3]
-    packed_scales = args[7] if len(args) > 7 else None
-    scales = [] if packed_scales is None else [packed_scales.numel() * _FLOAT_BYTES] * 2
-    return [*scales, outputs * inputs * x.element_size()]
 
 
 # Reductions and norms
@@ -466,7 +437,7 @@ def _scan(args: Sequence[Any], _profile: Profile) -> list[Taken]:
 MAKING = frozenset({"embedding", "embedding_dense_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
 """Operators whose buffers say where their results are made (`Made`)."""
 
-_SETTLED = {**dict.fromkeys(_INDEX_PUTS, _is_without_mask), "gemm_4bit": unpacks}
+_SETTLED = dict.fromkeys(_INDEX_PUTS, _is_without_mask)
 """Operators of which not all is known, and whether it is for some arguments."""
 
 _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
@@ -494,7 +465,6 @@ _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     **dict.fromkeys(("amax", "amin", "all", "any"), _extremum),
     "linalg_vector_norm": _norm,
     "_foreach_norm": _foreach_norm,
-    "gemm_4bit": unpacked_weight,
     "_cudnn_rnn": recurrent.scratch,
     "_cudnn_rnn_backward": recurrent.backward_scratch,
 }
