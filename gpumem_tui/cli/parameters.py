@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from gpumem_tui import launchers
+from gpumem_tui.cli.sections import COMMAND, Sectioned, sectioned
 from gpumem_tui.cli.types import Decorator, Finite, Typed, Whole
 from gpumem_tui.options.table import DEVICE, WORKLOAD, OptionRow
 from gpumem_tui.options.typed import rows_from, size_from, tokens_from
@@ -15,7 +20,6 @@ if TYPE_CHECKING:
     from gpumem_tui.options.configuration import Options
     from gpumem_tui.search.config import SearchConfig
 
-_COMMAND = "gpumem_tui.command"
 SIZE = Typed("size", size_from)
 TOKENS = Typed("tokens", tokens_from)
 _ROWS = Typed("rows", rows_from)
@@ -23,19 +27,26 @@ _ROWS = Typed("rows", rows_from)
 
 def as_click(option: OptionRow) -> Decorator:
     """Return an option of the table as click takes it."""
-    words = (option.flag, option.name)
-    if option.holds == "flag":
-        return click.option(*words, is_flag=True, help=option.help)
-    return click.option(
-        *words,
-        type=_type_of(option),
-        default=None if option.holds == "rows" else option.default,
-        multiple=option.holds == "rows",
-        show_default=option.tells_default,
-        metavar=option.metavar,
-        callback=(lambda _, __, word: dict(option.aliases).get(word, word)) if option.aliases else None,
+    return sectioned(
+        option.flag,
+        option.name,
+        section=option.section,
+        is_common=option.common,
+        of_commands=option.is_of_commands,
         help=option.help,
+        **({"is_flag": True} if option.holds == "flag" else _value_of(option)),
     )
+
+
+def _value_of(option: OptionRow) -> dict[str, object]:
+    return {
+        "type": _type_of(option),
+        "default": None if option.holds == "rows" else option.default,
+        "multiple": option.holds == "rows",
+        "show_default": option.tells_default,
+        "metavar": option.metavar,
+        "callback": (lambda _, __, word: dict(option.aliases).get(word, word)) if option.aliases else None,
+    }
 
 
 def _type_of(option: OptionRow) -> click.ParamType[object]:
@@ -67,28 +78,49 @@ DEVICE_OPTIONS = from_table(DEVICE)
 
 # The command after --
 
+_PYTHON = re.compile(r"python[\d.]*")
 
-class TakesCommand(click.Command):
+
+class TakesCommand(Sectioned):
     """A gpumem-tui command that takes a user's training command after its options and ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the words after ``--`` aside, then parse the others."""
         if "--" in args:
             split = args.index("--")
-            args, ctx.meta[_COMMAND] = args[:split], tuple(args[split + 1 :])
-            if not ctx.meta[_COMMAND] or not ctx.meta[_COMMAND][0]:
+            args, ctx.meta[COMMAND] = args[:split], tuple(args[split + 1 :])
+            if not ctx.meta[COMMAND] or not ctx.meta[COMMAND][0]:
                 raise click.UsageError("--: no command follows; write it as `-- python train.py --batch-size {batch}`")
-        return super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)
+        words = tuple(args)  # which click takes apart
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            begins = _begins(words)
+            if begins is None:
+                raise
+            line = shlex.join(["gpumem-tui", ctx.info_name or "", *words[:begins], "--", *words[begins:]])
+            raise click.UsageError(f"{words[begins]}: write -- before your command: `{line}`") from error
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the usage, with the command at its end."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+def _begins(words: Sequence[str]) -> int | None:
+    """Return at which word a training command seems to begin; None where there seems to be none."""
+    for position, word in enumerate(words):
+        name = Path(word).name
+        follows = position > 0 and words[position - 1].startswith("--") and "=" not in words[position - 1]
+        if _PYTHON.fullmatch(name) or name in launchers.NAMES or (name.endswith(".py") and not follows):
+            return position
+    return None
+
+
 def trained_command() -> tuple[str, ...]:
     """Return the user's training command of this invocation; empty if none was given."""
     context = click.get_current_context(silent=True)
-    words: tuple[str, ...] = () if context is None else context.meta.get(_COMMAND, ())
+    words: tuple[str, ...] = () if context is None else context.meta.get(COMMAND, ())
     return words
 
 

@@ -12,18 +12,20 @@ import click
 from click.core import ParameterSource
 
 from gpumem_tui.cli.parameters import (
-    DEVICE_OPTIONS,
     TOKENS,
     WORKLOAD_OPTIONS,
     TakesCommand,
     configured,
+    from_table,
     trained_command,
 )
 from gpumem_tui.cli.search import predict_or_exit, predicted_size
+from gpumem_tui.cli.sections import sectioned
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, with_options
 from gpumem_tui.formula.recipe import EXTRAS, Extra, Extras
 from gpumem_tui.formula.techniques import CHANGES, EVERY_CHANGE, changes_named, why_not
 from gpumem_tui.memory import Unknown
+from gpumem_tui.options.table import DEVICE
 from gpumem_tui.plan.goals import QUANTITIES, TRACE_LIMIT_S, Quantity
 from gpumem_tui.report.output import Progress, is_terminal, note
 from gpumem_tui.settings import load
@@ -70,55 +72,83 @@ class _Asked:
 
 
 @click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
-@with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option(
-    "--batch-size", type=AT_LEAST_ONE, help="Samples of one pass on one GPU (default: 1; of {batch} in a command, 8)."
+@with_options(WORKLOAD_OPTIONS, from_table(row for row in DEVICE if row.name not in _OF_A_SEARCH))
+@sectioned(
+    "--batch-size",
+    section="What to run",
+    is_common=True,
+    type=AT_LEAST_ONE,
+    help="Samples a pass and GPU (1; {batch} in a command: 8).",
 )
-@click.option("--accumulation", type=AT_LEAST_ONE, help="Passes of an optimizer step, instead of --target-batch.")
-@click.option(
+@sectioned(
+    "--accumulation",
+    section="What to run",
+    type=AT_LEAST_ONE,
+    help="Passes of an optimizer step, instead of --target-batch.",
+)
+@sectioned(
     "--solve",
+    section="What to run",
+    is_common=True,
     type=click.Choice(QUANTITIES),
-    help="Of a model: how far this number can go with the others as they are; says that alone.",
+    help="Of a model: how far can this number go?",
 )
-@click.option(
-    "--extra", "extras", type=click.Choice(EXTRAS), multiple=True, help="A technique that only the formula knows."
+@sectioned(
+    "--extra",
+    "extras",
+    section="The model",
+    type=click.Choice(EXTRAS),
+    multiple=True,
+    help="A technique that only the formula knows.",
 )
-@click.option("--tokens", type=TOKENS, help="To train on, e.g. 2B: says hours, and with --price the cost.")
-@click.option("--price", type=Finite(min=0), help="Of one GPU for an hour, in US dollars.")
-@click.option(
-    "--batch-multiple", type=AT_LEAST_ONE, default=8, show_default=True, help="Micro-batches in multiples of it."
+@sectioned(
+    "--tokens", section="What to run", type=TOKENS, help="To train on, e.g. 2B: says hours, and with --price the cost."
 )
-@click.option(
-    "--node-gpus", type=AT_LEAST_ONE, default=8, show_default=True,
+@sectioned("--price", section="Which GPU", type=Finite(min=0), help="Of one GPU for an hour, in US dollars.")
+@sectioned(
+    "--batch-multiple",
+    section="What to run",
+    type=AT_LEAST_ONE,
+    default=8,
+    show_default=True,
+    help="Micro-batches in multiples of it.",
+)
+@sectioned(
+    "--node-gpus", section="Several GPUs", type=AT_LEAST_ONE, default=8, show_default=True,
     help="GPUs of one machine: --solve gpus answers in whole machines beyond one.",
 )  # fmt: skip
-@click.option(
-    "--what-if", "what_ifs", type=click.Choice((*CHANGES, EVERY_CHANGE)), multiple=True,
-    help="Of a command: run it with this change only, not with those that are likely to help; `all` for every change.",
+@sectioned(
+    "--what-if", "what_ifs", section="What to run", is_common=True, multiple=True,
+    type=click.Choice((*CHANGES, EVERY_CHANGE)), metavar="CHANGE",
+    help="Run a command with this change only, or with all.",
 )  # fmt: skip
-@click.option("--no-what-if", is_flag=True, help="Of a command: run it as it is only.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option(
+@sectioned("--no-what-if", section="What to run", is_flag=True, help="Of a command: run it as it is only.")
+@sectioned("--json", "as_json", section="Output", is_common=True, is_flag=True, help="One JSON object.")
+@sectioned(
     "--markdown",
     "--plain",
     "markdown",
+    section="Output",
+    is_common=True,
     is_flag=True,
-    help="Markdown instead of the screen; the default where stdout is not a terminal.",
+    help="Markdown instead of the screen.",
 )
-@click.option("--no-trace", is_flag=True, help="Formula only: answer at once, without torch.")
-@click.option(
+@sectioned("--no-trace", section="What to run", is_flag=True, help="Formula only: answer at once, without torch.")
+@sectioned(
     "--trace-limit",
+    section="What to run",
     type=Finite(min=0),
     default=TRACE_LIMIT_S,
     show_default=True,
     help="Without the screen, of a model: seconds that traces may take; then the formula answers.",
 )
-@click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
+@sectioned("--quiet", section="Output", is_flag=True, help="Do not show what a command prints.")
 def plan(**values: Any) -> int:
-    """What fits, what would make more fit, and what it costs: every what-if on one screen.
+    """Say what fits, what would make more fit, and what that costs.
 
-    The step is a catalog model's (--model) or your own command's, unchanged, after `--`: `gpumem-tui plan -- python
-    train.py --batch-size 8`. A command is run for every what-if, with the change made to it.
+    \b
+    gpumem-tui plan -- python train.py --batch-size 8   # your own command
+    gpumem-tui plan --model gpt2                        # a catalog model
     """
     asked = _Asked(**{field.name: values.pop(field.name) for field in fields(_Asked)})
     goals = _goals(values)
@@ -173,9 +203,6 @@ def _goals(values: dict[str, Any]) -> Goals:
 
     given = {field.name: values.pop(field.name) for field in fields(Goals) if field.name in values}
     return Goals(**given, prices=tuple(load().prices.items()))
-
-
-plan.params = [option for option in plan.params if option.name not in _OF_A_SEARCH]
 
 
 # What has a closed form

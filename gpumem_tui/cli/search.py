@@ -19,6 +19,7 @@ from gpumem_tui.cli.parameters import (
     configured,
     from_table,
 )
+from gpumem_tui.cli.sections import sectioned
 from gpumem_tui.cli.types import Percent, Whole, with_options
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, OptionError
 from gpumem_tui.memory import Unknown
@@ -34,15 +35,24 @@ if TYPE_CHECKING:
 
 @click.command(cls=TakesCommand, short_help="Find the largest batch: ramp a real step until out of memory.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS, from_table(SEARCH))
-@click.option("--json", "as_json", is_flag=True, help="JSON lines: one a trial, then the result.")
-@click.option("--plain", is_flag=True, help="Log lines instead of the screen.")
-@click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
+@sectioned(
+    "--json",
+    "as_json",
+    section="Output",
+    is_common=True,
+    is_flag=True,
+    help="JSON lines: one a trial, then the result.",
+)
+@sectioned("--plain", section="Output", is_common=True, is_flag=True, help="Log lines instead of the screen.")
+@sectioned("--quiet", section="Output", is_flag=True, help="Do not show what a command prints.")
 def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
-    """Ramp a real training step until it is out of memory, with the prediction beside it.
+    """Find the largest batch: run larger ones until memory is out.
 
-    The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
-    `gpumem-tui search -- python train.py --batch-size {batch}`. {accumulation} is replaced by what reaches
-    --target-batch.
+    \b
+    gpumem-tui search -- python train.py --batch-size {batch}   # your own command
+    gpumem-tui search --model gpt2                              # a catalog model
+
+    The GPU may be a simulated one. {accumulation} is replaced by what reaches --target-batch.
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")
@@ -62,38 +72,58 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
 
 
 _GATE_OPTIONS = [
-    click.option("--budget", type=SIZE, help="Exit with 3 where the device total may be above it."),
-    click.option(
+    sectioned(
+        "--budget", section="CI", is_common=True, type=SIZE, help="Exit with 3 if the GPU may hold more than this."
+    ),
+    sectioned(
         "--baseline",
+        section="CI",
+        is_common=True,
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Compare with the figures in it, and exit with 3 where they have grown; written where there is none.",
+        help="Exit with 3 if figures grew; a new FILE is written.",
     ),
-    click.option(
+    sectioned(
         "--tolerance",
+        section="CI",
         type=Percent(0, 1000),
         default=1.0,
         show_default=True,
         metavar="PERCENT",
         help="By how much the figures of --baseline may grow.",
     ),
-    click.option("--markdown", is_flag=True, help="What --budget and --baseline say, as a comment for a pull request."),
+    sectioned(
+        "--markdown",
+        section="CI",
+        is_flag=True,
+        help="What --budget and --baseline say, as a comment for a pull request.",
+    ),
 ]
 
 
 @click.command(cls=TakesCommand, short_help="Predict one batch size by formula and by tracing the step.")
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
-@click.option("--batch-size", type=Whole(1, MAX_BATCH_SIZE), help="Batch size to predict.")
-@click.option(
-    "--by", type=click.Choice(["module", "operator", "source"]), help="Also list what holds the traced peak, by place."
+@sectioned(
+    "--batch-size",
+    section="What to run",
+    is_common=True,
+    type=Whole(1, MAX_BATCH_SIZE),
+    help="Batch size to predict; a command names its own.",
 )
-@click.option(
-    "--snapshot", metavar="FILE", type=click.Path(path_type=Path),
+@sectioned(
+    "--by",
+    section="Output",
+    is_common=True,
+    type=click.Choice(["module", "operator", "source"]),
+    help="What holds the peak, by module, operator or source.",
+)
+@sectioned(
+    "--snapshot", section="Output", metavar="FILE", type=click.Path(path_type=Path),
     help="Also write the simulated run as a PyTorch memory snapshot, for pytorch.org/memory_viz or `look`.",
 )  # fmt: skip
 @with_options(_GATE_OPTIONS)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--quiet", is_flag=True, help="Do not show what a command prints.")
+@sectioned("--json", "as_json", section="Output", is_common=True, is_flag=True, help="One JSON object.")
+@sectioned("--quiet", section="Output", is_flag=True, help="Do not show what a command prints.")
 def predict(
     batch_size: int | None,
     by: str | None,
@@ -102,10 +132,11 @@ def predict(
     quiet: bool,
     **values: Any,
 ) -> int:
-    """Predict one batch size by formula and by tracing the real step; needs no GPU.
+    """Predict what one batch size takes, without a GPU.
 
-    The step is a catalog model's (--model), your file's (--workload), or your own command's, unchanged, after `--`:
-    `gpumem-tui predict -- python train.py --batch-size 32`.
+    \b
+    gpumem-tui predict -- python train.py --batch-size 32   # your own command
+    gpumem-tui predict --model gpt2 --batch-size 32         # a catalog model
     """
     from gpumem_tui.options.configuration import check_gpus_are_used
     from gpumem_tui.search.budget import GateTerms

@@ -29,6 +29,9 @@ Holds = Literal["text", "choice", "count", "number", "size", "tokens", "flag", "
 Group = Literal["workload", "shape", "recipe", "command", "device", "search"]
 Trained = Literal["model", "config", "file", "command"]
 NETWORKS: tuple[Trained, ...] = ("model", "config")
+Section = Literal["What to run", "Which GPU", "The model", "Several GPUs", "CI", "Output"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+"""Headings of `--help`, in their order."""
 NO, YES = "no", "yes"
 """The words of a flag in a form."""
 
@@ -40,6 +43,8 @@ class OptionRow:
     Attributes:
         name: of the field that it sets, of click's parameter, and of the form's field.
         group: ``shape``, ``recipe`` and ``workload`` say what is trained, ``device`` on what it runs.
+        section: the heading of `--help` under which it stands.
+        common: whether `--help` lists it, or `--help-all` only.
         holds: a ``text``, one word of several (``choice``), a whole number (``count``), a ``number``, bytes (``size``),
             ``tokens``, yes or no (``flag``), or several shares of rows (``rows``).
         help: what `--help` says.
@@ -59,6 +64,8 @@ class OptionRow:
 
     name: str
     group: Group
+    section: Section = "What to run"
+    common: bool = False
     holds: Holds
     help: str = ""
     flag: str = ""
@@ -74,6 +81,13 @@ class OptionRow:
     label: str = ""
     empty: str = ""
     trained: tuple[Trained, ...] = ()
+
+    @property
+    def is_of_commands(self) -> bool:
+        """Whether it does anything for a user's command, which builds its own model."""
+        if self.group in ("shape", "recipe"):
+            return "command" in self.trained
+        return not self.trained or "command" in self.trained
 
     def read(self, text: str) -> object:
         """Return the value that a text stands for; an empty one stands for the default.

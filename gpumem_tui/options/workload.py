@@ -113,6 +113,8 @@ class WorkloadOptions(Recipe):
         for name, value in {**self.changes, "gpus": self.gpus}.items():
             if value > _LIMITS[name]:
                 raise OptionError(f"--{name.replace('_', '-')}: must be at most {_LIMITS[name]:,}")
+        if self.dequantize and self.config is None:
+            raise OptionError("--dequantize: is for a config.json whose weights are quantized; give --config FILE")
         if self.command:
             told = {name: getattr(self, name) for name in ("assumed_rows", "longest", "rank", "through", "resume")}
             return replace(self._command_spec(), **told)

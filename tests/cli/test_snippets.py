@@ -57,7 +57,8 @@ def _help_commands() -> list[list[str]]:
     context = click.Context(cli)
     commands = [cli.get_command(context, name) for name in cli.list_commands(context)]
     texts = [f"{command.help} {command.epilog}" for command in commands if command is not None]
-    return list(_commands([code for text in [str(cli.help), *texts] for code in _inline(text)]))
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip().startswith("gpumem-tui ")]
+    return list(_commands(lines + [code for text in [str(cli.help), *texts] for code in _inline(text)]))
 
 
 def _messages() -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_what_is_asked_for_by_name_lands_in_its_record() -> None:
 
 def test_the_command_line_takes_the_table() -> None:
     typed = {option.name: option for option in search.params if isinstance(option, click.Option)}
-    own = {"as_json", "plain", "quiet", "help"}
+    own = {"as_json", "plain", "quiet", "help", "help_all"}
     assert typed.keys() - own == OPTIONS.keys() - {"command"}
     for name in typed.keys() - own:
         assert typed[name].opts == [OPTIONS[name].flag]
