@@ -14,6 +14,7 @@ from gpumem_tui.importing import after_import
 from gpumem_tui.memory import Bucket
 from gpumem_tui.step import GATHERED, REDUCE_BUCKETS
 from gpumem_tui.step.walking import tensors_in
+from gpumem_tui.workload.extensions import CUDA_SOURCES, CompiledForCuda
 
 _Name = Callable[[Bucket, Iterable[Any], str], None]
 
@@ -53,6 +54,9 @@ def _answer_kernels(note: Callable[[str], None]) -> None:
         def answered(builder: Any, *args: Any, **kwargs: Any) -> Any:
             functions = _KERNELS.get(builder.name)
             if functions is None:
+                sources = [source for source in builder.sources() if str(source).endswith(CUDA_SOURCES)]
+                if sources:
+                    raise CompiledForCuda(f"DeepSpeed's operator {builder.name}", sources)
                 return load(builder, *args, **kwargs)
             return SimpleNamespace(**dict.fromkeys(functions, do_nothing))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -31,6 +32,7 @@ from gpumem_tui.simulator.device.gpu import Backend, backend
 from gpumem_tui.simulator.torch_internals import original, replace
 from gpumem_tui.step import REDUCE_BUCKETS
 from gpumem_tui.step.sites import own_line
+from gpumem_tui.workload.extensions import CUDA_SOURCES, CompiledForCuda
 
 if TYPE_CHECKING:
     from gpumem_tui.run.program import Program
@@ -58,6 +60,7 @@ def follow_libraries(program: Program) -> None:
     generate_in_full(program)
     follow_finders(program.tries)
     follow_deepspeed(program.note, program.name)
+    after_import("torch.utils.cpp_extension", lambda module: _refuse_cuda_sources(program, module))
     after_import("triton.runtime.jit", lambda module: _launch_nothing(program, module.JITFunction))
     after_import(
         "triton.runtime.autotuner", lambda module: _launch_nothing(program, module.Autotuner, module.Heuristics)
@@ -113,6 +116,32 @@ def _launch_nothing(program: Program, *kinds: Any) -> None:
 
     for kind in kinds:
         kind.run = run
+
+
+def _refuse_cuda_sources(program: Program, module: Any) -> None:
+    """Refuse at once to build extensions of CUDA sources, which a compiler would take minutes to fail at.
+
+    Those of C++ alone are built as ever: what they do by torch's operators can be followed.
+    """
+    for name in ("_jit_compile", "CUDAExtension"):
+        replace(module, name, _building(program, original(module, name), is_for_cuda=name == "CUDAExtension"))
+
+
+def _building(program: Program, build: Callable[..., Any], *, is_for_cuda: bool) -> Callable[..., Any]:
+    @functools.wraps(build)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(build).bind(*args, **kwargs).arguments
+        sources = [str(source) for source in given["sources"]]
+        if is_for_cuda or given.get("with_cuda") or any(source.endswith(CUDA_SOURCES) for source in sources):
+            name = given["name"]
+            program.note(
+                f"{own_line()}: the program went on without its extension {name}, which is compiled for CUDA: on a GPU "
+                "that has it the memory may differ"
+            )
+            raise CompiledForCuda(f"the extension {name}", sources)
+        return build(*args, **kwargs)
+
+    return checked
 
 
 class _KernelLeftOut:

@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 
 from gpumem_tui.errors import in_one_line, named
+from gpumem_tui.workload.extensions import of_cuda
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OF_PYTHON = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
@@ -18,8 +19,6 @@ LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _NETWORKS = os.path.join(_PACKAGE, "workload", "models", "")
 _MOST_CHARACTERS = 300
 TWO_DEVICES = "Expected all tensors to be on the same device"
-_OF_CUDA = re.compile(r"_cuda\b|^(amp_C|apex_C|flash_attn\w*|xformers)$|lib(cuda|cudart|cublas\w*|nvrtc)\.so")
-"""Modules that are compiled for CUDA, and the libraries that loading them looks for."""
 
 
 def is_users(path: str) -> bool:
@@ -66,6 +65,8 @@ def described(error: BaseException) -> str:
     words = _shortened(error)
     said = f"{named(error)}: {words}" if words else named(error)
     at = f"{where}: " if (where := _place(error)) else ""
+    if for_cuda := of_cuda(error):
+        return f"{at}{for_cuda}"
     if isinstance(error, EOFError):
         return f"{at}the command asks for input, which cannot be answered here: give it as an option ({said})"
     if isinstance(error, ImportError):
@@ -85,10 +86,5 @@ def _why_not_imported(error: ImportError) -> str:
     while root.__cause__ is not None:
         root = root.__cause__
     because = "" if root is error else f" ({type(root).__name__}: {_shortened(root)})"
-    name = root.name if isinstance(root, ModuleNotFoundError) else None
-    if _OF_CUDA.search(name or str(root)):
-        return (
-            f"{because}; it is compiled for CUDA, and without a GPU only what PyTorch computes itself can be followed: "
-            "choose PyTorch's own implementation (such as sdpa for attention), or run on a real GPU"
-        )
-    return f"{because}; install it for {sys.executable}" if name else because
+    is_missing = isinstance(root, ModuleNotFoundError) and root.name
+    return f"{because}; install it for {sys.executable}" if is_missing else because

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.command.running import Project
+import shutil
+import subprocess
+import sysconfig
+import time
+
+import pytest
+
+from tests.command.running import Project, needs
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
 
 FLASH = """
     import importlib.util, sys
@@ -31,3 +40,133 @@ def test_a_package_that_is_not_installed_is_stood_in_for(project: Project) -> No
     refused = project.predict("python", "train.py", gpu="t4-16gb")
     assert refused.code != 0
     assert "train.py:12: RuntimeError: FlashAttention only supports Ampere GPUs or newer" in refused.complaint
+
+
+LOADING = """
+    import torch
+    from torch.utils.cpp_extension import load, load_inline
+
+    open("op.cpp", "w").write("torch::Tensor f(torch::Tensor x);")
+    open("op.cu", "w").write("__global__ void k(float* p) { p[0] = 1; }")
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        %s
+    except RuntimeError:
+        %s
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8).cuda()).sum().backward()
+        optimizer.step()
+"""
+CALLS = (
+    'load(name="my_ext", sources=["op.cpp", "op.cu"], is_python_module=False)',
+    'load(name="my_ext", sources="op.cpp", with_cuda=True)',
+    'load_inline("my_ext", "torch::Tensor f(torch::Tensor x);", "__global__ void k() {}", functions=["f"])',
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_extension_of_cuda_sources_is_refused_before_a_compiler_starts(
+    project: Project, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(project.folder / "built"))
+    project.write("train.py", LOADING % (call, "raise"))
+    began = time.perf_counter()
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert done.complaint.startswith("gpumem-tui: train.py:10: the extension my_ext is compiled for CUDA (")
+    assert done.complaint.endswith("or run on a real GPU with --gpu 0")
+    assert list(project.folder.rglob("lock")) + list(project.folder.rglob("*.o")) == []
+    assert time.perf_counter() - began < 60, "a compiler was started"
+
+
+def test_a_program_that_goes_on_without_its_extension_says_so(project: Project) -> None:
+    project.write("train.py", LOADING % (CALLS[0], "print('falls back')"))
+    notes = project.predict("python", "train.py").json["traced"]["notes"]
+    assert any(note.startswith("train.py:10: the program went on without its extension my_ext") for note in notes)
+
+
+COMPILED = """
+    #include <Python.h>
+    static PyObject* forward(PyObject* self, PyObject* x) {
+        PyErr_SetString(PyExc_RuntimeError, MESSAGE);
+        return NULL;
+    }
+    static PyMethodDef methods[] = {{"forward", forward, METH_O, ""}, {NULL, NULL, 0, NULL}};
+    static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "splat_kernels", "", -1, methods};
+    PyMODINIT_FUNC PyInit_splat_kernels(void) { return PyModule_Create(&module); }
+"""
+CALLING = """
+    import torch
+    import splat_kernels
+
+    x = torch.randn(4, 8, device="cuda")
+    y = splat_kernels.forward(
+        x,
+    )
+"""
+SAID = {
+    "Cannot access data pointer of Tensor (e.g. FakeTensor, FunctionalTensor). If you're using": "address of a tensor",
+    "x must be a CUDA tensor": "x must be a CUDA tensor",
+    "The tensor has a non-zero number of elements, but its data is not allocated yet.": "address of a tensor",
+    "Expected all positions to be positive": "",
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("words", SAID)
+def test_machine_code_that_wants_a_tensor_of_cuda_is_named(project: Project, words: str) -> None:
+    """Machine code of a GPU's that was built beforehand, as `setup.py` of such packages does."""
+    source = project.write("kernels.c", COMPILED.replace("MESSAGE", f'"{words}"'))
+    built = project.folder / "splat_kernels.so"
+    headers = sysconfig.get_path("include")
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-I{headers}", str(source), "-o", str(built)], check=True)
+    project.write("train.py", CALLING)
+    complaint = project.predict("python", "train.py").complaint
+    if SAID[words]:
+        assert complaint.startswith(
+            "gpumem-tui: train.py:6: splat_kernels.forward is compiled code that works on the GPU"
+        )
+        assert SAID[words] in complaint
+        assert complaint.endswith("or run on a real GPU with --gpu 0")
+    else:
+        assert complaint == f"gpumem-tui: train.py:6: RuntimeError: {words}"
+
+
+MISSING = {
+    "ImportError('libcudart.so.12: cannot open shared object file', name='splat._C')": "splat._C is compiled for CUDA",
+    "OSError('libtorch_cuda.so: cannot open shared object file')": "whose libtorch_cuda.so is not here",
+    "ModuleNotFoundError(\"No module named 'gsplat'\", name='gsplat')": "it is compiled for CUDA",
+}
+
+
+@pytest.mark.parametrize("error", MISSING)
+def test_a_module_that_lacks_cuda_is_named_as_it_is_imported(project: Project, error: str) -> None:
+    project.write("train.py", f"import torch\nraise {error}\n")
+    complaint = project.predict("python", "train.py").complaint
+    assert complaint.startswith("gpumem-tui: train.py:2: ")
+    assert MISSING[error] in complaint
+    assert complaint.endswith("or run on a real GPU with --gpu 0")
+
+
+def test_a_package_whose_compiled_part_is_missing_is_named(project: Project) -> None:
+    project.write("splatting/csrc/forward.cu", "__global__ void k() {}")
+    project.write("splatting/__init__.py", "_C = None\ndef render(x):\n    return _C.forward(x)\n")
+    project.write("train.py", "import torch, splatting\nsplatting.render(torch.ones(1, device='cuda'))\n")
+    complaint = project.predict("python", "train.py").complaint
+    assert "its package is compiled for CUDA (splatting/csrc/forward.cu)" in complaint
+    assert complaint.startswith("gpumem-tui: splatting/__init__.py:3: ")
+
+
+@pytest.mark.scripts
+@needs("deepspeed")
+def test_an_operator_that_deepspeed_would_compile_is_refused(project: Project) -> None:
+    project.write(
+        "train.py",
+        "import torch\nfrom deepspeed.ops.op_builder import FusedLambBuilder\nFusedLambBuilder().load()\n",
+    )
+    complaint = project.predict("python", "train.py").complaint
+    assert complaint.startswith(
+        "gpumem-tui: train.py:3: DeepSpeed's operator fused_lamb is compiled for CUDA (fused_lamb"
+    )

@@ -70,6 +70,7 @@ def presented_as_cuda(gpu: SimulatedGpu, devices: int = 1, rank: int = 0) -> Ite
             _follow_autocast(replacements)
             pickling.follow(replacements, gpu, _follow_loading(replacements))
             _follow_threads(replacements, gpu, names)
+            gpu.mode._allow_unsafe_data_ptr_access = False  # machine code gets none, Python that of `cuda_names`
             recorder, sites = gpu.recorder, gpu.sites
             placing.begin(devices, lambda: recorder.allocations, sites.calling_line, recorder.place_of)
             yield

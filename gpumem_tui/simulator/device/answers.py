@@ -23,6 +23,7 @@ COPIES = (TO_COPY, COPY)
 """Operators that bring tensors to the device, and back."""
 
 _make_subclass: Any = torch.Tensor._make_subclass
+_refuse_address: Any = torch._C._set_throw_on_mutable_data_ptr
 _warn_of_address: Any = torch._C._set_warn_deprecated_on_mutable_data_ptr
 
 Key = tuple[Any, ...]
@@ -169,7 +170,7 @@ class Answers:
         made: torch.Tensor = _make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=self._device
         )
-        _warn_of_address(made)  # as of the tensors of a mode that lets their address be asked for
+        (_warn_of_address if self._mode._allow_unsafe_data_ptr_access else _refuse_address)(made)
         vars(made).update(self._attributes)
         return made
 
