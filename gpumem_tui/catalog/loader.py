@@ -17,7 +17,7 @@ import msgspec
 
 from gpumem_tui.catalog.huggingface import CONFIGS, HfConfig
 from gpumem_tui.catalog.shapes import FAMILIES, CatalogError, Gpu, GpuSpeed, ModelShape, ShapeError
-from gpumem_tui.memory import MIB
+from gpumem_tui.memory import MIB, format_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,12 +91,49 @@ def models() -> Mapping[str, ModelShape]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of that name.
+    """Return the GPU of that name, or of the one name that it is short for: ``4090``, ``rtx4090``, ``H100-80GB``.
+
+    None is chosen of those that differ in their memory alone, nor one whose name has a further word: ``h100`` is not
+    ``h100-nvl-94gb``, ``4070-ti`` no ``rtx-4070-ti-super-16gb``.
 
     Raises:
-        CatalogError: there is none; the message suggests the nearest names.
+        CatalogError: there is none, or there are several; the message lists them with their memory, or the nearest.
     """
+    if name in gpus():
+        return gpus()[name]
+    named = {entry: frozenset[str]() for entry, gpu in gpus().items() if _name_parts(gpu.title) == _name_parts(name)}
+    meant = named or {entry: words for entry in gpus() if (words := _further_words(name, entry)) is not None}
+    several = [entry for entry, words in meant.items() if not words] or list(meant)
+    if len(several) == 1 and not meant[several[0]]:
+        return gpus()[several[0]]
+    if len(several) > 1:
+        listed = ", ".join(f"{entry} ({format_bytes(gpus()[entry].total_bytes)})" for entry in several)
+        raise CatalogError(f"{name!r} is short for several GPUs: {listed}")
     return _found("GPU", name, gpus())
+
+
+_OF_EVERY_NAME = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "rtx", "gtx", "gb", "gib"})
+"""Words of a GPU's name that distinguish it from no other."""
+
+
+def _name_parts(name: str) -> list[str]:
+    """Return words and numbers: ``["a", "100", "80"]`` of ``A100-SXM4-80GB``."""
+    parts = re.findall(r"[a-z]+|\d+", re.sub(r"sxm\d?", "", name.lower()))
+    return [part for part in parts if part not in _OF_EVERY_NAME]
+
+
+def _further_words(short: str, name: str) -> frozenset[str] | None:
+    """Return the words of a GPU's name that a shorter one leaves out, but for its memory; None where it is no part.
+
+    >>> _further_words("4070", "rtx-4070-ti-super-16gb") == {"ti", "super"}, _further_words("4070", "rtx-4080-16gb")
+    (True, None)
+    """
+    wanted, parts = _name_parts(short), _name_parts(name)
+    for start in range(len(parts) - len(wanted) + 1 if wanted else 0):
+        if parts[start : start + len(wanted)] == wanted:
+            left = parts[:start] + parts[start + len(wanted) :]
+            return frozenset(part for part in left if not part.isdigit())
+    return None
 
 
 def multiprocessors_of(total_bytes: int, compute_capability: tuple[int, int]) -> int | None:
@@ -142,12 +179,17 @@ def _about(size_bytes: int, other_bytes: int) -> bool:
 
 
 def find_model(name: str) -> ModelShape:
-    """Return the model of that name.
+    """Return the model of that name, however its words are joined: ``llama3-8b`` is ``llama-3-8b``.
 
     Raises:
         CatalogError: there is none; the message suggests the nearest names.
     """
-    return _found("model", name, models())
+    same = [entry for entry in models() if _model_parts(entry) == _model_parts(name)]
+    return _found("model", same[0] if len(same) == 1 else name, models())
+
+
+def _model_parts(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|\d+", name.lower())
 
 
 def shape_from_hf_config(config: Mapping[str, object], name: str) -> ModelShape:

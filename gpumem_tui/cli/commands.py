@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from importlib import import_module
 
 import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from gpumem_tui import __version__
 from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, metrics_option, watch_hosts
@@ -115,6 +117,25 @@ def _elsewhere(error: click.ClickException) -> str:
     if not isinstance(error, click.NoSuchOption) or error.option_name != "--host" or error.ctx is None:
         return ""
     return f" {_run_there(error.ctx.info_name or '')}"
+
+
+@add_completion_class
+class _Bash(BashComplete):
+    """bash takes ``sim:NAME`` for three words, and replaces the last of them alone."""
+
+    name = "bash"
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before, and what is typed of the last one."""
+        words, begun = super().get_completion_args()
+        every = [*words, begun, ""] if begun == ":" else [*words, begun]
+        is_simulated = every[-3:-1] == ["sim", ":"]
+        return (every[:-3], f"sim:{every[-1]}") if is_simulated else (words, begun)
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return a value without what bash has already."""
+        has_colon = ":" in os.environ["COMP_WORDS"].split()
+        return super().format_completion(item).replace("sim:", "", 1 if has_colon else 0)
 
 
 def run() -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import cloup
+from click.shell_completion import CompletionItem
 
 from gpumem_tui.cli.types import Decorator, Whole
 from gpumem_tui.options.table import SECTIONS, Section
@@ -47,6 +48,13 @@ class SectionedOption(click.Option):
         record = super().get_help_record(ctx)
         return record if self.is_common or _EVERY in ctx.meta else None
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what could be typed: names of the catalog of a GPU and of a model."""
+        names = _NAMES.get(self.name or "")
+        if names is None:
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+
     def get_help_extra(self, ctx: click.Context) -> Any:
         """Return what stands behind the sentence: the default of a number; in the long help every one, and bounds."""
         extra = super().get_help_extra(ctx)
@@ -62,6 +70,21 @@ class SectionedOption(click.Option):
         if isinstance(self.type, click.Choice):
             return (self.name or "").upper()
         return "N" if isinstance(self.type, Whole) else metavar
+
+
+def _gpu_names() -> list[str]:
+    from gpumem_tui.catalog.loader import gpus
+
+    return [f"sim:{name}" for name in gpus()]
+
+
+def _model_names() -> list[str]:
+    from gpumem_tui.catalog.loader import models
+
+    return list(models())
+
+
+_NAMES = {"gpu": _gpu_names, "model": _model_names}
 
 
 def sectioned(*words: str, section: Section, is_common: bool = False, **kwargs: Any) -> Decorator:

@@ -43,7 +43,7 @@ class Options(SearchTerms):
 
     Attributes:
         trained: what is trained, and how.
-        gpu: an index, a UUID or ``sim:NAME``; None for the first free one.
+        gpu: an index, a UUID, a name or ``sim:NAME``; None for the first free one.
         share: use a GPU that others use.
         python: the interpreter that has torch; None for this one.
         target_tokens: `target_batch` in tokens; None for none.

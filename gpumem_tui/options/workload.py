@@ -22,10 +22,10 @@ from gpumem_tui.catalog.loader import (
     NoClosedFormError,
     find_gpu,
     find_model,
+    is_same_product,
     shape_from_hf_config,
 )
-from gpumem_tui.catalog.loader import gpus as catalog_gpus
-from gpumem_tui.catalog.shapes import CatalogError, ModelShape
+from gpumem_tui.catalog.shapes import CatalogError, Gpu, ModelShape
 from gpumem_tui.errors import OptionError
 from gpumem_tui.formula.checks import check_adapters, check_recipe, counts_blocks, fault
 from gpumem_tui.formula.recipe import (
@@ -264,7 +264,9 @@ def simulated_device(name: str, reason: str = "") -> Device:
 
 
 def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:
-    """Return the device for ``--gpu WANTED`` (an index, a UUID, ``sim:NAME``; None for the first free one).
+    """Return the device for ``--gpu WANTED``: an index, a UUID, a name or ``sim:NAME``; None for the first free one.
+
+    A name is one of this machine's GPUs where there is such a one, else it is simulated.
 
     Raises:
         OptionError: no such device, or one that others use and `share` is False.
@@ -273,20 +275,40 @@ def choose_device(wanted: str | None, gpus: tuple[RealGpu, ...] | Unknown, *, sh
         return simulated_device(wanted.removeprefix("sim:"))
     if wanted is None:
         return _first_free(gpus, share=share)
-    name = wanted if wanted in catalog_gpus() else ""
-    if isinstance(gpus, Unknown):
-        raise OptionError(
-            f"--gpu: {wanted!r} is not available: {gpus.reason}; --gpu sim:{name or DEFAULT_GPU} simulates one"
-        )
-    found = [gpu for gpu in gpus if wanted in (str(gpu.index), gpu.uuid)]
+    here = () if isinstance(gpus, Unknown) else gpus
+    found = [gpu for gpu in here if wanted in (str(gpu.index), gpu.uuid)]
     if not found:
-        known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
-        simulated = f"sim:{name or 'NAME'} simulates one"
-        raise OptionError(f"--gpu: there is no GPU {wanted!r} here; there are {known}, and {simulated}")
+        named = _named(wanted, gpus)
+        found = [gpu for gpu in here if is_same_product(gpu.name, gpu.total_bytes, named)]
+        found.sort(key=lambda gpu: not gpu.is_free)
+        if not found:
+            return Device(named, simulated=True, reason=f"no {named.title} on this machine")
     gpu = found[0]
     if not gpu.is_free and not share:
         raise OptionError(f"--gpu: {_in_use(gpu)}; --share searches in what they leave")
     return _real(gpu, share=share)
+
+
+def _named(wanted: str, gpus: tuple[RealGpu, ...] | Unknown) -> Gpu:
+    """Return the GPU of the catalog that is called so.
+
+    Raises:
+        OptionError: none is; the line says what is here.
+    """
+    try:
+        return find_gpu(wanted)
+    except CatalogError as error:
+        if not _NUMBER_OR_UUID.match(wanted):
+            raise OptionError(f"--gpu: {error}") from error
+        if isinstance(gpus, Unknown):
+            why = f"{wanted!r} is not available: {gpus.reason}; --gpu sim:{DEFAULT_GPU} simulates one"
+        else:
+            known = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
+            why = f"there is no GPU {wanted!r} here; there are {known}, and sim:NAME simulates one"
+        raise OptionError(f"--gpu: {why}") from error
+
+
+_NUMBER_OR_UUID = re.compile(r"$|\d{1,2}$|(GPU|MIG)-")
 
 
 def _first_free(gpus: tuple[RealGpu, ...] | Unknown, *, share: bool) -> Device:

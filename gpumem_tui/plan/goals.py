@@ -52,9 +52,11 @@ class Goals:
         if not 1 <= self.node_gpus <= 1024:
             raise OptionError(f"--node-gpus: must be from 1 to 1,024, not {self.node_gpus:,}")
         try:
-            _ = [find_gpu(name) for name, _ in self.prices]
+            short = next(((name, found) for name, _ in self.prices if (found := find_gpu(name).name) != name), None)
         except CatalogError as error:
             raise OptionError(f"[prices] in the settings: {error}") from error
+        if short is not None:
+            raise OptionError(f"[prices] in the settings: write {short[1]} for {short[0]}")
 
 
 NO_GOALS = Goals()

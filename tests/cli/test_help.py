@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 import pytest
 
@@ -34,6 +40,21 @@ def test_a_shell_completes_commands_and_options(program: Program) -> None:
     assert program(env={**asked, "COMP_WORDS": "gpumem-tui mo"}).out.split() == ["plain,monitor", "plain,models"]
     options = program(env={**asked, "COMP_WORDS": "gpumem-tui search --prec", "COMP_CWORD": "2"})
     assert options.out.split() == ["plain,--precision"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--gpu sim:rtx-40", "plain,sim:rtx-4090-24gb"),
+        ("--gpu sim", "plain,sim:h100-80gb"),
+        ("--model llama-3-", "plain,llama-3-8b"),
+    ],
+)
+def test_a_shell_completes_gpus_and_models(program: Program, typed: str, said: str) -> None:
+    asked = {"_GPUMEM_TUI_COMPLETE": "bash_complete", "COMP_CWORD": "3", "COMP_WORDS": f"gpumem-tui predict {typed}"}
+    found = program(env=asked).out.split()
+    assert said in found
+    assert all(line.removeprefix("plain,").startswith(typed.split()[1]) for line in found)
 
 
 TRAINS = ("predict", "search", "plan")
@@ -89,3 +110,25 @@ def test_a_command_without_the_two_dashes_is_told_where_they_go(program: Program
     assert "`gpumem-tui predict --gpu sim:h100-80gb -- python train.py --lr 3`" in done.err
     assert "torchrun: write -- before" in program("plan", "torchrun", "train.py").err
     assert "write --" not in program("predict", "--workload", "train.py", "--nope").err
+
+
+@pytest.mark.parametrize("begun", ["sim : rtx-40", "sim :"])
+def test_bash_is_given_what_comes_after_the_colon(program: Program, begun: str) -> None:
+    typed = f"gpumem-tui predict --gpu {begun}"
+    place = str(len(typed.split()) - 1)
+    asked = {"_GPUMEM_TUI_COMPLETE": "bash_complete", "COMP_CWORD": place, "COMP_WORDS": typed}
+    assert "plain,rtx-4090-24gb" in program(env=asked).out.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_a_real_bash_completes_a_simulated_gpu(program: Program, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(program(env={"_GPUMEM_TUI_COMPLETE": "bash_source"}).out)
+    words = "COMP_WORDS=(gpumem-tui predict --gpu sim : rtx-409); COMP_CWORD=5; "
+    ask = "_gpumem_tui_completion gpumem-tui; echo ${COMPREPLY[@]}"
+    program_there = tmp_path / "gpumem-tui"
+    program_there.write_text(f"#!/bin/sh\nexec {sys.executable} -m gpumem_tui\n")
+    program_there.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", f". {script}; {words}{ask}"], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["rtx-4090-24gb"], done.stderr

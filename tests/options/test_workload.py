@@ -86,7 +86,7 @@ class TestWorkload:
         [
             (WorkloadOptions(model="gpt2", config="c.json"), "--model and --config: give only one of them"),
             (WorkloadOptions(sharding="zero3"), "--sharding zero3: needs more than one GPU to shard over"),
-            (WorkloadOptions(model="gpt-2"), "--model: unknown model 'gpt-2': did you mean gpt2"),
+            (WorkloadOptions(model="gpt-3"), "--model: unknown model 'gpt-3': did you mean gpt2"),
             (WorkloadOptions(changes={"heads": 7}), "--heads: 7 heads do not divide a hidden size of 768"),
             (WorkloadOptions(changes={"seq_len": -5}), "--seq-len: must be at least 1, not -5"),
             (WorkloadOptions(changes={"seq_len": 2048}), "--seq-len: gpt2 has 1024 positions, 2048 is beyond"),
@@ -201,11 +201,22 @@ class TestDevice:
         device = choose_device("sim:t4-16gb", (_gpu(0),), share=False)
         assert (device.gpu.name, device.simulated, device.reason) == ("t4-16gb", True, "")
 
+    def test_a_gpu_that_is_not_here_is_simulated_by_its_name(self) -> None:
+        device = choose_device("4090", (_gpu(0),), share=False)
+        said = (device.gpu.name, device.simulated, device.reason)
+        assert said == ("rtx-4090-24gb", True, "no NVIDIA GeForce RTX 4090 on this machine")
+        assert choose_device("4090", Unknown("no NVIDIA driver"), share=False) == device
+
+    def test_a_gpu_that_is_here_is_found_by_its_name_the_free_one_first(self) -> None:
+        device = choose_device("h100-80gb", (_gpu(0, used_gib=20, pids=(7,)), _gpu(1)), share=False)
+        assert (device.uuid, device.simulated) == ("GPU-11", False)
+
     @pytest.mark.parametrize(
         ("wanted", "line"),
         [
             ("9", "--gpu: there is no GPU '9' here; there are 0 (NVIDIA H100 80GB HBM3), and sim:NAME simulates one"),
-            ("sim:a100", "--gpu: unknown GPU 'a100': did you mean"),
+            ("sim:a100", "--gpu: 'a100' is short for several GPUs: a100-40gb (40.00 GiB), "),
+            ("rtx4091", "--gpu: unknown GPU 'rtx4091': did you mean rtx-4090-24gb"),
         ],
     )
     def test_an_unknown_device_is_one_line(self, wanted: str, line: str) -> None:

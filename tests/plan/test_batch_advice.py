@@ -87,7 +87,8 @@ class TestLearningRate:
         (Goals(tokens=5), False, "--tokens: this network has no tokens"),
         (Goals(price=-1), True, "--price: must be"),
         (Goals(batch_multiple=0), True, "--batch-multiple: must be"),
-        (Goals(prices=(("a100_40gb", 1.0),)), True, "prices. in the settings: unknown GPU .* did you mean a100-40gb"),
+        (Goals(prices=(("a100_40gb", 1.0),)), True, "prices. in the settings: write a100-40gb for a100_40gb"),
+        (Goals(prices=(("a100-41gb", 1.0),)), True, "prices. in the settings: unknown GPU .* did you mean a100-40gb"),
     ],
 )
 def test_goals_that_cannot_be(goals: Goals, has_tokens: bool, said: str) -> None:
