@@ -204,7 +204,7 @@ def predict_or_exit(
         if error.kind == "torch" and config.workload.shape is not None:
             return Prediction(config.formula, Unknown(str(error))), None
         if words := _with_rows(str(error)):
-            note(f"to assume that half is kept there:\n  {words}")
+            note(words)
         raise SystemExit(complain(str(error), error.exit_code)) from error
     except ChildDied as error:
         raise SystemExit(complain(f"tracing failed: {error}", EXIT_FAILED)) from error
@@ -215,12 +215,17 @@ def predict_or_exit(
 
 
 def _with_rows(reason: str) -> str:
-    """Return the line that was typed with fewer of the rows that a reason assumes; empty where it assumes none."""
-    place = re.search(r" at (\S+:\d+) \(--assume-rows", reason)
+    """Return the line that was typed with fewer of the rows that a reason assumes, or with a number that it lacks.
+
+    Empty where it does neither.
+    """
+    place = re.search(r" at (\S+:\d+) \(--assume-rows( \S+=NUMBER)?", reason)
     if place is None or "--" not in sys.argv:
         return ""
+    words, number = ("to assume 1,024 there", 1024) if place[2] else ("to assume that half is kept there", 0.5)
     split = sys.argv.index("--")
-    return shlex.join(["gpumem-tui", *sys.argv[1:split], "--assume-rows", f"{place[1]}=0.5", *sys.argv[split:]])
+    typed = ["gpumem-tui", *sys.argv[1:split], "--assume-rows", f"{place[1]}={number}", *sys.argv[split:]]
+    return f"{words}:\n  {shlex.join(typed)}"
 
 
 def _check_target(option: str, path: Path) -> None:

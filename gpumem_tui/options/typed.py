@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 from gpumem_tui.memory import GIB, KIB, MIB
@@ -41,12 +42,12 @@ def size_text(size_bytes: int) -> str:
 
 
 def rows_text(rows: Iterable[tuple[str, float]]) -> str:
-    """Return shares of rows as they are typed, with a space between two."""
-    return " ".join(f"{place}={share:g}" if place else f"{share:g}" for place, share in rows)
+    """Return shares, or numbers, of rows as they are typed, with a space between two."""
+    return " ".join(f"{place}={share:.15g}" if place else f"{share:.15g}" for place, share in rows)
 
 
 def rows_from(text: str) -> tuple[str, float]:
-    """Return a share, or FILE:LINE=SHARE for one place, as (place, share).
+    """Return a share, or FILE:LINE=SHARE or FILE:LINE=NUMBER for one place, as (place, share or number).
 
     Raises:
         ValueError: it is neither; one line says what to type.
@@ -56,8 +57,8 @@ def rows_from(text: str) -> tuple[str, float]:
         found = float(share)
     except ValueError:
         found = -1.0
-    if not 0 <= found <= 1 or (place and not re.search(r":\d+$", place)):
-        raise ValueError(f"{text!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE")
+    if not 0 <= found <= (sys.maxsize if place else 1) or (place and not re.search(r":\d+$", place)):
+        raise ValueError(f"{text!r} is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE or FILE:LINE=NUMBER")
     return place, found
 
 

@@ -348,22 +348,139 @@ def test_what_a_program_passes_to_its_own_functions_is_a_size_where_these_take_i
     assert [(one["place"], one["high"]) for one in done.json["traced"]["assumptions"]] == [("train.py:31", 1000)]
 
 
-def test_a_size_from_a_number_that_nothing_bounds_is_one_clear_line(project: Project) -> None:
+NOTHING_BOUNDS = """
+import torch
+from sizes import padded
+
+class Lengths:
+    def __init__(self, net):
+        self.net, self.longest = net, 0
+
+    def read(self, x):
+        {read}
+
+    def made(self):
+        return torch.zeros(50, {size}, device="cuda")
+
+net = torch.nn.Linear(16, 16).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+lengths, found = Lengths(net), []
+for _ in range(3):
+    x = torch.randn(50, 16).cuda()
+    lengths.read(x)
+    print("made", lengths.made().shape)
+    net(x).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "size"),
+    [
+        ("self.longest = self.net(x).sum(1).exp().round().long().max().item()", "self.longest"),
+        pytest.param("self.longest = int(self.net(x).exp().sum()) // 2", "self.longest + 24", marks=pytest.mark.slow),
+        pytest.param(
+            "share = self.net(x).sigmoid().mean().item(); self.longest = int(share)", "self.longest",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("self.longest = len(padded(x, int(self.net(x).exp().sum())))", "50", marks=pytest.mark.slow),
+        pytest.param(
+            "all = []; all.append(self.net(x).exp().sum().long().item()); self.longest = max(all)", "self.longest",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_a_size_from_a_number_that_nothing_bounds_is_one_clear_line(project: Project, read: str, size: str) -> None:
+    """Also where an attribute holds it, another file's function takes it, or the program makes it whole."""
+    project.write("train.py", NOTHING_BOUNDS.format(read=read, size=size))
+    project.write("sizes.py", "import torch\n\ndef padded(x, count):\n    return x.new_zeros(count)\n")
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert done.complaint.startswith("gpumem-tui: a size is taken from a number that only the GPU computes")
+    assert done.complaint.endswith("read at train.py:10 (--assume-rows train.py:10=NUMBER gives it)")
+    copied = done.stderr.splitlines()[-2]
+    assert copied.startswith("  gpumem-tui predict --json --gpu sim:a100-80gb --assume-rows train.py:10=1024 -- ")
+    told = project.predict("python", "train.py", options=("--assume-rows", "train.py:10=48"))
+    assert told.code == 0, told.stderr
+    assert "made torch.Size([50, 48])" in told.stderr or size != "self.longest"
+    assert "train.py:10: 48 is read (--assume-rows)" in told.json["traced"]["notes"]
+
+
+def test_numbers_that_are_only_logged_or_compared_end_nothing(project: Project) -> None:
     project.write(
         "train.py",
         """
+        import math
         import torch
 
-        net = torch.nn.Linear(16, 16).cuda()
-        lengths = net(torch.randn(50, 16).cuda()).sum(1).exp().round().long()
-        longest = lengths.max().item()
-        mask = torch.arange(longest, device="cuda")[None] < lengths[:, None]
+        net = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        best, losses, history = math.inf, [], {}
+        for step in range(3):
+            loss = net(torch.randn(100, 64).cuda()).square().mean()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            value = loss.item()
+            losses.append(value)
+            if not math.isfinite(value) or math.isnan(float(norm)):
+                raise SystemExit("not finite")
+            best = min(best, value)
+            history[step] = losses[-10:], sum(losses) / len(losses), losses[: len(losses) // 2]
+            print(f"{value:.3f} {float(norm):.2f} {round(value)} {int(100 * value)} %", "#" * int(10 * value))
+            plateau.step(value)
+            rounds = 0
+            while loss.item() > 1.0 and rounds < 3:
+                rounds += 1
         """,
     )
     done = project.predict("python", "train.py")
-    assert done.code == 2
-    assert done.complaint.startswith("gpumem-tui: a size is taken from a whole number that only the GPU computes")
-    assert done.complaint.endswith("(train.py:6)")
+    assert done.code == 0, done.stderr
+    assert done.json["traced"]["assumptions"] == []
+
+
+PERIODS = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(8, 8, 3, padding=1)
+
+    def periods(self, x):
+        strength = torch.fft.rfft(x, dim=1).abs()
+        mean = strength.mean(0).mean(-1)
+        mean[0] = 0
+        best = torch.topk(mean, 5)[1].detach().cpu().numpy()
+        return x.shape[1] // best, strength.mean(-1)[:, best]
+
+    def forward(self, x):
+        found, weights = self.periods(x)
+        print("periods", found.tolist())
+        made = []
+        for period in found:
+            whole = -(-x.shape[1] // period) * period
+            padded = torch.cat((x, x.new_zeros(len(x), whole - x.shape[1], 8)), 1)
+            images = padded.reshape(len(x), whole // period, period, 8).permute(0, 3, 1, 2)
+            made.append(self.layer(images).permute(0, 2, 3, 1).reshape(len(x), whole, 8)[:, : x.shape[1]])
+        return x + (torch.stack(made, -1) * weights.softmax(1)[:, None, None]).sum(-1)
+
+net = Block().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net(torch.randn(4, 192, 8).cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_periods_are_of_places_that_differ_and_none_is_divided_by_zero(project: Project) -> None:
+    """As TimesNet folds a series by its five strongest frequencies."""
+    project.write("train.py", PERIODS)
+    done = project.predict("python", "train.py")
+    assert "periods [192, 96, 64, 48, 38]" in done.stderr, done.stderr
+    assert "periods [2, 2, 2, 2, 2]" in done.stderr, "at the other end"
 
 
 @pytest.mark.parametrize("option", [pytest.param("0.125", marks=pytest.mark.slow), "train.py:13=0.125"])

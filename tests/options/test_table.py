@@ -91,7 +91,11 @@ def test_a_value_is_read_as_it_is_shown(name: str, text: str, value: Any) -> Non
         ("headroom", "x", "--headroom: must be a number from 0 to 0.99, not x"),
         ("timeout_s", "0.5", "--timeout: must be a number from 1 to 1e+06, not 0.5"),
         ("limit_bytes", "lots", "--limit: 'lots' is not a size such as 20GiB or 512MiB"),
-        ("assumed_rows", "2", "--assume-rows: '2' is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE"),
+        (
+            "assumed_rows",
+            "2",
+            "--assume-rows: '2' is not a share from 0 to 1 such as 0.25, or FILE:LINE=SHARE or FILE:LINE=NUMBER",
+        ),
     ],
 )
 def test_what_is_no_value_is_one_line_that_names_the_option(name: str, text: str, line: str) -> None:

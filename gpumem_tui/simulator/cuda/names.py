@@ -136,7 +136,11 @@ def text_of(tensor: torch.Tensor) -> str:
         if not is_here(tensor):
             return str(torch._tensor_str._str(tensor))
         values = backend._gpu.mode.values
-        found = values.of(tensor.detach()) if tensor.dim() else values.copied_to_host(tensor, as_size=False)
+        found = (
+            values.of(tensor.detach())
+            if tensor.dim()
+            else torch.tensor(values.read(tensor), dtype=tensor.dtype, device="cpu")
+        )
         text = f"tensor(..., size={tuple(tensor.shape)})" if found is None else torch._tensor_str._str(found)
         head, separator, tail = text[:-1].partition(", dtype=")
         grad = (

@@ -43,6 +43,7 @@ from gpumem_tui.simulator.device.shapes import (
     in_words,
     is_unique,
     looked_at,
+    part_of,
     result_by_example,
 )
 from gpumem_tui.simulator.device.taken import FEW
@@ -183,7 +184,7 @@ class Results:
         of = math.prod(shape)
         told = self.told(func)
         if told is not None:
-            return by_assumption(func, args, math.ceil(of * told), "evenly")
+            return by_assumption(func, args, part_of(told, of), "evenly")
         if is_unique(func):
             return by_assumption(func, args, self._differing(args[0], of), "evenly")
         is_mask = func is not NONZERO or not args[0].is_floating_point()
@@ -202,6 +203,10 @@ class Results:
     def told(self, func: Any) -> float | None:
         """Return what share an operator was said to keep at this line of the program; None where nothing was."""
         return self._assumed_rows.at(self._gpu.sites.calling_line(), func)
+
+    def number(self) -> float | None:
+        """Return the number that this line of the program is said to read; None where none is given."""
+        return self._assumed_rows.number(self._gpu.sites.calling_line())
 
     def _kept(self, func: Any, args: tuple[Any, ...], of: int) -> int:
         """Return how many of the elements that an operator looks at it keeps."""

@@ -116,7 +116,8 @@ class AssumedRows:
     """The share of rows assumed to be kept by operators such as `nonzero`, whose count unknown values decide.
 
     Attributes:
-        shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1.
+        shares: by place in the program (``FILE:LINE``; empty for every other one) the share, from 0 to 1, or, above
+            1, the number of rows.
         end: which end is taken elsewhere.
         used: a line for each place at which something was assumed.
         taken: what was assumed of rows, by place.
@@ -133,7 +134,15 @@ class AssumedRows:
         if found is None:
             found = dict(self.shares).get("")
         if found is not None:
-            self.used[f"{line}: {func} is assumed to keep {100 * found:g} % (--assume-rows)"] = None
+            kept = f"{100 * found:g} %" if found <= 1 else f"{found:,.0f}"
+            self.used[f"{line}: {func} is assumed to keep {kept} (--assume-rows)"] = None
+        return found
+
+    def number(self, line: str) -> float | None:
+        """Return the number that a line of the program is said to read, None where none is given."""
+        found = next((number for place, number in self.shares if place and line.endswith(place)), None)
+        if found is not None:
+            self.used[f"{line}: {found:,.15g} is read (--assume-rows)"] = None
         return found
 
     @property
@@ -154,6 +163,11 @@ class AssumedRows:
             self.taken[key] = new
         elif before.high == new.high and before.rows < new.rows:
             self.taken[key] = replace(before, rows=new.rows)
+
+
+def part_of(told: float, of: int, low: int = 0) -> int:
+    """Return how many of `of` rows a share of them is, or a number above 1 itself; `low` at the least."""
+    return low + math.ceil(told * (of - low)) if told <= 1 else max(low, min(of, round(told)))
 
 
 def is_unique(func: Any) -> bool:

@@ -144,6 +144,25 @@ class Uniform:
             return self.classes.kept(self.which, end)
         return self.high if end == "most" or not self.is_open else min(self.high, max(self.low, FEW))
 
+    def sizes(self, tensor: torch.Tensor, end: End, *, least: int) -> torch.Tensor:
+        """Return the numbers from which a program takes sizes, for each element of a tensor, on the host.
+
+        Places that differ, as those of a row's best two, are one behind the other.
+
+        Args:
+            least: below which none is taken, as where the program divides by it.
+        """
+        low, high = min(max(self.low, least), self.high), self.high
+        first = min(max(self.size(end), low), high)
+        found = torch.full(tensor.shape, first, dtype=tensor.dtype, device="cpu")
+        count = tensor.numel()
+        most = self.classes.most if self.classes is not None and self.classes.elements == count else 0
+        of_row = count // most if most else 1
+        if self.is_place and 1 < of_row <= min(count, high - low + 1):
+            steps = torch.arange(count, dtype=tensor.dtype, device="cpu").remainder(of_row).view(tensor.shape)
+            found += steps if end == "most" else -steps
+        return found
+
 
 class Rows(NamedTuple):
     """How many rows are kept, and at least and at most."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,13 @@ from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler
 from gpumem_tui.simulator.device.kinds import plain
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
-from gpumem_tui.simulator.device.shapes import Untraceable
+from gpumem_tui.simulator.device.shapes import Untraceable, part_of
 from gpumem_tui.simulator.device.sparse import SparseTensors
-from gpumem_tui.simulator.device.uses import use, way_to_rows
+from gpumem_tui.simulator.device.taken import WHOLE, Uniform
+from gpumem_tui.simulator.device.uses import divides, use, way_to_rows
 from gpumem_tui.simulator.device.values import Values
 
-_UNBOUNDED = (
-    "a size is taken from a whole number that only the GPU computes and nothing bounds, and nothing is computed here: "
-    "take it from data of the CPU, bound it (a mask's sum is at most its elements), or run on a real GPU"
-)
+_UNBOUNDED = "a size is taken from a number that only the GPU computes and nothing bounds, and nothing is computed here"
 READ: Any = torch.ops.aten._local_scalar_dense.default
 
 
@@ -76,30 +73,47 @@ class Transfers:
         taken = self._values.taken_for(tensor)
         if taken is not None and taken.is_open and decides():
             return self._values.read(tensor, as_size=not taken.is_place and way_to_rows() is not None)
-        is_size = self._is_size(tensor)
-        share = self._results.told(READ) if is_size and taken is not None else None
-        if taken is None or share is None:
-            return self._values.read(tensor, as_size=is_size)
-        return taken.low + math.ceil(share * (taken.high - taken.low))
+        found = self._to_host(tensor)
+        return found.item() if isinstance(found, torch.Tensor) else found
 
-    def _is_size(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program takes sizes from whole numbers that it reads; note what they are taken for.
+    def _to_host(self, tensor: torch.Tensor) -> Any:
+        """Return what the host gets of numbers: their values, or what they are taken for where these are unknown.
 
         Raises:
-            Untraceable: nothing can be assumed of them.
+            Untraceable: the program takes sizes from them, and nothing can be assumed of them.
         """
+        if (known := self._values.worked(tensor)) is not None:
+            return known
         taken = self._values.taken_for(tensor)
+        is_whole = tensor.dtype in WHOLE
         if tensor.dtype is torch.bool or (taken is not None and not taken.is_open):
-            return False
+            return self._values.unknown(tensor)
+        is_divisor = is_whole and divides()
+        if use(of_whole=is_whole) == "size" or (is_divisor and taken is not None and taken.is_place):
+            return self._sizes(tensor, taken)
+        as_size = taken is not None and not taken.is_place
+        return self._values.unknown(tensor, as_size=as_size) or int(is_divisor)
+
+    def _sizes(self, tensor: torch.Tensor, taken: Uniform | None) -> torch.Tensor | float:
+        """Return unknown numbers from which a program takes sizes, at the end that is traced, and note them.
+
+        Raises:
+            Untraceable: nothing bounds them.
+        """
         if taken is None:
-            if self._values.reads_nothing(tensor) and use() == "size":
-                raise Untraceable(f"{_UNBOUNDED} ({self._gpu.sites.place()})")
-            return False
-        is_size = use() == "size"
-        if is_size and self._results.told(READ) is None:
-            kind: Kind = "place" if taken.is_place else "count"
-            self._results.assume(kind, taken.low, taken.high, taken.size(self._values.end))
-        return is_size or not taken.is_place
+            number = self._results.number()
+            if number is None:
+                line = self._gpu.sites.calling_line()
+                words = f"{_UNBOUNDED}, read at {line} (--assume-rows {line}=NUMBER gives it)"
+                raise Untraceable(words if (place := self._gpu.sites.place()) == line else f"{words} ({place})")
+            return number if tensor.is_floating_point() else round(number)
+        share = self._results.told(READ)
+        if share is not None:
+            return part_of(share, taken.high, taken.low)
+        found = taken.sizes(tensor, self._values.end, least=divides())
+        kind: Kind = "place" if taken.is_place else "count"
+        self._results.assume(kind, taken.low, taken.high, int(found.max()))
+        return found
 
     def _chosen(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the mask that the host gets of one that the GPU computes, if it chooses rows by it; else None."""
@@ -128,7 +142,11 @@ class Transfers:
             source = call.args[0]
             if (chosen := self._chosen(source)) is not None:
                 return chosen.to(call.kwargs.get("dtype") or torch.bool)
-            return self._values.copied_to_host(source, call.kwargs.get("dtype"), as_size=self._is_size(source))
+            found = self._to_host(source)
+            dtype = call.kwargs.get("dtype") or source.dtype
+            if isinstance(found, torch.Tensor):
+                return found.to(dtype, copy=True)
+            return torch.full(source.shape, found, dtype=dtype, device="cpu")
         if self.arriving is not None and type(call.args[0]) is torch.Tensor:
             call.args = (self.arriving(call.args[0]), *call.args[1:])
         result = self._follow(call)
@@ -161,7 +179,8 @@ class Transfers:
         target, source = call.args[:2]
         if (chosen := self._chosen(source)) is not None:
             return torch.Tensor.copy_(target, chosen)
-        return self._values.copy_to_host(target, source, as_size=self._is_size(source))
+        found = self._to_host(source)
+        return torch.Tensor.copy_(target, found) if isinstance(found, torch.Tensor) else target.fill_(found)
 
     def _arrived(self, call: Call, tensor: torch.Tensor) -> None:
         self._memory.note_copy_from_host(tensor)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gpumem_tui.step.sites import callers, is_own
+from gpumem_tui.step.sites import callers, is_installed, is_own
 
 Use = Literal["size", "rows", ""]
 """A value is taken for a size, or rows are chosen by it, or neither is seen."""
@@ -34,6 +35,9 @@ _PASSING = frozenset(
         "asarray", "cumsum", "accumulate", "ceil", "floor", "divmod",
     }
 )  # fmt: skip
+_TO_WHOLE = frozenset(("int", "round", "ceil", "floor", "trunc", "long", "astype"))
+"""Functions and methods that make whole numbers of others."""
+_READING = frozenset(("item", "tolist", "cpu", "numpy", "to"))
 _SELECTING = frozenset(("nonzero", "where", "masked_select", "index_select", "argwhere", "flatnonzero"))
 _LEAVING = (ast.Continue, ast.Break, ast.Return)
 _ROUNDS = 8
@@ -48,20 +52,31 @@ _entered: list[ast.FunctionDef] = []
 
 
 class _Place(NamedTuple):
-    """Where a value is read: a file, the first line of the function, the line."""
+    """Where a value is read: a file, the first line of the function, the line, and the function that it calls there."""
 
     path: str
     first_line: int
     line: int
+    called: str
 
 
-def use() -> Use:
-    """Return what the value that is being read is used for; where the function returns it, by the one that called."""
+def use(*, of_whole: bool = True) -> Use:
+    """Return what the value that is being read is used for; where the function returns it, by the one that called.
+
+    Args:
+        of_whole: whether it is a whole number; any other one is a size only where the program makes one of it.
+    """
     for place in _places():
-        found = _use(place)
+        found = _use(place) if of_whole else _use_of_float(place)
         if found != "returned":
             return found
     return ""
+
+
+def divides() -> bool:
+    """Return whether the function that reads a value divides by it, or by what it works out from it."""
+    place = next(_places(), None)
+    return place is not None and _divides(place)
 
 
 def way_to_rows() -> bool | None:
@@ -74,9 +89,11 @@ def way_to_rows() -> bool | None:
 
 
 def _places() -> Iterator[_Place]:
+    called = ""
     for frame in callers(sys._getframe(2)):
         if is_own(frame.f_code.co_filename):
-            yield _Place(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno)
+            yield _Place(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno, called)
+            called = frame.f_code.co_name
 
 
 @lru_cache(256)
@@ -127,10 +144,110 @@ def _use(place: _Place) -> _Found:
     here = [one for part in parts for one in _comprehensions(part) if _passes(one.iter, reads, place.path)]
     names = frozenset(read | {name for one in here for name in _set_by(one.target)})
     found = _use_of(within, names, place.path, () if here else tuple(reading))
+    if not found:
+        kept = frozenset(name for name in _followed(within, set(names), place.path) if name.startswith("."))
+        found = _use_of_attributes(within, kept, place.path)
     given = (_use_by_call(node, reads, place.path) for part in parts for node in ast.walk(part))
     if found in ("", "returned") and "rows" in given:
         return "rows"
     return "returned" if not found and any(isinstance(one, ast.Return) for one in reading) else found
+
+
+@lru_cache(None)
+def _divides(place: _Place) -> bool:
+    within = _function(place)
+    if within is None:
+        return False
+    reading = _at(within, place.line)
+    parts = [part for one in reading for part in _parts(one)]
+    reads = _reads if any(_has(part, _reads) for part in parts) else _is_variable
+    read = {
+        name for one in reading if any(_passes(value, reads, place.path) for value in _values(one))
+        for name in _targets(one)
+    }  # fmt: skip
+    is_named = _among(frozenset(_followed(within, read, place.path)))
+    others = [part for one in _statements(within) for part in _parts(one)]
+    return any(_divides_by(part, reads) for part in parts) or any(_divides_by(part, is_named) for part in others)
+
+
+def _divides_by(value: ast.AST, is_one: _Is) -> bool:
+    return any(
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod)
+        and _has(node.right, is_one)
+        for node in ast.walk(value)
+    )
+
+
+@lru_cache(None)
+def _use_of_float(place: _Place) -> _Found:
+    """Return what a number is used for of which the program makes whole ones."""
+    within = _function(place)
+    if within is None:
+        return ""
+    reading = _at(within, place.line)
+    parts = [part for one in reading for part in _parts(one)]
+
+    def reads(node: ast.AST) -> bool:
+        called = _called(node) if isinstance(node, ast.Call) else ""
+        return bool(called) and (called == place.called if place.called else called in _READING)
+
+    if not place.called and not any(_has(part, reads) for part in parts):
+        reads = _reads
+    values = [value for one in reading for value in _values(one)]
+    names = (
+        {name for one in reading for name in _targets(one)} if any(_works_out(one, reads) for one in values) else set()
+    )
+    for _ in range(_ROUNDS):
+        is_named = _among(frozenset(names))
+        more = {
+            name for one in _statements(within) if any(_works_out(value, is_named) for value in _values(one))
+            for name in _targets(one)
+        }  # fmt: skip
+        if more <= names:
+            break
+        names |= more
+    is_named = _among(frozenset(names))
+    others = [part for one in _statements(within) if one not in reading for part in _parts(one)]
+    made = {id(node) for part in parts for node in ast.walk(part) if _makes_whole(node, reads)}
+    made |= {id(node) for part in (*parts, *others) for node in ast.walk(part) if _makes_whole(node, is_named)}
+
+    def is_made(node: ast.AST) -> bool:
+        return id(node) in made
+
+    if any(_is_sized(part, is_made, place.path) for part in (*parts, *others)):
+        return "size"
+    whole = {
+        name for one in _statements(within) if any(_passes(value, is_made, place.path) for value in _values(one))
+        for name in _targets(one)
+    }  # fmt: skip
+    if whole and _use_of(within, frozenset(whole), place.path) == "size":
+        return "size"
+    kept = frozenset(name for name in whole if name.startswith("."))
+    if _use_of_attributes(within, kept, place.path) == "size":
+        return "size"
+    returned = [one for one in _statements(within) if isinstance(one, ast.Return) and one.value is not None]
+    passes = (_works_out(one.value, reads if one in reading else is_named) for one in returned if one.value is not None)
+    return "returned" if any(passes) else ""
+
+
+def _works_out(value: ast.AST, is_one: _Is) -> bool:
+    """Return whether a number is worked out of such a one, and not only compared, or written, with it."""
+    if is_one(value):
+        return True
+    if isinstance(value, ast.Compare | ast.JoinedStr | ast.Dict | ast.Lambda):
+        return False
+    if isinstance(value, ast.Call) and _called(value) in ("len", "size", "numel", "str", "format"):
+        return False
+    if isinstance(value, ast.Attribute) and value.attr in ("shape", "dtype", "device"):
+        return False
+    return any(_works_out(one, is_one) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr))
+
+
+def _makes_whole(node: ast.AST, is_one: _Is) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.FloorDiv) and _works_out(node, is_one)
+    return isinstance(node, ast.Call) and _called(node) in _TO_WHOLE and _works_out(node, is_one)
 
 
 @lru_cache(None)
@@ -150,13 +267,24 @@ def _use_of(within: _Function, names: frozenset[str], path: str, reading: tuple[
     return "returned" if any(_passes(value, is_named, path) for value in returned) else ""
 
 
+@lru_cache(None)
+def _use_of_attributes(within: _Function, names: frozenset[str], path: str) -> _Found:
+    """Return what the other functions of a file use the attributes for that one sets."""
+    tree = source_tree(path)
+    others = [] if tree is None or not names else [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+    found = {_use_of(one, names, path) for one in others if one is not within and one not in _entered}
+    return "size" if "size" in found else "rows" if "rows" in found else ""
+
+
 def _use_by_call(node: ast.AST, is_one: _Is, path: str) -> _Found:
-    """Return what a function of the program's own file uses its arguments for that are such ones."""
-    function = _defined(path).get(_called(node)) if isinstance(node, ast.Call) else None
+    """Return what a function of the program's own uses its arguments for that are such ones."""
+    function, path = _defined(path).get(_called(node), (None, path)) if isinstance(node, ast.Call) else (None, path)
     if function is None or not isinstance(node, ast.Call) or function in _entered:
         return ""
     given = function.args
     names = [one.arg for one in (*given.posonlyargs, *given.args)]
+    if isinstance(node.func, ast.Attribute) and names[:1] in (["self"], ["cls"]):
+        names = names[1:]
     more = [given.vararg.arg] if given.vararg else []
     takes = {*names, *(one.arg for one in given.kwonlyargs)}
     rest = [given.kwarg.arg] if given.kwarg else []
@@ -205,10 +333,37 @@ def _way_to_rows(place: _Place) -> bool | None:
 
 
 @lru_cache(256)
-def _defined(path: str) -> Mapping[str, ast.FunctionDef]:
-    """Return the functions that a file defines, by name."""
+def _defined(path: str) -> Mapping[str, tuple[ast.FunctionDef, str]]:
+    """Return the functions and methods that a file defines, and the program's own that it imports, by name."""
     tree = source_tree(path)
-    return {} if tree is None else {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    if tree is None:
+        return {}
+    found = {one.name: (one, path) for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
+    found |= {one.name: (one, path) for one in tree.body if isinstance(one, ast.FunctionDef)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.ImportFrom) and (other := _file_of(path, one)):
+            theirs = source_tree(other)
+            defined = (
+                {} if theirs is None else {each.name: each for each in theirs.body if isinstance(each, ast.FunctionDef)}
+            )
+            found |= {
+                each.asname or each.name: (defined[each.name], other) for each in one.names if each.name in defined
+            }
+    return found
+
+
+def _file_of(path: str, imported: ast.ImportFrom) -> str:
+    """Return the program's own file that another one imports from; empty where that is a library's."""
+    if imported.level:
+        folders = [os.path.join(os.path.dirname(path), *[os.pardir] * (imported.level - 1))]
+    else:
+        folders = [os.path.dirname(path), *sys.path]
+    words = (imported.module or "").split(".")
+    for folder in folders:
+        for file in (os.path.join(folder, *words) + ".py", os.path.join(folder, *words, "__init__.py")):
+            if os.path.isfile(file):
+                return "" if is_installed(file) else os.path.normpath(file)
+    return ""
 
 
 def _statements(within: ast.AST) -> Iterator[ast.stmt]:
@@ -232,10 +387,18 @@ def _targets(statement: ast.stmt) -> set[str]:
         targets = statement.targets
     elif isinstance(statement, ast.AnnAssign | ast.AugAssign | ast.For):
         targets = [statement.target]
+    elif isinstance(statement, ast.Expr) and (call := _adding(statement)) is not None:
+        targets = [call.func.value] if isinstance(call.func, ast.Attribute) else []
     else:
         targets = []
     walrus = [node.target for part in _parts(statement) for node in ast.walk(part) if isinstance(node, ast.NamedExpr)]
     return {name for one in (*targets, *walrus) for name in _set_by(one)}
+
+
+def _adding(statement: ast.Expr) -> ast.Call | None:
+    """Return the call by which a statement adds to a list."""
+    call = statement.value
+    return call if isinstance(call, ast.Call) and _called(call) in ("append", "extend", "insert") else None
 
 
 def _set_by(target: ast.expr) -> set[str]:
@@ -252,6 +415,8 @@ def _values(statement: ast.stmt) -> list[ast.expr]:
     """Return what a statement sets names to."""
     if isinstance(statement, ast.For):
         return [statement.iter]
+    if isinstance(statement, ast.Expr) and (call := _adding(statement)) is not None:
+        return [*call.args]
     value = getattr(statement, "value", None)
     return [value] if isinstance(value, ast.expr) else [part for part in _parts(statement) if _has(part, _is_walrus)]
 

@@ -181,7 +181,17 @@ class Values:
         return seen.set_(content, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
     def read(self, tensor: torch.Tensor, *, as_size: bool = False) -> Any:
-        """Return the value of a tensor of one element; where it is unknown, false, zero, or a number near zero.
+        """Return the value of a tensor of one element, or what it is taken for (see `unknown`)."""
+        known = self.worked(tensor)
+        return self.unknown(tensor, as_size=as_size) if known is None else known.item()
+
+    def worked(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of a device tensor, also such as were too many to be kept; None where they are unknown."""
+        with self.worked_out():
+            return self._known(tensor)
+
+    def unknown(self, tensor: torch.Tensor, *, as_size: bool = False) -> Any:
+        """Return what each element of unknown values reads as: false, zero, or a number near zero.
 
         Args:
             as_size: whether the program may take a size from it, of which the most is told.
@@ -190,10 +200,6 @@ class Values:
         if isinstance(content, Uniform):
             value = content.size(self.end) if as_size else content.value
             return bool(value) if tensor.dtype is torch.bool else value
-        with self.worked_out():
-            known = self._known(tensor) if content is not None else None
-        if known is not None:
-            return known.item()
         return False if tensor.dtype == torch.bool else UNKNOWN_NUMBER if tensor.is_floating_point() else 0
 
     def taken_for(self, tensor: torch.Tensor) -> Uniform | None:
@@ -201,36 +207,11 @@ class Values:
         content = self._content(tensor)
         return content if isinstance(content, Uniform) else None
 
-    def reads_nothing(self, tensor: torch.Tensor) -> bool:
-        """Return whether whole numbers on the device read as 0, as nothing is known of them."""
-        return tensor.dtype in WHOLE and self.is_unknown(tensor)
-
     def rows(self, mask: torch.Tensor) -> Rows:
         """Return how many elements of a mask are kept, of which not each is known; each time as many."""
         if self.is_unknown(mask):
             self._take_for(mask, self._taken.mask_of(mask))
         return self._taken.rows(mask, self.end)
-
-    def copied_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None, *, as_size: bool) -> torch.Tensor:
-        """Return what the host gets of a device tensor: its values, and as `read` where they are unknown."""
-        found = self._for_host(tensor, as_size=as_size)
-        if isinstance(found, torch.Tensor):
-            return found.to(dtype or tensor.dtype, copy=True)
-        return torch.full(tensor.shape, found, dtype=dtype or tensor.dtype, device="cpu")
-
-    def copy_to_host(self, target: torch.Tensor, tensor: torch.Tensor, *, as_size: bool) -> torch.Tensor:
-        """Write into a tensor of the host what it gets of a device tensor, and return it."""
-        found = self._for_host(tensor, as_size=as_size)
-        return target.copy_(found) if isinstance(found, torch.Tensor) else target.fill_(found)
-
-    def _for_host(self, tensor: torch.Tensor, *, as_size: bool) -> torch.Tensor | float:
-        content = self._content(tensor)
-        with self.worked_out():
-            if (known := self._known(tensor)) is not None:
-                return known
-        if isinstance(content, Uniform):
-            return content.size(self.end) if as_size else content.value
-        return UNKNOWN_NUMBER * tensor.is_floating_point()
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Learn what an operator that ran on the device makes known, and forget what it has changed unknowably."""
