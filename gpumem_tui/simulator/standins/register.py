@@ -8,11 +8,12 @@ published source makes, in its order. Only a followed program on the simulated G
 
 from __future__ import annotations
 
+import ast
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,6 +24,8 @@ from typing import Any
 import torch
 
 from gpumem_tui.simulator.device.gpu import backend
+from gpumem_tui.simulator.device.uses import source_tree
+from gpumem_tui.workload.errors import LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class StandIn:
         compiled: by compiled module its names, in words; stood in for wherever the package is installed or not.
             ``name=other`` is called `other` in `body`.
         layer: by module of its Python part its names; these stand in only where the package is not installed.
-        passed_by: packages that take it where it is installed, unasked, and go on without: they do not find it.
+        passed_by: packages that take it where it is installed, unasked, and go on without: they do not find it. ``*``
+            for every library that only tries to import it.
+        gone: by module of its Python part that its later versions lack: what to say instead.
     """
 
     package: str
@@ -46,6 +51,7 @@ class StandIn:
     compiled: Mapping[str, str]
     layer: Mapping[str, str]
     passed_by: tuple[str, ...] = ()
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_installed(self) -> bool:
@@ -63,6 +69,11 @@ class StandIn:
 
 
 _FLASH_FUNCTIONS = "flash_attn_func"
+_APEX_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
+_UPDATES = (
+    "multi_tensor_adam", "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_sgd",
+    "multi_tensor_adagrad", "multi_tensor_scale", "multi_tensor_axpby",
+)  # fmt: skip
 
 STAND_INS: tuple[StandIn, ...] = (
     StandIn(
@@ -72,6 +83,35 @@ STAND_INS: tuple[StandIn, ...] = (
         body="flash_attn",
         compiled={"flash_attn_2_cuda": "fwd bwd"},
         layer={"flash_attn": _FLASH_FUNCTIONS, "flash_attn.flash_attn_interface": _FLASH_FUNCTIONS},
+    ),
+    StandIn(
+        package="apex",
+        version="25.9",
+        source="apex/optimizers, csrc/layer_norm_cuda.cpp, csrc/multi_tensor_*.cu",
+        body="apex",
+        compiled={
+            "amp_C": "multi_tensor_l2norm multi_tensor_l2norm_mp=multi_tensor_l2norm multi_tensor_lamb "
+            "multi_tensor_l2norm_scale=multi_tensor_l2norm multi_tensor_unscale_l2norm=multi_tensor_l2norm "
+            "multi_tensor_lamb_mp=multi_tensor_lamb multi_tensor_novograd "
+            + " ".join(f"{name}=update_in_place" for name in _UPDATES),
+            "fused_layer_norm_cuda": "forward forward_affine forward_affine_mixed_dtypes rms_forward "
+            "rms_forward_affine rms_forward_affine_mixed_dtypes backward backward_affine rms_backward "
+            "rms_backward_affine",
+        },
+        layer={
+            "apex": "",
+            "apex.multi_tensor_apply": "multi_tensor_applier MultiTensorApply",
+            "apex.normalization": _APEX_NORMS,
+            "apex.normalization.fused_layer_norm": f"{_APEX_NORMS} fused_layer_norm fused_layer_norm_affine "
+            "mixed_dtype_fused_layer_norm_affine fused_rms_norm fused_rms_norm_affine "
+            "mixed_dtype_fused_rms_norm_affine",
+            "apex.optimizers": "FusedAdam FusedLAMB FusedMixedPrecisionLamb FusedSGD FusedAdagrad FusedNovoGrad",
+        },
+        passed_by=("*",),
+        gone={
+            "apex.amp": "apex.amp is not in apex since its release 25.09 (NVIDIA/apex#1896), and is not stood in for: "
+            "use torch.autocast and torch.amp.GradScaler, which are traced"
+        },
     ),
 )
 """All packages that are stood in for."""
@@ -111,8 +151,9 @@ class _Finder(DistributionFinder):
         for one in STAND_INS:
             if fullname in one.compiled:
                 return _spec(fullname, one, one.compiled)
-            if fullname in one.layer and not one.is_installed and _asking() not in one.passed_by:
-                return _spec(fullname, one, one.layer)
+            of_python = {**one.layer, **one.gone}
+            if fullname in of_python and not one.is_installed and not _passes_by(one.passed_by):
+                return _spec(fullname, one, of_python)
         return None
 
     def find_distributions(self, context: Any = DistributionFinder.Context()) -> Iterator[Distribution]:  # noqa: B008
@@ -129,12 +170,25 @@ def _spec(name: str, one: StandIn, modules: Mapping[str, str]) -> ModuleSpec:
     return ModuleSpec(name, _Loader(one, modules[name]), is_package=is_package, origin=f"{one.package}, stood in for")
 
 
-def _asking() -> str:
-    """Return the package whose code asks for a module, past the import system."""
-    frame = sys._getframe(2)
+def _passes_by(packages: Sequence[str]) -> bool:
+    """Return whether the code that asks for a module, past the import system, is one of those that go on without."""
+    frame, searches = sys._getframe(2), False
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        searches = searches or frame.f_globals["__name__"] == "importlib.util"
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages:
+        return True
+    path = frame.f_code.co_filename
+    return "*" in packages and bool(LIBRARIES.search(path)) and (searches or _is_tried(path, frame.f_lineno))
+
+
+def _is_tried(path: str, line: int) -> bool:
+    """Return whether a line of a file is one of those that a program tries."""
+    tree = source_tree(path)
+    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)] if tree is not None else []
+    return any(
+        one.handlers and part.lineno <= line <= (part.end_lineno or part.lineno) for one in tries for part in one.body
+    )
 
 
 def _normalized(name: str) -> str:
@@ -149,7 +203,13 @@ class _Loader(Loader):
         self._names = names
 
     def exec_module(self, module: ModuleType) -> None:
-        """Set each name, and the version."""
+        """Set each name, and the version.
+
+        Raises:
+            ImportError: the package no longer has such a module.
+        """
+        if module.__name__ in self._one.gone:
+            raise ImportError(self._one.gone[module.__name__])
         body = import_module(f"gpumem_tui.simulator.standins.{self._one.body}")
         for name in self._names.split():
             public, _, own = name.partition("=")
