@@ -244,7 +244,7 @@ def _helper(request: ptrace.PtraceRequest) -> ptrace.CallAnswer:
 
 
 def _remote_script(target: Target, answer: str) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix="gpumem-tui-", suffix=".py")
+    descriptor, name = tempfile.mkstemp(prefix="gpumem-tui.", suffix=".py")
     with os.fdopen(descriptor, "w") as file:
         file.write(f"try: __import__('os').unlink({name!a})\nexcept OSError: pass\n{_payload(target, answer)}")
     return Path(name)

@@ -82,6 +82,14 @@ class Folder:
         """
         return os.listdir(self._descriptor)
 
+    def file_system(self) -> os.statvfs_result:
+        """Return how full its file system is.
+
+        Raises:
+            OSError: it cannot be asked.
+        """
+        return os.fstatvfs(self._descriptor)
+
     def status(self, name: str) -> os.stat_result:
         """Return size, times and kind of what has that name; of a link itself.
 

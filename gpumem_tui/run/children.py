@@ -48,8 +48,8 @@ _CONCLUDE_S = 30.0
 """A command that is asked for the steps that it has made has so long to report them."""
 
 _ANSWER_S = 2.0
-_FOLDER = "gpumem-tui-trial-"
-"""How the names of runs' folders begin."""
+_FOLDER = "gpumem-tui.trial-"
+"""How the names of runs' folders begin: not as folders do that probes publish in, which root's viewers look into."""
 
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

@@ -162,7 +162,7 @@ def follow_saving(program: Program) -> None:
         @functools.wraps(save)
         def saved(owner: Any, *args: Any, **kwargs: Any) -> Any:
             left_out()
-            with tempfile.TemporaryDirectory(prefix="gpumem-tui-", ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(prefix="gpumem-tui.", ignore_cleanup_errors=True) as folder:
                 try:
                     return within(save, folder, owner, *args, **kwargs)
                 except torch.OutOfMemoryError:

@@ -144,7 +144,7 @@ def _hasten_lightning(program: Program, module: Any) -> None:
     def sooner(self: Any, *args: Any, **kwargs: Any) -> Any:
         trainer, is_due = self.trainer, check(self, *args, **kwargs)
         if later.awaits("saving") and trainer.checkpoint_callbacks:
-            with tempfile.TemporaryDirectory(prefix="gpumem-tui-") as folder:
+            with tempfile.TemporaryDirectory(prefix="gpumem-tui.") as folder:
                 trainer.save_checkpoint(os.path.join(folder, "sooner.ckpt"))
         is_due |= later.awaits("evaluation") and trainer.enable_validation
         if is_due:

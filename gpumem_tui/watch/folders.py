@@ -26,14 +26,14 @@ def why_unusable(directory: Path) -> str:
     """Say why no process of this user can publish in a folder; empty if one can. A missing folder is not made."""
     try:
         check_directory(directory, (os.getuid(),))
-        return full_reason(directory)
+        return full_reason(directory, os.statvfs(directory))
     except FileNotFoundError:
         try:  # to make another folder there: permissions alone do not say, as nobody makes a folder in /proc
             above = directory.parent
             while not above.exists():
                 above = above.parent
             os.rmdir(tempfile.mkdtemp(prefix=".gpumem-tui-", dir=above))
-            return full_reason(above)
+            return full_reason(above, os.statvfs(above))
         except OSError as error:
             return f"{directory} cannot be made: {error.strerror}"
     except WireError as error:
@@ -42,13 +42,8 @@ def why_unusable(directory: Path) -> str:
         return f"{directory}: {error.strerror}"
 
 
-def full_reason(directory: Path) -> str:
-    """Say why no other process can publish in a folder, if its file system is full; empty if it is not.
-
-    Raises:
-        OSError: it is not there.
-    """
-    found = os.statvfs(directory)
+def full_reason(directory: Path, found: os.statvfs_result) -> str:
+    """Say why no other process can publish in a folder, if its file system is full; empty if it is not."""
     free_bytes = found.f_bavail * found.f_frsize
     if free_bytes >= RING_BYTES:
         return ""
@@ -102,8 +97,11 @@ def _remove_strays(folder: Folder, publish: Collection[tuple[int, int]], now_s: 
     for name in folder.names():
         named = _OF_A_PROCESS.match(name)
         key = (int(named[1]), int(named[2])) if named else (0, 0)
-        if named and key not in publish and now_s - folder.status(name).st_mtime > KEEP_ENDED_S:
-            strays[key].append(name)
+        if named is None or key in publish:
+            continue
+        with suppress(FileNotFoundError):
+            if now_s - folder.status(name).st_mtime > KEEP_ENDED_S:
+                strays[key].append(name)
     living = {(host.inner_pid, host.start_ticks) for host in hosts.every()} if strays else set()
     for name in (name for key, names in strays.items() if key not in living for name in names):
         with suppress(OSError):

@@ -172,7 +172,7 @@ class Watcher:
         """Yield the rings in a folder, with the user whose folder it is."""
         try:
             with Folder(directory, _expected_owners(directory)) as folder:
-                uid, names = folder.owner, folder.names()
+                uid, names, full = folder.owner, folder.names(), full_reason(directory, folder.file_system())
         except FileNotFoundError:
             return
         except WireError as error:
@@ -184,7 +184,7 @@ class Watcher:
         if len(names) > _MOST_NAMES:
             self._refused[str(directory)] = f"{directory} holds {len(names)} files, more than {_MOST_NAMES}"
             return
-        if full := full_reason(directory):
+        if full:
             self._refused[str(directory)] = full
         for name in names:
             path = directory / name

@@ -237,7 +237,7 @@ def test_a_variable_that_keeps_the_script_s_folder_away(tmp_path: Path, monkeypa
 def test_what_killed_processes_left_is_removed_by_the_next_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t") as folders, socket.socket(socket.AF_UNIX) as living:
         monkeypatch.setattr(tempfile, "tempdir", folders)
-        left, used, begun = (Path(folders, f"gpumem-tui-trial-{name}") for name in ("left", "used", "begun"))
+        left, used, begun = (Path(folders, f"gpumem-tui.trial-{name}") for name in ("left", "used", "begun"))
         for folder in (left, used, begun):
             folder.mkdir()
         living.bind(str(used / "events.sock"))
@@ -252,9 +252,9 @@ def test_what_killed_processes_left_is_removed_by_the_next_run(monkeypatch: pyte
 def test_a_viewer_that_is_killed_leaves_no_folder(word: str, is_over: bool, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="t") as folders:  # the path of a socket in it has to be short
         run = _kill_viewer(word, tmp_path, Path(folders), is_over=is_over)
-        wait_until(lambda: not list(Path(folders).glob("gpumem-tui-trial-*")), "the end of the folder")
+        wait_until(lambda: not list(Path(folders).glob("gpumem-tui.trial-*")), "the end of the folder")
         wait_until(lambda: not run.is_running(), "the end of the command")
-        assert list(Path(folders).glob("gpumem-tui-trial-*")) == []
+        assert list(Path(folders).glob("gpumem-tui.trial-*")) == []
         assert not run.is_running()
 
 
@@ -275,7 +275,7 @@ def _kill_viewer(word: str, tmp_path: Path, folders: Path, *, is_over: bool) -> 
     )
     wait_for_file(tmp_path / "pid")
     run = psutil.Process(int((tmp_path / "pid").read_text()))
-    assert list(folders.glob("gpumem-tui-trial-*"))
+    assert list(folders.glob("gpumem-tui.trial-*"))
     if is_over:
         program.send_signal(signal.SIGSTOP)  # it hears of nothing
         with open(tmp_path / "pipe", "w"):

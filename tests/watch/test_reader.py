@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import subprocess
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +18,7 @@ import pytest
 
 from gpumem_tui.attach.launch import warnings
 from gpumem_tui.memory import Unknown
-from gpumem_tui.probe.files import start_ticks
+from gpumem_tui.probe.files import Folder, start_ticks
 from gpumem_tui.probe.wire import (
     RING_BYTES,
     SLOT_BYTES,
@@ -26,6 +30,9 @@ from gpumem_tui.probe.wire import (
     switched_off_patch,
 )
 from gpumem_tui.report.objects import encoded
+from gpumem_tui.run import children
+from gpumem_tui.watch import reader
+from gpumem_tui.watch.folders import KEEP_ENDED_S, clean
 from gpumem_tui.watch.reader import Watcher, foreign_directories
 from gpumem_tui.watch.records import ProcessState
 from gpumem_tui.watch.report import probe_json
@@ -312,7 +319,8 @@ def test_a_file_that_is_no_ring_is_named(folder: Path) -> None:
 
 def test_a_full_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RingFile(folder, gone()).sample(RECORD)
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=3, f_frsize=4096))
+    for name in ("statvfs", "fstatvfs"):
+        monkeypatch.setattr(os, name, lambda _: SimpleNamespace(f_bavail=3, f_frsize=4096))
     watcher = Watcher([folder])
     found = watcher.processes()
     assert len(found) == 1
@@ -320,6 +328,45 @@ def test_a_full_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert refused.reason == f"{folder} is full (12.0 KiB free, 516.0 KiB needed): no other process can publish there"
     [warned] = warnings(["true"], folder)
     assert warned.startswith(f"nothing will be published: {refused.reason}; ")
+
+
+def test_a_folder_may_go_at_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write in /tmp can have it go while root's viewer looks into it."""
+    goes = folder / "goes"
+    for step in ("__enter__", "names"):
+        goes.mkdir(0o700, parents=True)
+        does = getattr(Folder, step)
+
+        def gone_then(opened: Folder, does: Callable[[Folder], object] = does) -> object:
+            found = does(opened)
+            shutil.rmtree(opened.path)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, step, gone_then)
+            watcher = Watcher([goes])
+            assert watcher.processes() == ()
+            assert watcher.refused == ()
+
+
+def test_a_file_that_goes_while_others_are_removed_keeps_none_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(0o700)
+    strays = [folder / f"{pid}-1.look" for pid in (1_000_001, 1_000_002)]
+    for stray in strays:
+        stray.touch()
+    monkeypatch.setattr(Folder, "names", lambda _: ["1000003-1.look", *(stray.name for stray in strays)])
+    clean((), time.time() + 2 * KEEP_ENDED_S, folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_folders_of_runs_are_none_that_probes_publish_in() -> None:
+    run = Path(tempfile.mkdtemp(prefix=children._FOLDER, dir="/tmp"))
+    try:
+        assert run not in reader._everybodys_directories()
+    finally:
+        run.rmdir()
 
 
 def test_the_history_of_one_that_has_ended_ends_with_its_training(folder: Path) -> None:
