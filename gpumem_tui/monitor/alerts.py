@@ -13,7 +13,7 @@ from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.monitor.probes import NOTHING_SAID, Growing, ProbeReport, Probes, RanOutOfMemory, Said, Stopped
 from gpumem_tui.monitor.ranks import other_ranks
 from gpumem_tui.monitor.readings import Reading
-from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, Memory, Snapshot
+from gpumem_tui.monitor.snapshot import STARTING, DeviceState, GpuProcess, GpuReading, Memory, Snapshot
 from gpumem_tui.monitor.vendors import of_brand
 from gpumem_tui.report.objects import picked
 from gpumem_tui.settings import Settings
@@ -263,7 +263,8 @@ class Alerts:
         beside = (
             each.problem for each in snapshot.drivers if not each.problem.startswith(of_brand(each.vendor).not_loaded)
         )
-        if problem := snapshot.problem or "; ".join(filter(None, beside)):
+        problem = snapshot.problem or "; ".join(each for each in beside if each and STARTING not in each)
+        if problem and STARTING not in problem:
             severity = Severity.CRITICAL if snapshot.problem else Severity.WARNING
             found["", "", AlertKind.NO_DRIVER] = _Finding(AlertKind.NO_DRIVER, severity, problem)
         for gpu in snapshot.gpus:

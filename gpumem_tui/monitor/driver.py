@@ -43,7 +43,7 @@ class Driver:
     def __init__(self, vendor: Vendor, proc: Path = Path("/proc")) -> None:
         self.vendor = vendor
         self.backend: GpuBackend | None = None
-        self.status = _not_running("not started yet", 0)
+        self.status = _not_running(f"the {vendor.driver} is starting", 0)
         self._proc = proc
         self._on_the_bus: frozenset[str] = frozenset()
 

@@ -29,7 +29,16 @@ from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes,
 from gpumem_tui.monitor.ranks import other_ranks
 from gpumem_tui.monitor.readings import READINGS, Reading, ReadingMetric
 from gpumem_tui.monitor.report import ledger_sizes
-from gpumem_tui.monitor.snapshot import DeviceState, GpuProcess, GpuReading, HostProcess, Instance, Snapshot, Source
+from gpumem_tui.monitor.snapshot import (
+    STARTING,
+    DeviceState,
+    GpuProcess,
+    GpuReading,
+    HostProcess,
+    Instance,
+    Snapshot,
+    Source,
+)
 from gpumem_tui.monitor.users import user_totals
 from gpumem_tui.monitor.vendors import of_brand, vendor
 from gpumem_tui.system import host_name
@@ -318,7 +327,8 @@ def _add_machine(sheet: Sheet, host: str, snapshot: Snapshot, probes: ProbeRepor
     if not is_up:
         return
     versions = [_label(snapshot.driver_version), _label(snapshot.cuda_version)]
-    sheet.add(_DRIVER, host, versions, 0 if snapshot.problem else 1)
+    if STARTING not in snapshot.problem:
+        sheet.add(_DRIVER, host, versions, 0 if snapshot.problem else 1)
     for driver in snapshot.drivers if len(snapshot.drivers) > 1 else ():
         known = [driver.vendor, _label(driver.driver_version), driver.runtime, _label(driver.runtime_version)]
         sheet.add(_DRIVERS, host, known, 0 if driver.problem else 1)

@@ -18,6 +18,7 @@ from gpumem_tui.monitor.probes import NOTHING_SAID, Ask, ProbeReport, no_probes,
 from gpumem_tui.monitor.readings import NOT_READ_YET, READINGS, Reading
 from gpumem_tui.monitor.snapshot import (
     NOT_LOOKED_UP_YET,
+    STARTING,
     USUAL_RUNTIME,
     WHOSE,
     DeviceState,
@@ -109,8 +110,12 @@ def complete(source: Source) -> Snapshot:
     Raises:
         NoDriverAnswer: there is none in time.
     """
-    started = _until(source, first(source), lambda snapshot: NOT_RETURNED not in snapshot.problem, _ANSWER_S)
+    started = _until(source, first(source), lambda snapshot: not _waits(snapshot.problem), _ANSWER_S)
     return _until(source, started, is_complete, COMPLETE_S)
+
+
+def _waits(problem: str) -> bool:
+    return STARTING in problem or NOT_RETURNED in problem
 
 
 def _until(source: Source, snapshot: Snapshot, holds: Callable[[Snapshot], bool], patience_s: float) -> Snapshot:

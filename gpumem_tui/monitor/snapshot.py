@@ -245,6 +245,10 @@ class HostReading:
     memory_total_bytes: Value
 
 
+STARTING = "is starting"
+"""Is in the problem of a driver that has not started yet, and may still: nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class DriverReading:
     """The name and version of a vendor's driver, as it gives them.

@@ -11,10 +11,12 @@ from gpumem_tui.memory import Unknown
 from gpumem_tui.monitor.backend import Vendor
 from gpumem_tui.monitor.driver import Driver
 from gpumem_tui.monitor.gpu_reader import GpuReader, Hosts, Roster, have_moved, not_returned
-from gpumem_tui.monitor.snapshot import DriverReading, GpuReading, HostReading
+from gpumem_tui.monitor.snapshot import STARTING, DriverReading, GpuReading, HostReading
 from gpumem_tui.monitor.threads import Worker
 
 _LONGEST_BACK_OFF_S = 10.0
+STARTS_WITHIN_S = 30.0
+"""A driver that takes longer does not start; until then it is starting, which alarms nobody."""
 
 
 class VendorGpus:
@@ -56,7 +58,7 @@ class VendorGpus:
         if not self.worker.is_idle:
             return False
         now = monotonic()
-        healthy = any(not each.raw.lost for each in self.readers.values())
+        healthy = any(not each.raw.lost for each in self.readers.values()) or self._has_just_started
         self._retries = 0 if healthy else self._retries
         count_due = now >= self._count_at
         anew = not self.driver.runs or not healthy or (count_due and self.driver.sees_other_gpus)
@@ -69,6 +71,11 @@ class VendorGpus:
         self._count_at = now + self._interval_s * self._slow_every
         self.worker.ask()
         return True
+
+    @property
+    def _has_just_started(self) -> bool:
+        """Return whether the driver lists GPUs that nobody has been asked to read yet."""
+        return not self.readers and bool(self.driver.status.gpu_count)
 
     def ask(self) -> None:
         """Have every GPU read that is not being read still; of a driver that does not run, none."""
@@ -121,8 +128,18 @@ class VendorGpus:
     def driver_reading(self) -> DriverReading:
         """Return how the driver stands."""
         status, backend, vendor = self.driver.status, self.driver.backend, self.vendor
-        hung = backend.in_progress() if backend and not self.driver.runs else None
-        unread = f"the {vendor.driver} does not start: {not_returned(*hung)}" if hung else self.worker.error
+        waited = backend.in_progress() if backend and not self.driver.runs else None
+        unread = self.worker.error
+        if waited:
+            function, seconds = waited
+            is_slow = (
+                seconds < STARTS_WITHIN_S
+            )  # initializing eight GPUs takes a driver without persistence mode seconds
+            unread = (
+                f"the {vendor.driver} {STARTING} ({seconds:.0f} s)"
+                if is_slow
+                else f"the {vendor.driver} does not start: {not_returned(function, seconds)}"
+            )
         return DriverReading(
             vendor=vendor.brand,
             driver_version=Unknown(unread) if unread else status.driver_version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,7 +12,10 @@ from time import monotonic
 import pytest
 
 from gpumem_tui.memory import GIB, Bucket, Unknown
+from gpumem_tui.monitor import vendor_gpus
+from gpumem_tui.monitor.alerts import Alerts
 from gpumem_tui.monitor.readings import Reading
+from gpumem_tui.monitor.report import complete
 from gpumem_tui.monitor.sampler import Sampler
 from gpumem_tui.monitor.snapshot import DeviceState, HostProcess, Snapshot
 from tests.monitor.watching import gpu, is_complete, no_processes, until, watching
@@ -112,13 +116,42 @@ def test_a_container_without_the_utility_capability_is_told_so(fake_nvml: FakeMa
         assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in until(sampler, lambda _: True).problem
 
 
-def test_a_start_that_hangs_is_named(fake_nvml: FakeMachine) -> None:
+def test_a_start_that_hangs_is_named(fake_nvml: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendor_gpus, "STARTS_WITHIN_S", 0.3)
     fake_nvml.show(Scenario(calls=Calls(hangs=["nvmlInitWithFlags"])))
     with watching() as sampler:
-        problem = until(sampler, lambda s: bool(s.problem)).problem
+        problem = until(sampler, lambda s: "does not start" in s.problem).problem
         assert problem.startswith("the NVIDIA driver does not start: nvmlInit has not returned for ")
         fake_nvml.show(_THREE)
         assert until(sampler, _all_ok).problem == ""
+
+
+@pytest.mark.parametrize("latency_ms", [300, 1600, 3000])
+def test_a_slow_start_is_no_alarm_and_made_once(fake_nvml: FakeMachine, latency_ms: int) -> None:
+    """Eight GPUs without persistence mode take a driver seconds to initialize."""
+    fake_nvml.show(replace(_THREE, calls=Calls(latency_ms={"nvmlInitWithFlags": latency_ms})))
+    alerts, problems, begun_s = Alerts(), set[str](), monotonic()
+    started = fake_nvml.calls().get("nvmlInitWithFlags", 0)
+    with watching() as sampler:
+        seen: Snapshot | None = None
+        while seen is None or not seen.gpus:
+            newer = sampler.wait(seen, DEADLINE_S)
+            assert newer is not None
+            seen = newer
+            assert alerts.update(seen) == ()
+            problems |= {re.sub(r"\d+", "N", seen.problem)} - {""}
+        assert problems <= {"the NVIDIA driver is starting (N s)", "the NVIDIA driver is starting"}
+        assert bool(problems) == (latency_ms > 1000)
+        assert monotonic() - begun_s < latency_ms / 1000 + 1.5
+        until(sampler, _all_ok)
+    assert fake_nvml.calls()["nvmlInitWithFlags"] == started + 1
+
+
+def test_one_reading_waits_for_a_slow_start(fake_nvml: FakeMachine) -> None:
+    fake_nvml.show(replace(_THREE, calls=Calls(latency_ms={"nvmlInitWithFlags": 1600})))
+    with watching() as sampler:
+        snapshot = complete(sampler)
+    assert (len(snapshot.gpus), snapshot.problem) == (3, "")
 
 
 def test_a_reload_of_the_driver_is_survived(fake_nvml: FakeMachine) -> None:

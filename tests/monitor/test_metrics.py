@@ -198,6 +198,8 @@ def test_before_the_first_snapshot_and_without_a_driver(scrape: Scrape) -> None:
     unknown = Unknown("no NVIDIA driver")
     series = scrape(machine(problem="no NVIDIA driver", driver_version=unknown, cuda_version=unknown))
     assert _of(series, "gpumem_driver", driver="", cuda="") == [0]
+    starting = machine(problem="the NVIDIA driver is starting (4 s)", driver_version=unknown, cuda_version=unknown)
+    assert [name for name, _ in scrape(starting) if name == "gpumem_driver"] == [], "neither 0 nor 1"
 
 
 def test_an_address_that_cannot_be_had_is_one_line() -> None:

@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[Scenario, tuple[str, ...]]] = {
     ),
     "utilization not supported": (WELL.change(0, utilization_percent=None), ("A100", "–")),
     "a call that hangs": (WELL.change(1, calls=hanging("nvmlDeviceGetPowerUsage")), ("stale", "A100")),
-    "starting hangs": (Scenario(calls=hanging("nvmlInitWithFlags")), ("has not returned",)),
+    "starting hangs": (Scenario(calls=hanging("nvmlInitWithFlags")), ("the NVIDIA driver is starting (2 s)",)),
     "2^64 - 1 bytes": (
         WELL.change(0, processes=[FakeProcess(os.getpid(), NOT_AVAILABLE)]),
         (str(os.getpid()), "–"),
