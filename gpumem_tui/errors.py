@@ -9,6 +9,8 @@ EXIT_BAD_INPUT = 2
 EXIT_NOTHING_FITS = 3
 EXIT_FAILED = 4
 """The device or a trial."""
+EXIT_NOT_BY_MEMORY = 5
+"""A batch fits, and no larger one was out of memory: the data has no more samples, or the next one fails otherwise."""
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 

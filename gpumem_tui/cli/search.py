@@ -52,7 +52,8 @@ def search(as_json: bool, plain: bool, quiet: bool, **values: Any) -> int:
     gpumem-tui search -- python train.py --batch-size {batch}   # your own command
     gpumem-tui search --model gpt2                              # a catalog model
 
-    The GPU may be a simulated one. {accumulation} is replaced by what reaches --target-batch.
+    The GPU may be a simulated one. {accumulation} is replaced by what reaches --target-batch. Exit codes: 0 done, 2 bad
+    input, 3 nothing fits, 4 failed, 5 the data ends before memory does, 130 interrupted.
     """
     if as_json and plain:
         raise click.UsageError("--json and --plain: give only one of them")

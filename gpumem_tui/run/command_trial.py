@@ -148,7 +148,10 @@ class _Trial:
             return
         self._has_ended = True
         made, wanted = self.program.steps, self.request.steps
-        if made and made < wanted:
+        too_few = "" if made else self.program.samples.too_few()
+        if too_few:
+            self.reporter.conclude(Failed("workload", too_few))
+        elif made and made < wanted:
             self.notes.append(f"the command ended by itself after {made} of {wanted} optimizer steps")
         elif not made and self.program.peaks()[0]:
             self.notes.append(f"the command ended by itself without an optimizer step: {self.program.without_steps()}")
@@ -163,6 +166,8 @@ class _Trial:
             where = "after its steps" if awaits else "at that length"
             self.notes.append(f"the program ends {where}, so what it took until then counts alone: {detail}")
             self.reporter.conclude(self.outcome())
+        if not self.program.steps and (too_few := self.program.samples.too_few()):
+            self.reporter.conclude(Failed("workload", f"{too_few} ({detail})"))
 
     def _asked_to_conclude(self, _number: int, frame: FrameType | None) -> None:
         """Report the steps that were made, and end: what runs now has not come to another one in time."""
@@ -321,7 +326,7 @@ class _Simulated(_Trial):
         done = TraceDone(AffineTrace.constant(timeline), seconds, reasons, size, notes=self.all_notes(timeline))
         done = replace(
             done, ran_out=ran_out, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
-            not_reached=self._not_reached(),
+            not_reached=self._not_reached(), fed_by=self.program.samples.fed_by(),
             parameters=0 if self.request.workload.command is None else self.program.parameters(),
             allocator=self.gpu.allocator.settings.text, assumptions=tuple(self.rows.taken.values()), **self._unsure(),
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -180,6 +181,7 @@ class _Ahead:
 
     def __init__(self, request: Request, terms: Terms, control: Control) -> None:
         self.request = request
+        self.began_s = time.monotonic()
         self._told: SimpleQueue[ChildEvent | BaseException | None] = SimpleQueue()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._converse, args=(terms, control), daemon=True)
@@ -221,6 +223,12 @@ class SideBySide:
     def __init__(self, terms: Terms, control: Control) -> None:
         self._terms, self._control = terms, control
         self._ahead: _Ahead | None = None
+        self._began_s = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The wall time since the child was started that is listened to."""
+        return time.monotonic() - self._began_s
 
     def converse(self, request: Request, following: Request | None = None) -> Iterator[ChildEvent]:
         """Yield what a child reports, as `converse` does; what goes wrong beside another one is done again, alone.
@@ -232,6 +240,7 @@ class SideBySide:
         if begun is not None and begun.request != request:
             begun.close()
             begun = None
+        self._began_s = time.monotonic() if begun is None else begun.began_s
         if following is not None and following != request and _may_be_beside(following) and has_room_for_two():
             self._ahead = _Ahead(following, self._terms, self._control)
         is_beside = begun is not None or self._ahead is not None
@@ -250,6 +259,7 @@ class SideBySide:
                 begun.close()
         if self._ahead is not None:
             self._ahead.wait()
+        self._began_s = time.monotonic()
         yield from converse(request, self._terms, self._control)
 
     def close(self) -> None:

@@ -236,6 +236,8 @@ class TraceDone:
         not_reached: of a user's command, what else it does or may do, and is not in the trace; None where it is none.
         assumptions: how many rows it is taken to keep where only a GPU's values tell, as far as sizes depend on it.
         ran_out: that it ran out of memory and went on; the trace is of what it went on with. None where it did not.
+        fed_by: samples and batch size of each DataLoader that fed its steps; none of them where that is not known.
+        samples: the largest batch that its data has; 0 where that is not known, and of what was traced at one size.
     """
 
     trace: AffineTrace
@@ -259,6 +261,8 @@ class TraceDone:
     not_reached: tuple[NotReached, ...] | None = None
     assumptions: tuple[Assumption, ...] = ()
     ran_out: RanOut | None = None
+    fed_by: tuple[tuple[int, int], ...] = ()
+    samples: int = 0
     event: Literal["trace"] = "trace"
 
 

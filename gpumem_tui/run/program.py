@@ -23,6 +23,7 @@ from gpumem_tui.run.lengths import InputLengths
 from gpumem_tui.run.micro_batches import MicroBatches
 from gpumem_tui.run.out_of_memory import Tries
 from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
+from gpumem_tui.run.samples import Samples
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, follow_steps, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -64,6 +65,7 @@ class Program:
         ahead: returns how many calls of a module are made at once with the one that begins; as above.
         has_backward: whether any backward has begun.
         tries: what it ran out of memory with.
+        samples: of its data.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Program:
         self._step_began = time.perf_counter()
         self.micro_batches = MicroBatches(steps)
         self.tries = Tries()
+        self.samples = Samples()
         self._micro_batch_is_counted = False
 
     # The program's hooks
@@ -134,6 +137,7 @@ class Program:
         self._hooks.on_optimizer(self._enter_optimizer, self._leave_optimizer)
         self._hooks.callback(follow_steps(self._begin_said))
         self._hooks.callback(mark_backward(self._enter_backward, self._leave_backward))
+        self._hooks.callback(self.samples.follow())
         for owner, name in self.resets:
             self._keep_peaks(owner, name)
 
@@ -306,6 +310,7 @@ class Program:
     def _time_step(self) -> None:
         now = time.perf_counter()
         self.tries.stepped()
+        self.samples.stepped()
         self.micro_batches.end_step()
         self.step_seconds.append(now - self._step_began)
         self._step_began = now

@@ -45,6 +45,8 @@ class Predicted:
         guess: a largest batch size to try first, where traces are no affine form; None for none.
         is_near: whether that comes of traces which are affine but for some bytes.
         multiple: the batch sizes that are worth a trial are multiples of it.
+        samples: the largest batch that the data has; 0 where that is not known.
+        traced_at: the largest size that ran as the step was traced; 0 for none.
     """
 
     prediction: Prediction
@@ -52,6 +54,8 @@ class Predicted:
     guess: int | None = None
     multiple: int = 1
     is_near: bool = False
+    samples: int = 0
+    traced_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,20 @@ class _Traces:
         """The rows of the parts that the step cuts its batch into; 0 where it does not."""
         return max(done.rows_asked_for for _, done in self.runs.values())
 
+    @property
+    def samples(self) -> int:
+        """The largest batch that the data has, by the loaders whose batches grow with it; 0 where that is not known."""
+        fed_by = {size: done.fed_by for size, (_, done) in self.runs.items()}
+        if not fed_by or not self.config.workload.takes_batch:
+            return 0
+        last = max(fed_by)
+        grow = (
+            (samples, batch)
+            for place, (samples, batch) in enumerate(fed_by[last])
+            if all(len(fed) > place and fed[place][1] * last == batch * size for size, fed in fed_by.items())
+        )
+        return min((samples * last // batch for samples, batch in grow), default=0)
+
     def pair(self, then: TraceRequest | None) -> Generator[WhileTracing, None, tuple[int, int]]:
         """Run two sizes that the command takes, and return them: what it ends at, a multiple of 2, 4 or 8 may mend.
 
@@ -228,7 +246,7 @@ class _Traces:
             NotAffine: the runs are of no such form.
         """
         first, second = yield from self.pair(None if checked is None else self.request(checked))
-        if checked in (first, second):
+        if checked in (first, second) or (checked is not None and 0 < self.samples < checked):
             checked = CHECKED_BATCH_SIZE if second == TRACED_BATCH_SIZES[1] else 2 * second
         if checked is not None:
             yield from self.run(checked)
@@ -249,8 +267,8 @@ class _Traces:
                 raise otherwise
         ready, done = self.runs[second]
         notes = (*done.notes, *filter(None, [self.refusal]))
-        multiple = self.sizes.multiple
-        return self.config.traced(ready, replace(done, trace=trace, only_at=0, batch_multiple=multiple, notes=notes))
+        done = replace(done, trace=trace, only_at=0, batch_multiple=self.sizes.multiple, notes=notes)
+        return self.config.traced(ready, replace(done, samples=self.samples))
 
     def guess(self, sizes: tuple[int, ...]) -> int | None:
         """Return the largest batch by straight lines through two runs; None where no phase takes more in the larger.
@@ -336,7 +354,8 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
     assert traces.ready is not None
     if isinstance(found, Traced) and found.done.assumptions and config.change in ("", PROPOSE):
         found = yield from _with_fewest(traces, found)
-    yield Predicted(Prediction(config.formula, found), traces.ready, guess, traces.sizes.multiple, is_near)
+    prediction, ran = Prediction(config.formula, found), max(traces.runs, default=0)
+    yield Predicted(prediction, traces.ready, guess, traces.sizes.multiple, is_near, traces.samples, ran)
 
 
 def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None, Traced]:
@@ -387,6 +406,8 @@ def _affine(
     except NotAffine as found_out:
         error = NotAffine.in_parts(traces.rows) if traces.rows else found_out
     if batch_size is not None:
+        if batch_size not in traces.runs:  # as its data has fewer samples
+            yield from traces.run(batch_size)
         return traces.alone(batch_size, str(error)), None, False
     sizes = error.sizes if traces.rows else tuple(traces.runs)[:2]
     for size in sizes:

@@ -525,6 +525,7 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
     device: DeviceObject
     advice: tuple[str, ...]
     allocator: AllocatorObject | None = None
+    samples: int | None = None
     formula: FormulaObject | UnsetType = UNSET
     traced: TracedObject | UnsetType = UNSET
     accumulation: Accumulation | UnsetType = UNSET
@@ -553,5 +554,6 @@ class ResultLine(JsonObject, frozen=True, tag_field="event", tag="result"):
             formula=UNSET if prediction is None else FormulaObject.of(prediction.formula, at),
             traced=UNSET if prediction is None else TracedObject.of(prediction.traced, at),
             allocator=AllocatorObject.of(verdict.remedy),
+            samples=verdict.samples or None,
             accumulation=wanted_accumulation(config, verdict.safe_batch_size) or UNSET,
         )

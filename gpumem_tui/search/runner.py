@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -67,24 +68,28 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
         settings = _strategy_settings(config, predicted, near)
         traced = predicted.prediction.traced
         grows = traced.grows if isinstance(traced, Traced) else None
-        levelled = False
-        given = settings.sizes
+        samples, given = predicted.samples, settings.sizes
         while (size := strategy.next_size(verdict.tried(results, given), settings)) is not None:
             full = strategy.Tried(size, fits=True, peak_bytes=settings.capacity_bytes)
             if_it_fits = [*verdict.tried(results, given), full]
             yield from _trial(size, strategy.next_size(if_it_fits, settings), config, runner, results)
             settings = replace(settings, floor=verdict.floor(results), sizes=verdict.sizes(results, given))
             may_run = settings.sizes != given  # it ran when it was traced
-            if (verdict.always_raises(results) and not may_run) or (grows is False and results[-1].outcome == "fit"):
+            if (verdict.always_raises(results, settings.traced_at) and not may_run) or (
+                grows is False and results[-1].outcome == "fit"
+            ):
                 break
-            if levelled := _levelled(traced, results):
+            if not samples and (samples := _samples(traced, results)):
+                yield from _trial(samples, None, config, runner, results)
                 break
-        concluded = verdict.concluded(results, config.where, grows, levelled=levelled, given=given, known=known)
+        known = replace(known, samples=samples, seems=samples != predicted.samples)
+        concluded = verdict.concluded(results, config.where, grows, given=given, known=known)
         if concluded.outcome == "found":
             largest = concluded.max_batch_size
-            roomy = with_headroom(config.room, config.headroom, traced, results, largest, settings.sizes)
+            ran = verdict.within(results, samples)
+            roomy = with_headroom(config.room, config.headroom, traced, ran, largest, settings.sizes)
             concluded = replace(concluded, with_headroom=roomy)
-        if concluded.outcome in ("found", "nothing_fits"):
+        if concluded.outcome in ("found", "nothing_fits") and concluded.by_memory:
             concluded = replace(concluded, remedy=larger_batch(traced, settings.sizes))
         yield concluded
     except Cancelled:
@@ -143,19 +148,19 @@ def _trial(
                 elif isinstance(event, TrialDone):
                     result = event
                 elif isinstance(event, Failed) and event.kind == "workload":
-                    result = _without_figures(size, event.detail, {})
+                    result = _without_figures(size, event.detail, {}, runner.seconds)
                 elif isinstance(event, Failed):
                     raise Unusable(event)
         except ChildDied as death:
             died = str(death)
-        finished = result or _without_figures(size, died, None)
+        finished = result or _without_figures(size, died, None, runner.seconds)
         results.append(finished)
         yield TrialFinished(number, finished)
         if result is not None or attempt == 2:
             return
 
 
-def _without_figures(size: int, detail: str, buckets: dict[str, int] | None) -> TrialDone:
+def _without_figures(size: int, detail: str, buckets: dict[str, int] | None, seconds: float) -> TrialDone:
     """Return a trial that ended with nothing measured; `buckets`: None where its process died."""
     return TrialDone(
         batch_size=size,
@@ -165,22 +170,25 @@ def _without_figures(size: int, detail: str, buckets: dict[str, int] | None) -> 
         device_used_bytes=0,
         buckets=buckets,
         buckets_unknown="the trial process died" if buckets is None else "",
-        seconds=0.0,
+        seconds=seconds,
         steps=0,
         detail=detail,
     )
 
 
-def _levelled(traced: Traced | Unknown, results: list[TrialDone]) -> bool:
-    """Return whether twice the samples took not one byte more, though by the trace they would.
+def _samples(traced: Traced | Unknown, results: list[TrialDone]) -> int:
+    """Return from which batch on none takes more, though by the trace each would; 0 where that is not so.
 
-    Larger batches are asked for and not made then, as of a data set that is smaller than the batch.
+    Larger batches are asked for and not made then, as of data that is smaller than the batch.
     """
     sizes = strategy.level(verdict.tried(results))
     if sizes is None or sizes[1] < 2 * sizes[0] or not isinstance(traced, Traced) or traced.done.only_at:
-        return False
-    below, above = (traced.at(size).peak_allocated_bytes for size in sizes)
-    return below < above
+        return 0
+    peak_bytes = next(result.peak_allocated_bytes for result in results if result.batch_size == sizes[0])
+    if peak_bytes >= traced.at(sizes[1]).peak_allocated_bytes:
+        return 0
+    every = range(1, sizes[1])
+    return bisect_right(every, peak_bytes, key=lambda size: traced.at(size).peak_allocated_bytes)
 
 
 def _strategy_settings(config: SearchConfig, predicted: Predicted, near: int | None) -> strategy.StrategySettings:
@@ -190,5 +198,7 @@ def _strategy_settings(config: SearchConfig, predicted: Predicted, near: int | N
         predicted=near or predicted.prediction.best_max_batch_size or predicted.guess,
         capacity_bytes=min(capacity, config.limit_bytes or capacity),
         step=config.ramp_step,
+        ceiling=predicted.samples or strategy.MAX_BATCH_SIZE,
         sizes=strategy.Sizes(max(config.batch_multiple, predicted.multiple)),
+        traced_at=predicted.traced_at,
     )

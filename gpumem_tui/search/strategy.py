@@ -6,6 +6,7 @@ verdict never names a size that was not run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -26,12 +27,16 @@ segments, so two sizes side by side can predict a next one that is only one furt
 
 @dataclass(frozen=True)
 class Tried:
-    """A batch size that was run; where it fits, `peak_bytes` is the reserved and `allocated_bytes` the other peak."""
+    """A batch size that was run; where it fits, `peak_bytes` is the reserved and `allocated_bytes` the other peak.
+
+    `raised`: it failed for another reason than memory.
+    """
 
     batch_size: int
     fits: bool
     peak_bytes: int = 0
     allocated_bytes: int = 0
+    raised: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class StrategySettings:
         ceiling: never try a larger size.
         floor: never try a smaller size: a step may need more than one sample (batch normalization does).
         sizes: that are tried at all.
+        traced_at: the largest size that ran as the step was traced; 0 for none.
     """
 
     strategy: Name = "guided"
@@ -93,6 +99,7 @@ class StrategySettings:
     ceiling: int = MAX_BATCH_SIZE
     floor: int = 1
     sizes: Sizes = Sizes()
+    traced_at: int = 0
 
 
 def next_size(tried: Sequence[Tried], settings: StrategySettings) -> int | None:
@@ -128,6 +135,9 @@ def _guided(tried: Sequence[Tried], settings: StrategySettings) -> int:
         return predicted
     if fit == predicted and (following := settings.sizes.after(predicted)) not in sizes:
         return following
+    if oom is not None and any(t.raised and t.batch_size == oom for t in tried):
+        ran = max(fit, settings.traced_at)
+        return math.isqrt(ran * oom) if 0 < ran < oom - 1 else (fit + oom) // 2
     extrapolated = _extrapolate(tried, settings.capacity_bytes)
     if extrapolated is not None and len(tried) < PATIENCE_TRIALS:
         return extrapolated

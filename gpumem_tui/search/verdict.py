@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from gpumem_tui.causes import causes_in
-from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
+from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BY_MEMORY, EXIT_NOTHING_FITS
 from gpumem_tui.formula.predict import usable_bytes
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.report.objects import JsonObject
@@ -19,6 +19,7 @@ from gpumem_tui.search.config import Room
 from gpumem_tui.search.fragmentation import AllocatorRemedy
 from gpumem_tui.search.prediction import BatchSizes, Traced
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
+from gpumem_tui.search.words import samples_words, sizes_words
 
 Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
 _EXIT_CODES: dict[Conclusion, int] = {
@@ -40,11 +41,15 @@ class Known:
         traced: the trace, or why there is none; None on a real GPU, where a size that ran is safe.
         safe_bytes: reserved bytes that the device gives for certain; a trial's say whether it is safe without a trace.
         rests_on: what the verdict rests on, a phrase each.
+        samples: the largest batch that the data has; 0 where that is not known.
+        seems: that is so by memory alone, which grows no further, though by the trace it should.
     """
 
     traced: Traced | Unknown | None = None
     safe_bytes: int = 0
     rests_on: tuple[str, ...] = ()
+    samples: int = 0
+    seems: bool = False
 
     def reach(self, results: Sequence[TrialDone], ran: int, taken: strategy.Sizes) -> BatchSizes:
         """Return the safe size, the largest that ran, and the most that may fit."""
@@ -87,6 +92,8 @@ class Verdict:
         message: one line.
         with_headroom: the largest size that leaves the headroom free, too; None if that is not wanted or not known.
         remedy: the option of the allocator by which the safe size grows; None where none does.
+        samples: the data has no more, so that no larger batch was run; 0 where that is not so, or not known.
+        by_memory: the search ended by memory, not as there is no more data, or as the next batch fails otherwise.
     """
 
     outcome: Conclusion
@@ -100,12 +107,15 @@ class Verdict:
     at_most_batch_size: int = 0
     with_headroom: WithHeadroom | None = None
     remedy: AllocatorRemedy | None = None
+    samples: int = 0
+    by_memory: bool = True
 
     @property
     def exit_code(self) -> int:
         """Return the process exit code the command line promises; it goes by the safe size."""
-        none_is_safe = self.outcome == "found" and not self.safe_batch_size
-        return EXIT_NOTHING_FITS if none_is_safe else _EXIT_CODES[self.outcome]
+        if self.outcome == "found" and not self.safe_batch_size:
+            return EXIT_NOTHING_FITS
+        return _EXIT_CODES[self.outcome] if self.by_memory else EXIT_NOT_BY_MEMORY
 
 
 def concluded(
@@ -113,7 +123,6 @@ def concluded(
     where: str,
     grows: bool | None,
     *,
-    levelled: bool = False,
     given: strategy.Sizes = _EVERY,
     known: Known = KNOWN_BY_RUNNING,
 ) -> Verdict:
@@ -123,37 +132,42 @@ def concluded(
         results: of at least one trial, in order.
         where: the device and the cap on it, in words.
         grows: whether memory depends on the batch size, as far as the trace tells; None without one.
-        levelled: from some size on it does no longer, though by the trace it should.
         given: the sizes that were to be tried.
         known: what is known of the device beside the trials.
     """
     last = results[-1]
     if always_raises(results):
         return failed(results, f"the step fails at batch size {last.batch_size}: {last.detail}")
+    samples = known.samples
+    every, results = results, within(results, samples)
     fit, failing = _bracket(results, given)
     taken = sizes(results, given)
-    if levelled and known.traced is not None:
-        known = replace(known, traced=Unknown("by the trace it would grow"))
     reach = known.reach(results, fit, taken)
 
     def found(said: str, *, verified: bool, failing: int | None = None) -> Verdict:
         safe = f"safe batch {reach.safe}" if reach.safe else "no batch is safe"
-        message = "; ".join((*([f"{safe} on {where}"] if reach.safe < fit else []), said, *known.rests_on))
-        return _with_reach(_finish("found", results, fit, failing, message, verified=verified), reach)
+        rests = [phrase for phrase in known.rests_on if phrase not in said]
+        message = "; ".join((*([f"{safe} on {where}"] if reach.safe < fit else []), said, *rests))
+        return _with_reach(_finish("found", every, fit, failing, message, verified=verified), reach)
 
+    if samples and fit and failing is None and taken.after(fit) > samples:
+        why = samples_words(samples)
+        if known.seems:
+            why = f"batches above {samples:,} take no more memory, as if the data had no more samples"
+        held = format_bytes(next(r.device_used_bytes for r in results if r.batch_size == fit and r.outcome == "fit"))
+        ended = f"{_by_trace(known)}{why}; batch {fit:,} ran with {held} of the device used"
+        return replace(found(ended, verified=False), samples=0 if known.seems else samples, by_memory=False)
     is_last = taken.after(fit) > MAX_BATCH_SIZE
     if is_last and grows:
         return found(f"at least batch {fit:,} fits; larger batches are not tried", verified=False)
-    if levelled:
-        said = f"at least batch {fit:,} fits; half as many take the same memory: is there data for larger batches?"
-        return found(said, verified=False)
     if is_last or (fit and grows is False):
         return failed(results, f"memory does not grow with the batch: batch {fit:,} fits; is batch_size used?")
     failure = next((r for r in reversed(results) if r.batch_size == failing), None)
     if failure is not None and failure.outcome == "error":
         said = f"batch {failing} failed for another reason than memory: {failure.detail}"
         if fit:
-            return found(f"batch {fit} ran; {said}", verified=False, failing=failing)
+            said = f"{_by_trace(known)}batch {fit} ran; {said}"
+            return replace(found(said, verified=False, failing=failing), by_memory=False)
         return _finish("failed", results, fit, failing, said, verified=False)
     if fit == 0:
         one = next((r.detail for r in results if r.batch_size == 1 and _raised(r)), "")
@@ -175,6 +189,13 @@ def concluded(
     leaks = causes_in(largest.notes, "leak")
     said += f"; {leaks[0]}" if leaks else ""
     return found(said, verified=not leaks, failing=failing)
+
+
+def _by_trace(known: Known) -> str:
+    """Say which batches memory would allow, to stand before what else ends a search; empty where that is not known."""
+    traced = known.traced
+    largest = sizes_words(traced.sizes, is_estimate=traced.done.is_estimate) if isinstance(traced, Traced) else ""
+    return f"by trace {largest}; " if largest else ""
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:
@@ -225,6 +246,11 @@ def sizes(results: Sequence[TrialDone], given: strategy.Sizes = _EVERY) -> strat
     return given.without([r.batch_size for r in results if _raised(r) and r.batch_size > 1])
 
 
+def within(results: Sequence[TrialDone], samples: int) -> Sequence[TrialDone]:
+    """Return the trials of batches that the data has: larger ones ran with fewer samples. 0 where that is not known."""
+    return [result for result in results if result.batch_size <= samples] if samples else results
+
+
 def tried(results: Sequence[TrialDone], given: strategy.Sizes = _EVERY) -> list[strategy.Tried]:
     """Return the trials by size, of which the last counts: a retry overrules the death it follows.
 
@@ -234,7 +260,9 @@ def tried(results: Sequence[TrialDone], given: strategy.Sizes = _EVERY) -> list[
     by_size = {r.batch_size: r for r in results
                if r.batch_size >= floor(results) and taken.at_most(r.batch_size) == r.batch_size}  # fmt: skip
     return [
-        strategy.Tried(r.batch_size, r.outcome == "fit", r.peak_reserved_bytes, r.peak_allocated_bytes)
+        strategy.Tried(
+            r.batch_size, r.outcome == "fit", r.peak_reserved_bytes, r.peak_allocated_bytes, raised=_raised(r)
+        )
         for r in by_size.values()
     ]
 
@@ -255,10 +283,15 @@ def _raised(result: TrialDone) -> bool:
     return result.outcome == "error" and result.buckets is not None
 
 
-def always_raises(results: Sequence[TrialDone]) -> bool:
-    """Return whether the step itself raises at two sizes and runs at none, which is no matter of size."""
+def always_raises(results: Sequence[TrialDone], traced_at: int = 0) -> bool:
+    """Return whether the step itself raises at two sizes and runs at none, which is no matter of size.
+
+    Args:
+        traced_at: it ran there as it was traced, so that larger sizes may be too large; 0 where it did nowhere.
+    """
     raising = {result.batch_size for result in results if _raised(result)}
-    return len(raising) > 1 and all(result.outcome != "fit" for result in results)
+    may_be_too_large = traced_at and min(raising, default=0) > traced_at
+    return len(raising) > 1 and not may_be_too_large and all(result.outcome != "fit" for result in results)
 
 
 # The largest batch that leaves the headroom free, too: the largest that runs may leave next to nothing

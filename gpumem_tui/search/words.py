@@ -100,7 +100,14 @@ def rests_on(traced: Traced | Unknown, network: str = "") -> tuple[str, ...]:
     """
     if isinstance(traced, Unknown):
         return ()
-    return tuple(filter(None, (network, assumption_words(traced))))
+    samples = traced.done.samples
+    is_less = samples and not isinstance(sizes := traced.sizes, Unknown) and samples < sizes.at_most
+    return tuple(filter(None, (network, assumption_words(traced), samples_words(samples) if is_less else "")))
+
+
+def samples_words(samples: int) -> str:
+    """Say that no batch was run that is larger than the data."""
+    return f"the data has {counted(samples, 'sample')}: larger ones were not run"
 
 
 def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,13 @@ def test_every_option_says_what_it_does(name: str) -> None:
     assert command is not None
     silent = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
     assert silent == []
+
+
+def test_the_exit_codes_of_a_search_are_those_of_its_manual(program: Program) -> None:
+    said = " ".join(program("search", "--help").out.split())
+    rows = re.findall(r"^\| (\d+) \|", program("manual", "search").out, re.M)
+    assert rows == ["0", "2", "3", "4", "5", "130"]
+    assert re.findall(r"\b(\d+) \D", said[said.index("Exit codes:") : said.index("rupted.")]) == rows
 
 
 def test_a_shell_completes_commands_and_options(program: Program) -> None:

@@ -148,7 +148,10 @@ def test_a_data_set_smaller_than_the_batch_ends_the_search(tmp_path: Path) -> No
     verdict = verdict_of(events)
     assert (verdict.outcome, verdict.verified, verdict.first_failing) == ("found", False, None)
     assert verdict.trials <= 4
-    assert re.match(r"at least batch \S+ fits; half as many take the same memory", verdict.message)
+    assert re.search(
+        r"; batches above (5\d|60) take no more memory, as if the data had no more samples;", verdict.message
+    )
+    assert verdict.exit_code == 5
 
 
 def test_a_step_that_keeps_its_activations_is_not_verified(tmp_path: Path) -> None:

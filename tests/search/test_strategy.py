@@ -223,6 +223,15 @@ def searched(largest: int, allows: int, settings: StrategySettings) -> list[Tria
     return results
 
 
+@given(largest=st.integers(4, 5000), times=st.integers(2, 100))
+def test_a_size_that_fails_otherwise_is_searched_below_between_what_was_traced_and_it(largest: int, times: int) -> None:
+    settings, tried = StrategySettings("guided", largest * times, CAPACITY, traced_at=3), list[Tried]()
+    while (size := next_size(tried, settings)) is not None:
+        tried.append(Tried(size, size <= largest, size * 1000 if size <= largest else 0, raised=size > largest))
+    assert_proven(tried, largest)
+    assert len(tried) <= 3 + 2 * (largest * times).bit_length()
+
+
 @every_strategy
 @given(largest=truths, predicted=predictions, multiple=st.integers(1, 16), allows=st.sampled_from([1, 2, 4, 8]))
 def test_a_verified_size_ran_and_the_next_that_may_be_was_out_of_memory(
