@@ -5,22 +5,22 @@ Nothing was trained, so no checkpoint is worth a file; a program's own data is w
 
 from __future__ import annotations
 
-import atexit
 import functools
 import io
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.run.left_out import LeftOutFiles
 from gpumem_tui.simulator.device.kinds import is_without_data
 from gpumem_tui.step.sites import callers
 from gpumem_tui.step.walking import buffers_in, parameters_in, tensors_in
@@ -39,155 +39,194 @@ _TO_ONE_FILE = ("save", "save_file", "save_model", "_atomic_save")
 """Functions of torch, safetensors and Lightning that write their first argument to the file that is their second."""
 
 
-class LeftOutFiles:
-    """Files that stand where checkpoints would: of their size, without data, and gone at the end.
+class _Saving:
+    """Has whatever would write tensors without data write nothing, and notes where it was asked to."""
 
-    Programs ask for their size, rename, copy, link and remove them. A file that was there before stays as it was.
-    """
-
-    def __init__(self) -> None:
-        self._paths: set[str] = set()
-        self._pid = os.getpid()
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._files = LeftOutFiles(torch.save)
 
     def follow(self) -> None:
-        """Follow what the program does to them from now on, and remove what is left when it ends."""
-        for module, name, moves in (
-            (os, "rename", True), (os, "replace", True), (os, "link", False), (shutil, "copyfile", False),
-        ):  # fmt: skip
-            self._wrap(module, name, moves)
-        atexit.register(self._remove)
+        """Follow torch's own ways of saving, and those of libraries as they are imported."""
+        self._files.follow()
+        self._replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
+        after_import("safetensors.torch", self._safetensors)
+        after_import("torch.distributed.checkpoint.state_dict_saver", self._distributed)
+        for package in ("lightning.fabric", "lightning_fabric"):
+            after_import(
+                f"{package}.utilities.cloud_io",
+                lambda module: self._replace(module, "_atomic_save", lambda held, *_, **__: _holds_no_data(held)),
+            )
+        for module, owner, pretrained in _PRETRAINED:
+            after_import(module, functools.partial(self._pretrained, owner, pretrained))
+        _note_gathering(self._program)
+        after_import("trl.trainer.base_trainer", _leave_out_cards)
+        after_import("transformers.trainer", self._trainer)
+        after_import("accelerate.accelerator", self._accelerator)
 
-    def put(self, path: Any, held: object) -> None:
-        """Put one where a checkpoint of what is held would be written."""
-        if not isinstance(path, (str, os.PathLike)) or os.path.exists(path) or not os.path.isdir(_folder_of(path)):
-            return
-        with open(path, "wb") as file:
-            file.truncate(sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(held)))
-        self._paths.add(os.path.abspath(path))
-
-    def _wrap(self, module: Any, name: str, moves: bool) -> None:
-        call = getattr(module, name)
-
-        @functools.wraps(call)
-        def followed(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(source, (str, os.PathLike)) or os.path.abspath(source) not in self._paths:
-                return call(source, target, *args, **kwargs)
-            before, after = os.path.abspath(source), os.path.abspath(target)
-            result: Any = target
-            if after in self._paths or not os.path.exists(after):
-                result = call(source, target, *args, **kwargs)
-                self._paths.add(after)
-            elif moves:
-                os.unlink(before)
-            if moves:
-                self._paths.discard(before)
-            return result
-
-        setattr(module, name, followed)
-
-    def _remove(self) -> None:
-        for path in self._paths if os.getpid() == self._pid else ():
-            with suppress(OSError):
-                os.unlink(path)
-
-
-def _folder_of(path: str | os.PathLike[str]) -> str:
-    return os.path.dirname(os.path.abspath(path))
-
-
-def follow_saving(program: Program) -> None:
-    """Have whatever would write tensors without data write nothing, and note where it was asked to."""
-    files = LeftOutFiles()
-    files.follow()
-
-    def left_out() -> None:
+    def _left_out(self) -> None:
         place = _calling_place(sys._getframe(1)) or "by a library"
-        program.note(f"a checkpoint is not written, as nothing was trained ({place})")
-        program.later.came("saving", program.steps)
+        self._program.note(f"a checkpoint is not written, as nothing was trained ({place})")
+        self._program.later.came("saving", self._program.steps)
 
-    def instead(write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
+    def _replace(self, owner: Any, name: str, is_without_data: Callable[..., bool]) -> None:
+        if hasattr(owner, name):
+            setattr(owner, name, self._instead(getattr(owner, name), is_without_data))
+
+    def _instead(self, write: Callable[..., Any], is_without_data: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(write)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            if program.tries.is_looking or not is_without_data(*args, **kwargs):  # which a finder loads again
+            if self._program.tries.is_looking or not is_without_data(*args, **kwargs):  # which a finder loads again
                 return write(*args, **kwargs)
-            left_out()
-            if args and write.__name__ in _TO_ONE_FILE:
-                files.put(args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename")), args[0])
+            self._left_out()
+            if "checkpoint_id" in kwargs:
+                self._files.leave_folder(kwargs["checkpoint_id"])
+            elif args and write.__name__ in _TO_ONE_FILE:
+                held = _weights_in(args[0]) if write.__name__ == "save_model" else args[0]
+                self._files.put(args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename")), held)
             return None
 
         return checked
 
-    def replace(owner: Any, name: str, is_without_data: Callable[..., bool]) -> None:
-        if hasattr(owner, name):
-            setattr(owner, name, instead(getattr(owner, name), is_without_data))
+    def _safetensors(self, module: Any) -> None:
+        self._replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors))
+        self._replace(module, "save_model", lambda model, *_, **__: _is_without_data(model))
 
-    def replace_later(module: str, owner: str, name: str, is_without_data: Callable[..., bool]) -> None:
-        after_import(module, lambda imported: replace(getattr(imported, owner), name, is_without_data))
-
-    replace(torch, "save", lambda obj, f, *_, **__: not _is_in_memory(f) and _holds_no_data(obj))
-
-    def safetensors(module: Any) -> None:
-        replace(module, "save_file", lambda tensors, *_, **__: _holds_no_data(tensors))
-        replace(module, "save_model", lambda model, *_, **__: _is_without_data(model))
-
-    after_import("safetensors.torch", safetensors)
-    for name, owner in (
-        ("transformers.modeling_utils", "PreTrainedModel"),
-        ("peft.peft_model", "PeftModel"),
-        ("diffusers.models.modeling_utils", "ModelMixin"),
-    ):
-        replace_later(name, owner, "save_pretrained", lambda model, *_, **__: _is_without_data(model))
-
-    def distributed(module: Any) -> None:
+    def _distributed(self, module: Any) -> None:
         for name in ("save", "async_save", "save_state_dict"):
-            replace(module, name, _always)
+            self._replace(module, name, _always)
 
-    after_import("torch.distributed.checkpoint.state_dict_saver", distributed)
-    for package in ("lightning.fabric", "lightning_fabric"):
-        after_import(
-            f"{package}.utilities.cloud_io",
-            lambda module: replace(module, "_atomic_save", lambda held, *_, **__: _holds_no_data(held)),
-        )
+    def _pretrained(self, name: str, pretrained: _Pretrained, module: Any) -> None:
+        """Have ``save_pretrained`` leave its folder, with the model's configuration, and a file for its weights."""
+        owner = getattr(module, name)
+        write = owner.save_pretrained
 
-    _note_gathering(program)
+        @functools.wraps(write)
+        def saved(model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._program.tries.is_looking or not _is_without_data(model):
+                return write(model, save_directory, *args, **kwargs)
+            self._left_out()
+            self._files.leave_folder(save_directory)
+            with suppress(Exception), tempfile.TemporaryDirectory(prefix="gpumem-tui.") as folder:
+                pretrained.configure(model, folder)
+                self._files.new_files(save_directory, folder)
+            with suppress(Exception):
+                given = kwargs.get("state_dict")
+                self._files.put(os.path.join(save_directory, pretrained.file), given or pretrained.weights(model))
+            return None
 
-    def elsewhere(save: Callable[..., Any], within: Callable[..., Any]) -> Callable[..., Any]:
+        owner.save_pretrained = saved
+
+    def _trainer(self, module: Any) -> None:
+        kind = module.Trainer
+        kind._save_checkpoint = self._elsewhere(kind._save_checkpoint, _of_trainer, _folder_of_trainer)
+
+    def _accelerator(self, module: Any) -> None:
+        kind = module.Accelerator
+        kind.save_state = self._elsewhere(kind.save_state, _of_accelerator, _folder_of_accelerator)
+
+    def _elsewhere(
+        self, save: Callable[..., Any], within: Callable[..., Any], folder_of: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """Return a library's function that saves a training's whole state, into a folder that is removed after.
 
         Args:
-            within: calls it with that folder in the place of the program's own, in which nothing is written, and no
-                older checkpoint removed.
+            within: calls it with that folder in the place of the program's own, in which no file that is there is
+                written anew, and no older checkpoint removed.
+            folder_of: returns the program's own, which gets the files that it has not, as programs look there next.
         """
 
         @functools.wraps(save)
         def saved(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            left_out()
+            self._left_out()
             with tempfile.TemporaryDirectory(prefix="gpumem-tui.", ignore_cleanup_errors=True) as folder:
                 try:
-                    return within(save, folder, owner, *args, **kwargs)
+                    result = within(save, folder, owner, *args, **kwargs)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:  # noqa: BLE001  a library may look at what is not written
-                    program.note(f"what saving takes from here on is not followed: {one_line(error)}")
-                    return None
+                    self._program.note(f"what saving takes from here on is not followed: {one_line(error)}")
+                    result = None
+                with suppress(Exception):
+                    own = folder_of(owner, *args, **kwargs)
+                    self._files.leave_folder(own)
+                    made_in = os.path.join(folder, os.path.basename(own))
+                    self._files.new_files(own, made_in if os.path.isdir(made_in) else folder)
+            return result
 
         return saved
 
-    def trainer(module: Any) -> None:
-        module.Trainer._save_checkpoint = elsewhere(module.Trainer._save_checkpoint, _of_trainer)
 
-    def accelerator(module: Any) -> None:
-        module.Accelerator.save_state = elsewhere(module.Accelerator.save_state, _of_accelerator)
+def follow_saving(program: Program) -> None:
+    """Have whatever would write tensors without data write nothing, and note where it was asked to."""
+    _Saving(program).follow()
 
-    def cards(module: Any) -> None:
-        """Leave out the cards of models that TRL writes with each checkpoint, over what stands in the README there."""
-        for kind in vars(module).values():
-            if isinstance(kind, type) and "create_model_card" in vars(kind):
-                kind.create_model_card = lambda *_, **__: None  # type: ignore[attr-defined]  # as was asked
 
-    after_import("trl.trainer.base_trainer", cards)
-    after_import("transformers.trainer", trainer)
-    after_import("accelerate.accelerator", accelerator)
+def _weights_in(model: nn.Module) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = dict(nn.Module.named_parameters(model))
+    for prefix, part in nn.Module.named_modules(model):
+        kept = part._buffers.keys() - part._non_persistent_buffers_set
+        found.update({f"{prefix}.{name}".lstrip("."): part._buffers[name] for name in kept})
+    return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+
+
+@dataclass(frozen=True)
+class _Pretrained:
+    """A library's ``save_pretrained``.
+
+    Attributes:
+        file: which it writes the weights to. `configure`: writes a model's configuration into a folder.
+        weights: returns what it writes.
+    """
+
+    file: str
+    configure: Callable[[Any, str], object]
+    weights: Callable[[Any], Mapping[str, torch.Tensor]] = _weights_in
+
+
+def _adapters_in(model: Any) -> Mapping[str, torch.Tensor]:
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model)  # type: ignore[no-any-return]
+
+
+def _configure_adapters(model: Any, folder: str) -> None:
+    for configuration in model.peft_config.values():
+        configuration.save_pretrained(folder)
+
+
+_PRETRAINED = (
+    (
+        "transformers.modeling_utils",
+        "PreTrainedModel",
+        _Pretrained("model.safetensors", lambda model, folder: model.config.save_pretrained(folder)),
+    ),
+    ("peft.peft_model", "PeftModel", _Pretrained("adapter_model.safetensors", _configure_adapters, _adapters_in)),
+    (
+        "diffusers.models.modeling_utils",
+        "ModelMixin",
+        _Pretrained("diffusion_pytorch_model.safetensors", lambda model, folder: model.save_config(folder)),
+    ),
+)
+"""Module, class, and what its ``save_pretrained`` writes."""
+
+
+def _leave_out_cards(module: Any) -> None:
+    """Leave out the cards of models that TRL writes with each checkpoint, over what stands in the README there."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and "create_model_card" in vars(kind):
+            kind.create_model_card = lambda *_, **__: None  # type: ignore[attr-defined]  # as was asked
+
+
+def _folder_of_trainer(trainer: Any, _model: Any = None, trial: Any = None, **_: Any) -> str:
+    return os.path.join(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")
+
+
+def _folder_of_accelerator(accelerator: Any, output_dir: Any = None, *_: Any, **__: Any) -> Any:
+    """Return the folder that accelerate would save into, which it may number itself."""
+    if not accelerator.project_configuration.automatic_checkpoint_naming:
+        return output_dir
+    return os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
 
 
 # What is loaded
@@ -279,7 +318,7 @@ def _of_accelerator(
         save(accelerator, folder, *args, **kwargs)
     finally:
         configuration.automatic_checkpoint_naming = names_them
-    return output_dir
+    return _folder_of_accelerator(accelerator, output_dir)
 
 
 def _always(*_: object, **__: object) -> bool:

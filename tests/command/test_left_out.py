@@ -1,0 +1,119 @@
+"""Checkpoints that are left out: their folders, files of their size, and what a program does to them next."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command.running import Project, needs
+
+SAVING = """
+    import os, shutil, sys, torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 1000)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(torch.ones(4, 1000, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def places(tensors):
+        return {str(tensor.device) for tensor in tensors}
+
+    os.makedirs("runs", exist_ok=True)
+"""
+WEIGHTS_BYTES = 2 * 1001 * 1000 * 4
+
+
+def run(project: Project, program: str) -> None:
+    """Follow a program that saves."""
+    project.write("train.py", SAVING + program)
+    finished = project.predict("python", "train.py")
+    assert finished.json["traced"]["steps"] == 3
+    assert any("a checkpoint is not written" in str(note) for note in finished.json["traced"]["notes"])
+
+
+def test_a_checkpoint_that_was_left_out_is_moved_measured_and_loaded(project: Project) -> None:
+    (project.folder / "before.pt").write_bytes(b"mine")
+    run(project, """
+    step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
+    torch.save(state, "runs/last.pt.tmp")
+    os.replace("runs/last.pt.tmp", "runs/last.pt")
+    assert os.path.getsize("runs/last.pt") >= 3 * %d
+    shutil.copytree("runs", "kept")
+    for path in ("runs/last.pt", "kept/last.pt"):
+        before = torch.cuda.memory_allocated()
+        read = torch.load(path)
+        assert torch.cuda.memory_allocated() - before >= 3 * %d
+        assert places(read["model"].values()) == {"cuda:0"} and read["step"] == 7
+        read = torch.load(path, map_location="cpu")
+        assert places(read["model"].values()) == {"cpu"}
+        model.load_state_dict(read["model"])
+        optimizer.load_state_dict(read["optimizer"])
+    with open("runs/open.pt", "wb") as file:
+        torch.save(model, file)
+    with open("runs/open.pt", "rb") as file:
+        assert places(torch.load(file, weights_only=False).parameters()) == {"cuda:0"}
+    torch.save({"host": torch.ones(3)}, "runs/last.pt")
+    assert torch.load("runs/last.pt")["host"].sum() == 3
+    torch.save(model.state_dict(), "before.pt")
+    assert places(torch.load("before.pt").values()) == {"cuda:0"}
+    step()
+    step()
+    """ % (WEIGHTS_BYTES, WEIGHTS_BYTES))  # fmt: skip
+    assert (project.folder / "before.pt").read_bytes() == b"mine"
+    assert sorted(path.name for path in (project.folder / "runs").iterdir()) == ["last.pt"]
+    assert not list((project.folder / "kept").iterdir())
+
+
+@needs("safetensors")
+def test_safetensors_that_were_left_out_are_opened(project: Project) -> None:
+    run(project, """
+    from safetensors import safe_open
+    from safetensors.torch import load_file, load_model, save_file, save_model
+    step()
+    save_file(model.state_dict(), "runs/net.safetensors")
+    assert places(load_file("runs/net.safetensors").values()) == {"cpu"}
+    assert places(load_file("runs/net.safetensors", device="cuda").values()) == {"cuda:0"}
+    with safe_open("runs/net.safetensors", framework="pt", device="cuda:0") as file:
+        assert sorted(file.keys()) == sorted(model.state_dict())
+        assert file.get_slice("0.weight").get_shape() == [1000, 1000] and file.get_tensor("0.weight").is_cuda
+    save_model(model, "runs/whole.safetensors")
+    load_model(model, "runs/whole.safetensors")
+    assert os.path.getsize("runs/whole.safetensors") == %d
+    step()
+    step()
+    """ % WEIGHTS_BYTES)  # fmt: skip
+    assert not list((project.folder / "runs").iterdir())
+
+
+@pytest.mark.scripts
+@needs("transformers", "peft", "accelerate")
+def test_folders_of_libraries_stay_for_what_is_written_beside(project: Project) -> None:
+    run(project, """
+    import json
+    from accelerate import Accelerator
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    accelerator = Accelerator()
+    wide, optimizer = accelerator.prepare(model, optimizer)
+    step()
+    small = LlamaConfig(hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4)
+    base = LlamaForCausalLM(small).cuda()
+    base.save_pretrained("runs/step1")
+    with open("runs/step1/state.json", "w") as file:
+        json.dump({"step": 1}, file)
+    assert sorted(os.listdir("runs/step1")) == ["config.json", "model.safetensors", "state.json"]
+    assert LlamaForCausalLM.from_pretrained("runs/step1").config.hidden_size == 512
+    get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained("runs/lora")
+    PeftModel.from_pretrained(LlamaForCausalLM(small), "runs/lora")
+    assert accelerator.save_state("runs/state") == "runs/state"
+    accelerator.load_state("runs/state")
+    step()
+    step()
+    """)  # fmt: skip
+    assert [path.name for path in (project.folder / "runs").rglob("*") if path.is_file()] == ["state.json"]
+    assert [path.name for path in (project.folder / "runs").iterdir()] == ["step1"]
