@@ -11,6 +11,29 @@ import pytest
 
 from tests.command.running import Project, needs
 
+LLAMA = """
+    import sys
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+        vocab_size=512, attn_implementation=sys.argv[1],
+    )
+    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).cuda()
+    assert model.config._attn_implementation == sys.argv[1]
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(4):
+        ids = torch.randint(0, 512, (8, 512))
+        mask = torch.ones_like(ids)
+        if "padded" in sys.argv:
+            mask[1:, 256:] = 0
+        loss = model(input_ids=ids.cuda(), attention_mask=mask.cuda(), labels=ids.cuda()).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
 
 FLASH = """
@@ -40,6 +63,21 @@ def test_a_package_that_is_not_installed_is_stood_in_for(project: Project) -> No
     refused = project.predict("python", "train.py", gpu="t4-16gb")
     assert refused.code != 0
     assert "train.py:12: RuntimeError: FlashAttention only supports Ampere GPUs or newer" in refused.complaint
+
+
+@pytest.mark.scripts
+@needs("transformers")
+def test_transformers_trains_with_flash_attention_as_with_torchs_own(project: Project) -> None:
+    """PyTorch's own flash attention has the same kernels, and is counted apart."""
+    project.write("train.py", LLAMA)
+    packed = project.predict("python", "train.py", "flash_attention_2").json["traced"]
+    own = project.predict("python", "train.py", "sdpa").json["traced"]
+    persistent = ("parameters", "gradients", "optimizer")
+    assert [packed["buckets"][name] for name in persistent] == [own["buckets"][name] for name in persistent]
+    assert abs(packed["peak_allocated_bytes"] / own["peak_allocated_bytes"] - 1) < 0.01
+    padded = project.predict("python", "train.py", "flash_attention_2", "padded").json["traced"]
+    assert any("flash-attn is not run" in note for note in padded["notes"])
+    assert abs(padded["peak_allocated_bytes"] / own["peak_allocated_bytes"] - 1) < 0.1
 
 
 LOADING = """

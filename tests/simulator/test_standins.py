@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,12 +27,14 @@ def stood_in(name: str = "a100-80gb") -> Iterator[SimulatedGpu]:
     """A simulated GPU with the stand-ins, which are forgotten at the end."""
     gpu = simulated_gpu(name, unlimited=True)
     before = set(sys.modules)
-    with as_cuda(gpu), offered():
-        yield gpu
-    tops = {name.partition(".")[0] for one in STAND_INS for name in (*one.layer, *one.compiled)}
-    for module in set(sys.modules) - before:
-        if module.partition(".")[0] in tops:
-            del sys.modules[module]
+    try:
+        with as_cuda(gpu), offered():
+            yield gpu
+    finally:
+        tops = {name.partition(".")[0] for one in STAND_INS for name in (*one.layer, *one.compiled)}
+        for module in set(sys.modules) - before:
+            if module.partition(".")[0] in tops:
+                del sys.modules[module]
 
 
 def made(gpu: SimulatedGpu, before: int = 0) -> list[int]:
@@ -70,6 +73,100 @@ def test_flash_attention_makes_what_its_source_makes(width: int) -> None:
     results = [of_queries, of_keys, of_keys]
     assert backward[: len(results) + len(pads[:1]) + 4] == [*results, *pads[:1], *scratch]
     assert named("flash-attn").note in gpu.notes
+
+
+@pytest.mark.parametrize("packed", [1, 2, 3])
+def test_samples_one_after_the_other_have_rows_to_spare(packed: int) -> None:
+    """`mha_varlen_bwd`: 128 rows more a sample; gradients of what is packed are one tensor."""
+    tokens, samples, heads, width = 2000, 5, 4, 128
+    each = tokens * heads * width * HALF
+    with stood_in() as gpu:
+        flash_attn = importlib.import_module("flash_attn")
+        ends = torch.tensor([0, 300, 700, 900, 1500, 2000], dtype=torch.int32).cuda()
+        function, given = {
+            1: (flash_attn.flash_attn_varlen_qkvpacked_func, [attended(tokens, 3, heads, width)]),
+            2: (
+                flash_attn.flash_attn_varlen_kvpacked_func,
+                [attended(tokens, heads, width), attended(tokens, 2, heads, width)],
+            ),
+            3: (flash_attn.flash_attn_varlen_func, [attended(tokens, heads, width) for _ in range(3)]),
+        }[packed]
+        lengths = (ends, 600) if packed == 1 else (ends, ends, 600, 600)
+        before = gpu.recorder.allocations
+        out = function(*given, *lengths, dropout_p=0.1, causal=True)
+        assert made(gpu, before) == [each, tokens * heads * FLOAT, 2 * LONG]
+        gradient = torch.ones_like(out, memory_format=torch.contiguous_format)
+        before = gpu.recorder.allocations
+        out.backward(gradient)
+        rows = tokens + 128 * samples
+        results = {1: [3 * each], 2: [each, 2 * each], 3: [each] * 3}[packed]
+        assert made(gpu, before) == [*results, rows * heads * FLOAT, rows * heads * width * FLOAT]
+    assert [one.grad.shape for one in given if one.grad is not None] == [one.shape for one in given]
+
+
+def test_a_sum_in_order_has_an_accumulator_for_each_of_its_parts() -> None:
+    """`mha_bwd`, deterministic: 108 processors over 8 heads make 14."""
+    with stood_in() as gpu:
+        flash_attn = importlib.import_module("flash_attn")
+        out = flash_attn.flash_attn_func(*(attended(2, 256, 4, 64) for _ in range(3)), deterministic=True)
+        gradient = torch.ones_like(out)
+        before = gpu.recorder.allocations
+        out.backward(gradient)
+        assert 14 * 2 * 256 * 4 * 64 * FLOAT in made(gpu, before)
+
+
+def test_a_padded_batch_is_unpadded_and_padded_again() -> None:
+    batch, tokens, width = 4, 64, 256
+    with stood_in() as gpu:
+        padding = importlib.import_module("flash_attn.bert_padding")
+        mask = torch.ones(batch, tokens, dtype=torch.int64)
+        mask[1, 32:] = 0
+        states = attended(batch, tokens, width)
+        kept, indices, ends, longest, lengths = padding.unpad_input(states, mask.cuda())
+        assert (kept.shape, indices.shape, ends.shape, longest) == ((224, width), (224,), (5,), 64)
+        assert lengths.shape == (batch,)
+        before = gpu.recorder.allocations
+        padding.pad_input(kept, indices, batch, tokens).sum().backward()
+        assert batch * tokens * width * HALF in made(gpu, before)
+    assert states.grad is not None
+
+
+def test_the_package_has_its_losses_norms_and_rotary_embeddings() -> None:
+    rows, classes, width = 512, 1000, 256
+    with stood_in() as gpu:
+        losses = importlib.import_module("flash_attn.losses.cross_entropy")
+        labels = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        for in_place in (False, True):
+            logits = attended(rows, classes) * 2
+            before = gpu.recorder.allocations
+            loss = losses.CrossEntropyLoss(inplace_backward=in_place)(logits, labels)
+            assert made(gpu, before)[:3] == [rows * FLOAT] * 3
+            before = gpu.recorder.allocations
+            loss.backward()
+            gradients = made(gpu, before).count(rows * classes * HALF)
+            assert gradients == (1 if in_place else 2), "that of the logits takes their place, the leaf's does not"
+        norm = importlib.import_module("flash_attn.ops.triton.layer_norm").RMSNorm(width, device="cuda")
+        states = torch.randn(8, 16, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        before = gpu.recorder.allocations
+        out, total = norm(states, residual=states.detach(), prenorm=True)
+        assert made(gpu, before) == [128 * width * HALF] * 2 + [128 * FLOAT]
+        before = gpu.recorder.allocations
+        (out + total).sum().backward()
+        assert 8 * 108 * width * FLOAT in made(gpu, before), "a partial gradient of each program"
+        rotary = importlib.import_module("flash_attn.layers.rotary").RotaryEmbedding(64, device="cuda")
+        packed = torch.randn(2, 16, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+        rotary(packed)
+        before = gpu.recorder.allocations
+        rotary(packed)
+        assert made(gpu, before) == [], "in place, by tables that are there"
+
+
+def test_libraries_find_the_arguments_that_they_look_for() -> None:
+    with stood_in():
+        function = importlib.import_module("flash_attn").flash_attn_varlen_func
+    names = list(inspect.signature(function).parameters)
+    assert names[:7] == ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+    assert {"window_size", "softcap", "deterministic", "block_table"} < set(names)
 
 
 def test_few_queries_split_their_keys() -> None:

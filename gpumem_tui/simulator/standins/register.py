@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.importing import after_import
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.device.uses import source_tree
 from gpumem_tui.workload.errors import LIBRARIES
@@ -35,7 +37,7 @@ class StandIn:
     Attributes:
         package, version: as pip knows them; the version whose source is followed.
         source: the files whose allocations are followed, within the package's repository.
-        body: the file of this folder that has the functions.
+        body: the files of this folder that have the functions, in words, looked through in their order.
         compiled: by compiled module its names, in words; stood in for wherever the package is installed or not.
             ``name=other`` is called `other` in `body`.
         layer: by module of its Python part its names; these stand in only where the package is not installed.
@@ -68,7 +70,13 @@ class StandIn:
         )
 
 
-_FLASH_FUNCTIONS = "flash_attn_func"
+_FLASH_FUNCTIONS = (
+    "flash_attn_func flash_attn_qkvpacked_func flash_attn_kvpacked_func flash_attn_varlen_func "
+    "flash_attn_varlen_qkvpacked_func flash_attn_varlen_kvpacked_func flash_attn_with_kvcache "
+)
+_FLASH_HALVES = "_flash_attn_forward _flash_attn_backward _flash_attn_varlen_forward _flash_attn_varlen_backward"
+_ROTARY = "apply_rotary_emb apply_rotary_emb_func=apply_rotary_emb apply_rotary_emb_qkv_ apply_rotary_emb_kv_"
+_NORMS = "layer_norm_fn rms_norm_fn RMSNorm=FlashRMSNorm"
 _APEX_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
 _UPDATES = (
     "multi_tensor_adam", "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_sgd",
@@ -80,9 +88,24 @@ STAND_INS: tuple[StandIn, ...] = (
         package="flash-attn",
         version="2.8.3",
         source="csrc/flash_attn/flash_api.cpp",
-        body="flash_attn",
-        compiled={"flash_attn_2_cuda": "fwd bwd"},
-        layer={"flash_attn": _FLASH_FUNCTIONS, "flash_attn.flash_attn_interface": _FLASH_FUNCTIONS},
+        body="flash_attn flash_attn_layers",
+        compiled={"flash_attn_2_cuda": "fwd bwd varlen_fwd varlen_bwd fwd_kvcache"},
+        layer={
+            "flash_attn": _FLASH_FUNCTIONS,
+            "flash_attn.flash_attn_interface": _FLASH_FUNCTIONS + _FLASH_HALVES,
+            "flash_attn.bert_padding": "index_first_axis index_put_first_axis pad_input unpad_input",
+            "flash_attn.layers": "",
+            "flash_attn.layers.rotary": f"{_ROTARY} RotaryEmbedding=FlashRotaryEmbedding",
+            "flash_attn.losses": "",
+            "flash_attn.losses.cross_entropy": "CrossEntropyLoss",
+            "flash_attn.ops": "",
+            "flash_attn.ops.activations": "swiglu",
+            "flash_attn.ops.rms_norm": "RMSNorm=FlashRMSNorm rms_norm",
+            "flash_attn.ops.triton": "",
+            "flash_attn.ops.triton.cross_entropy": "cross_entropy_loss",
+            "flash_attn.ops.triton.layer_norm": _NORMS,
+            "flash_attn.ops.triton.rotary": "apply_rotary",
+        },
     ),
     StandIn(
         package="apex",
@@ -127,10 +150,18 @@ def offered() -> Iterator[None]:
     """Have programs find the stand-ins within the context; what they have imported stays with them."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
+    after_import("transformers.utils.import_utils", _forget)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def _forget(module: ModuleType) -> None:
+    """Have a module that remembers what is installed look again, as it may have been imported before torch was."""
+    for function in vars(module).values():
+        if callable(clear := getattr(function, "cache_clear", None)):
+            clear()
 
 
 @functools.cache
@@ -210,10 +241,10 @@ class _Loader(Loader):
         """
         if module.__name__ in self._one.gone:
             raise ImportError(self._one.gone[module.__name__])
-        body = import_module(f"gpumem_tui.simulator.standins.{self._one.body}")
+        bodies = [vars(import_module(f"gpumem_tui.simulator.standins.{file}")) for file in self._one.body.split()]
         for name in self._names.split():
             public, _, own = name.partition("=")
-            setattr(module, public, getattr(body, own or public))
+            setattr(module, public, ChainMap(*bodies)[own or public])
         vars(module)["__version__"] = self._one.version
 
 
