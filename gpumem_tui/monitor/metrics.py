@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpumem_tui.addresses import in_url, is_address, is_loopback
+from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S, Connection, Gate
 from gpumem_tui.errors import OptionError
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
@@ -98,7 +100,7 @@ class Sheet:
 
 
 _PATH = "/metrics"
-_MOST_CONNECTIONS, _LONGEST_S = 32, 30.0
+_MOST_CONNECTIONS, _MOST_OF_AN_ADDRESS = 32, 24
 MOST_PROCESSES = 256
 """Of a machine's processes, as many as this have series: those that hold most."""
 
@@ -211,47 +213,64 @@ class Server:
 
 
 class _Silent(WSGIRequestHandler):
-    """A handler of requests that logs nothing."""
+    """A handler of requests that logs nothing, and waits for no other end that says nothing."""
+
+    timeout = FIRST_BYTE_S
+    server: _Connections
+
+    def parse_request(self) -> bool:
+        """Take what has come for a request: from now on the connection is at work."""
+        is_one = super().parse_request()
+        self.server.begin(self.connection)
+        return is_one
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name there
         """Say nothing of a request."""
 
 
 class _Connections(ThreadingMixIn, WSGIServer):
-    """A limit on connections at once, none of which stays longer than `_LONGEST_S`, whatever its other end does."""
+    """A limit on connections at once, none of which stays longer than `REQUEST_S`, whatever its other end does."""
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, address = found[0]
-        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        self._gate = Gate(_MOST_CONNECTIONS, _MOST_OF_AN_ADDRESS)
+        self._admitted: dict[object, Connection] = {}
         super().__init__((str(address[0]), port), _Silent)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Answer in a thread of its own; one too many is closed."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        address = str(client_address[0]) if isinstance(client_address, tuple) else ""
+        if (admitted := self._gate.admit(address, partial(self._cut, request))) is None:
             self.shutdown_request(request)
+            return
+        self._admitted[request] = admitted
+        super().process_request(request, client_address)
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
         """Answer, and cut it off if that takes too long."""
-        ended = threading.Timer(_LONGEST_S, self._cut, (request,))
+        ended = threading.Timer(REQUEST_S, self._cut, (request,))
         ended.daemon = True
         ended.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
             ended.cancel()
-            self._free.release()
+            self._gate.leave(self._admitted.pop(request))
+
+    def begin(self, request: object) -> None:
+        """Take note that a connection has said what it wants."""
+        self._admitted[request].is_idle = False
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Say nothing of a connection that broke."""
 
-    def _cut(self, request: socket.socket) -> None:
+    def _cut(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        assert isinstance(request, socket.socket)
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
@@ -277,6 +296,9 @@ def _at_one_path(metrics: WSGIApplication, bound: str) -> WSGIApplication:
     """Answer at one path alone, and to who means this machine: prometheus_client's application answers anybody."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("HTTP_HOST") == "":
+            start_response("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"The header Host is empty.\n"]
         if not _is_ours(asked := environ.get("HTTP_HOST", ""), bound):
             start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{printable(asked)[:200]} is no name of this server: --metrics NAME:PORT says one.\n".encode()]

@@ -7,9 +7,10 @@ import html
 import json
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -17,8 +18,10 @@ from string import Template
 from aiohttp import WSMsgType, web
 
 from gpumem_tui.addresses import in_url
+from gpumem_tui.connections import FIRST_BYTE_S
 from gpumem_tui.errors import OptionError
 from gpumem_tui.serve.access import Access
+from gpumem_tui.serve.listening import Listening, Seldom
 from gpumem_tui.serve.visit import Visit
 from gpumem_tui.system import host_name
 
@@ -37,6 +40,9 @@ _CLOSE_S = 2.0
 """How long a browser has to say that it has closed."""
 _HEARTBEAT_S = 15.0
 """A browser that does not answer within half of this has left."""
+_OF_A_PAGE, _CONNECTIONS = 8, 64
+"""Connections of a visitor's page, as browsers open them at most, and of all others."""
+_BACKLOG = 128
 _LARGEST_MESSAGE_BYTES = 1 << 20
 _CELLS = range(1, 1001)
 _SMALLEST_FONT, _LARGEST_FONT = 6, 48
@@ -60,6 +66,7 @@ class WebServer:
         self._access = Access(token)
         self._most = visitors
         self._visits: dict[Visit, web.WebSocketResponse] = {}
+        self._listening = Listening(_OF_A_PAGE * visitors + _CONNECTIONS)
 
     async def run(self, host: str, port: int, say: Callable[[str], None]) -> None:
         """Serve until a signal asks for the end, which ends every visitor's process.
@@ -75,22 +82,31 @@ class WebServer:
         stopped = asyncio.Event()
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_CLOSE_S)
+        Seldom(partial(print, "gpumem-tui serve:", file=sys.stderr, flush=True)).listen()
+        runner = web.AppRunner(
+            self._application(), access_log=None, shutdown_timeout=_CLOSE_S, keepalive_timeout=FIRST_BYTE_S
+        )
         await runner.setup()
+        assert runner.server is not None
+        self._listening.server = runner.server
+        listening: asyncio.Server | None = None
         try:
             try:
-                await web.TCPSite(runner, host, port).start()
+                loop = asyncio.get_running_loop()
+                listening = await loop.create_server(self._listening.protocol, host, port, backlog=_BACKLOG)
             except (OSError, OverflowError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 where = f"--port: {in_url(host, port)} cannot be listened on"
                 raise OptionError(f"{where}: {reason}; --port 0 takes one that is free") from error
-            say(f"http://{in_url(host, runner.addresses[0][1])}/?token={self._token}")
+            say(f"http://{in_url(host, listening.sockets[0].getsockname()[1])}/?token={self._token}")
             await stopped.wait()
         finally:
+            if listening is not None:
+                listening.close()
             await runner.cleanup()
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._check_origin])
+        application = web.Application(middlewares=[self._listening.at_work, self._check_origin])
         application.add_routes(
             [
                 web.get("/", self._page),
@@ -108,6 +124,8 @@ class WebServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Refuse what comes from elsewhere, static files included."""
+        if not request.headers.get("Host"):
+            return _message(400, "No host", "gpumem-tui serve: the header Host is empty.")
         if reason := self._access.foreign(request.host, request.headers.get("Origin")):
             return _message(403, "Not from here", f"gpumem-tui serve: {reason}.")
         return await handler(request)

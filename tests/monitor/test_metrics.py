@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection
 from urllib.error import HTTPError
 
 import pytest
@@ -22,7 +23,6 @@ from gpumem_tui.monitor.metrics import Server, this_machine
 from gpumem_tui.monitor.snapshot import DeviceState, Instance, Snapshot
 from tests.monitor.scripted import Scripted
 from tests.monitor.snapshots import RESERVED_BYTES, START_S, gpu, machine, memory, process
-from tests.waiting import wait_until
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Scrape = Callable[[Snapshot | None], Series]
@@ -85,27 +85,48 @@ def test_who_means_another_machine_is_refused(bound: str, asked: str, code: int)
         server.stop()
 
 
-def test_connections_are_few_and_none_lasts_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "_MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(served, "_LONGEST_S", 0.5)
+def test_who_says_nothing_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_MOST_CONNECTIONS", 4)
     server = Server(this_machine(Scripted()), "127.0.0.1", 0)
     try:
         with ExitStack() as stack:
-            slow = [
-                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30)) for _ in range(3)
+            silent = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30)) for _ in range(12)
             ]
-            for one in slow[:2]:
-                one.sendall(b"GET /metrics HTTP/1.1\r\n")
-            assert slow[2].recv(1) == b""  # one too many is closed at once
-            assert [one.recv(1) for one in slow[:2]] == [b"", b""]
+            silent[-1].sendall(b"GET /metrics HTTP/1.1\r\n")  # which is no whole request
+            for _ in range(3):
+                address = f"http://127.0.0.1:{server.port}/metrics"
+                with urllib.request.urlopen(address, timeout=30) as answer:
+                    assert answer.status == 200
+            assert [one.recv(1) for one in silent[:8]] == [b""] * 8, "the oldest went"
+    finally:
+        server.stop()
 
-        def is_answered() -> bool:  # once the threads of those that were cut off have ended
-            address = f"http://127.0.0.1:{server.port}/metrics"
-            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(address, timeout=30) as answer:
-                return bool(answer.status == 200)
-            return False
 
-        wait_until(is_answered)
+def test_no_connection_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served._Silent, "timeout", 0.4)
+    monkeypatch.setattr(served, "REQUEST_S", 1.0)
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
+            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            begun_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                while time.monotonic() - begun_s < 30:
+                    slow.sendall(b"GET ")
+                    time.sleep(0.1)
+            assert time.monotonic() - begun_s < 20
+    finally:
+        server.stop()
+
+
+def test_an_empty_host_is_a_bad_request() -> None:
+    server = Server(this_machine(Scripted()), "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as asking:
+            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost:\r\n\r\n")
+            assert b" 400 " in asking.recv(100)
     finally:
         server.stop()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -200,6 +202,33 @@ async def test_whatever_a_visitor_says_others_go_on(environment: dict[str, str])
                     await strange.send(said)
             await other.press("?")
             await other.see("esc closes")
+
+
+async def test_who_says_nothing_shuts_nobody_out_and_is_soon_let_go(environment: dict[str, str]) -> None:
+    with serving(environment) as served, contextlib.ExitStack() as stack:
+        port = int(served.base.rpartition(":")[2])
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(300)]
+        half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        half.sendall(b"GET / HTTP/1.1\r\n")
+        async with visiting(served) as visitor:
+            await visitor.see("A100")
+            for one in (*silent, half):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.to_thread(one.recv, 1) == b""
+            await visitor.press("?")
+            await visitor.see("esc closes")
+        assert (await _status(served.url))[0] == 200
+        assert _interrupted(served) == 0
+        assert served.process.stdout is not None
+        assert "Traceback" not in served.process.stdout.read()
+
+
+async def test_an_empty_host_is_a_bad_request(environment: dict[str, str]) -> None:
+    with serving(environment) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.base.rpartition(":")[2]))
+        writer.write(b"GET / HTTP/1.1\r\nHost:\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
