@@ -215,6 +215,34 @@ def test_a_mask_on_the_data_of_the_host_keeps_what_it_keeps_there(project: Proje
     assert not any(note.startswith("assumes") for note in done.json["traced"]["notes"])
 
 
+def test_large_data_of_the_host_is_known_on_the_device(project: Project) -> None:
+    """Unless it is so large that only its range is known."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(16, 16).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        short = torch.full((512, 1), 1000)
+        for _ in range(3):
+            mask = (torch.arange(16384)[None] < short).cuda()
+            given = torch.empty(512, 16384, dtype=torch.bool, device="cuda")
+            given.copy_(torch.arange(16384)[None] < short)
+            ids = torch.arange(1 << 23).remainder(777).cuda()
+            shares = torch.linspace(0, 1, 1 << 22).cuda()
+            huge = torch.zeros(1 << 26, dtype=torch.bool).cuda()
+            print("known", len(mask.nonzero()), int(given.sum()), ids.max().item(), int((shares > 0.5).sum()))
+            print("lengths", mask.sum(1).tolist()[:2], "not known", int(huge.sum()) >> 26)
+            net(torch.randn(8, 16).cuda()).sum().backward()
+            optimizer.step()
+        """,
+    )
+    written = project.predict("python", "train.py").stderr
+    assert "known 512000 512000 776 2097152" in written
+    assert "lengths [1000, 1000] not known 1" in written
+
+
 def test_a_count_is_the_most_as_a_size_and_the_least_where_it_decides(project: Project) -> None:
     """A loop until nothing is left ends, as before; what is as long as what a mask keeps is as long as it can be."""
     project.write(

@@ -6,6 +6,7 @@ every anchor in every known box costs nothing until it is asked how many are in 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ MOST_ELEMENTS = 1 << 25
 
 _MOST_BYTES = 2 << 30
 """Of all that is worked out at once."""
+
+_MOST_REFERRED_BYTES = 1 << 29
+"""Of host tensors that are kept for their values."""
 
 _MOST_OPERATORS = 64
 """One after another, as a buffer that every step adds to would otherwise keep all of them."""
@@ -111,6 +115,40 @@ def deferred_change(
         return storage
 
     return Deferred(compute, operators)
+
+
+class Referred:
+    """Host tensors that were copied to the device and are too large to be copied once more: kept as they are.
+
+    One that the program changes afterwards is no longer known. Together they have `_MOST_REFERRED_BYTES`, as the host
+    would give them back otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def content(self, source: torch.Tensor, made: torch.Tensor) -> Deferred | None:
+        """Return what a device tensor, `made`, will hold once `source` is copied to it; None where that is too much."""
+        size_bytes = source.nbytes
+        if made.numel() > MOST_ELEMENTS or self._bytes + size_bytes > _MOST_REFERRED_BYTES:
+            return None
+        shape, stride, dtype, version = made.shape, made.stride(), made.dtype, _version(source)
+
+        def compute(_: Worked) -> torch.UntypedStorage:
+            if _version(source) != version:
+                raise NotDeferrable
+            return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").copy_(source).untyped_storage()
+
+        self._bytes += size_bytes
+        weakref.finalize(compute, self._release, size_bytes)
+        return Deferred(compute, 0)
+
+    def _release(self, size_bytes: int) -> None:
+        self._bytes -= size_bytes
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def span_bytes(tensor: torch.Tensor) -> int:

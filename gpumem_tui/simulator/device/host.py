@@ -75,7 +75,7 @@ def ends_on_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         return True
     if func in _LIKES:
         return False
-    if getattr(_thread, "is_moving_model", False):
+    if is_moving_model():
         return True
     # Whether the code that calls torch is an installed library's, as loaders of checkpoints are.
     paths = (frame.f_code.co_filename for frame in callers(sys._getframe(1)))
@@ -109,6 +109,11 @@ def moving_model() -> Iterator[None]:
         yield
     finally:
         _thread.is_moving_model = before
+
+
+def is_moving_model() -> bool:
+    """Return whether this thread converts or moves the parameters of a module."""
+    return getattr(_thread, "is_moving_model", False)
 
 
 def holds_data(path: str) -> None:

@@ -20,10 +20,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gpumem_tui.simulator.allocator.assumptions import End
+from gpumem_tui.simulator.device import host
 from gpumem_tui.simulator.device.deferred import (
     MOST_ELEMENTS,
     Deferred,
     NotDeferrable,
+    Referred,
     Worked,
     deferred_change,
     deferred_result,
@@ -152,6 +154,7 @@ class Values:
         self.end = end
         self._taken = Taken(self)
         self._random_state: torch.Tensor | None = None
+        self._referred = Referred()
         self._worked: Worked | None = None
         """What is worked out where values are wanted at any price (`worked_out`)."""
 
@@ -326,6 +329,8 @@ class Values:
             return
         holder.values = None
         if not _is_small(target, is_drawn=rule.is_drawn) or target.dtype not in _KEPT_TYPES:
+            if func is _COPY and args[1].shape == target.shape:
+                holder.values = self._refer(args[1], target)
             return
         made = _empty_as(target)
         with suppress(UnknownValue):
@@ -365,12 +370,23 @@ class Values:
         holder = self._holder(result)
         if holder is None:
             return False
+        if func in _COPIES and (referred := self._refer(args[0], result)) is not None:
+            holder.values = referred
+            return True
         try:
             run = partial(self._run, rule, func)
             holder.values = deferred_result(self._content, run, args, self._named(kwargs), result)
         except NotDeferrable:
             return False
         return True
+
+    def _refer(self, source: torch.Tensor, made: torch.Tensor) -> Deferred | None:
+        """Return what a copy of a large host tensor holds, of data and not of a model's weights."""
+        if isinstance(source, FakeTensor) or source.requires_grad or source.is_meta or host.is_moving_model():
+            return None
+        is_followed = source.layout is torch.strided and made.dtype in _KEPT_TYPES and source.dtype in _KEPT_TYPES
+        is_whole = not made.storage_offset() and made.untyped_storage().nbytes() == span_bytes(made)
+        return self._referred.content(source, made) if is_followed and is_whole else None
 
     def _assume(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Assume what tests of unknown values read as, which places they give, and how many are of each class."""
@@ -421,8 +437,8 @@ class Values:
         return {name: self._argument_on_host(value) for name, value in self._named(values).items()}
 
     def _named(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        host = {"device": torch.device("cpu"), "generator": None, "pin_memory": False}
-        return {name: host.get(name, value) for name, value in values.items()}
+        on_host = {"device": torch.device("cpu"), "generator": None, "pin_memory": False}
+        return {name: on_host.get(name, value) for name, value in values.items()}
 
     def _argument_on_host(self, value: Any) -> Any:
         kind = type(value)
