@@ -376,6 +376,57 @@ def test_what_a_program_passes_to_its_own_functions_is_a_size_where_these_take_i
     assert [(one["place"], one["high"]) for one in done.json["traced"]["assumptions"]] == [("train.py:31", 1000)]
 
 
+LOOPS = """
+import torch
+
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+eos = 0
+for step in range(3):
+    x, rounds = torch.randn(100, 64).cuda(), []
+    done, token, made = torch.zeros(100, dtype=torch.bool, device="cuda"), x[0, 0], []
+    for _ in range(20):
+        best = net(x).argmax(-1)
+        made.append(best)
+        done |= best == eos
+        if done.all():
+            break
+    rounds.append(len(made))
+    for count in range(1, 20):
+        if net(x)[0].argmax().item() == eos or count > 15:
+            break
+    rounds.append(count)
+    halted = torch.zeros(100, device="cuda")
+    count = 0
+    while not (halted + net(x).mean(1) > 0.9).all() and count < 10:
+        count += 1
+    rounds.append(count)
+    while (net(x).abs() > 0.5).any():
+        x = net(x)
+        rounds.append("once")
+    print("rounds", *rounds)
+    loss = net(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    if loss.item() < 0.1:
+        break
+"""
+
+
+def test_loops_that_a_value_may_end_go_on_and_end_at_once_at_the_other_end(project: Project) -> None:
+    """As texts are generated until each has its end, and a loop that nothing else ends makes one round."""
+    project.write("train.py", LOOPS)
+    done = project.predict("python", "train.py")
+    assert done.stderr.count("rounds 20 16 10 once") == 3, done.stderr
+    assert done.stderr.count("rounds 1 1 0") == 3, "at the other end"
+    found = {(one["place"], one["kind"]) for one in done.json["traced"]["assumptions"]}
+    assert found == {
+        ("train.py:14", "loop"), ("train.py:18", "loop"), ("train.py:23", "loop"), ("train.py:26", "round")
+    }  # fmt: skip
+    told = project.predict("python", "train.py", options=("--assume-rows", "train.py:26=3"))
+    assert "10 once once once" in told.stderr
+
+
 NOTHING_BOUNDS = """
 import torch
 from sizes import padded
@@ -465,7 +516,7 @@ def test_numbers_that_are_only_logged_or_compared_end_nothing(project: Project) 
     )
     done = project.predict("python", "train.py")
     assert done.code == 0, done.stderr
-    assert done.json["traced"]["assumptions"] == []
+    assert [(one["kind"], one["changes_sizes"]) for one in done.json["traced"]["assumptions"]] == [("loop", False)]
 
 
 PERIODS = """

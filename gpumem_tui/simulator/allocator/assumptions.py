@@ -8,9 +8,10 @@ from typing import Literal
 End = Literal["most", "fewest"]
 """Which end of what is not known a trace takes: masks keep all rows, or few of them and experts equal shares."""
 
-Kind = Literal["mask", "classes", "differing", "boxes", "count", "place"]
+Kind = Literal["mask", "classes", "differing", "boxes", "count", "place", "loop", "round", "tokens"]
 """What keeps the rows: a mask; masks that together have each row once, as a router's of its experts; values that
-differ; a detector's samplers; a count that the program reads; or a place, as of `argmax`, that it reads."""
+differ; a detector's samplers; a count that the program reads; or a place, as of `argmax`, that it reads. Also whether a
+loop that may end early goes on to its end, or makes one round where nothing else ends it; and a text's new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class Assumption:
         count = f"all {self.rows:,}" if self.rows == self.high else f"{self.rows:,} of {self.high:,}"
         if self.kind == "classes":
             return f"assumes {count} rows kept by one of the masks at {self.place}"
+        if self.kind == "loop":
+            return f"assumes that the loop does not end early at {self.place}"
+        if self.kind == "round":
+            return f"assumes one round of the loop at {self.place}"
+        if self.kind == "tokens":
+            return f"assumes all {self.rows:,} new tokens a text at {self.place}"
         if self.kind == "place":
             return f"assumes {self.rows:,} of {self.low:,} to {self.high:,} read at {self.place}"
         noun = {"differing": "different values", "boxes": "boxes"}.get(self.kind, "rows")

@@ -204,9 +204,9 @@ class Results:
         """Return what share an operator was said to keep at this line of the program; None where nothing was."""
         return self._assumed_rows.at(self._gpu.sites.calling_line(), func)
 
-    def number(self) -> float | None:
-        """Return the number that this line of the program is said to read; None where none is given."""
-        return self._assumed_rows.number(self._gpu.sites.calling_line())
+    def number(self, words: str) -> float | None:
+        """Return the number that was given for this line of the program, of what `words` say; None where none was."""
+        return self._assumed_rows.number(self._gpu.sites.calling_line(), words)
 
     def _kept(self, func: Any, args: tuple[Any, ...], of: int) -> int:
         """Return how many of the elements that an operator looks at it keeps."""

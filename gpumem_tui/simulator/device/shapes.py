@@ -138,11 +138,11 @@ class AssumedRows:
             self.used[f"{line}: {func} is assumed to keep {kept} (--assume-rows)"] = None
         return found
 
-    def number(self, line: str) -> float | None:
-        """Return the number that a line of the program is said to read, None where none is given."""
+    def number(self, line: str, words: str) -> float | None:
+        """Return the number that was given for a line of the program, of what `words` say; None where none was."""
         found = next((number for place, number in self.shares if place and line.endswith(place)), None)
         if found is not None:
-            self.used[f"{line}: {found:,.15g} is read (--assume-rows)"] = None
+            self.used[f"{line}: {found:,.15g} {words} (--assume-rows)"] = None
         return found
 
     @property

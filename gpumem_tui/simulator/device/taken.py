@@ -248,6 +248,9 @@ class Taken:
         if left is None or right is None:
             return self._one_hot_of(one, other, result) if name == "eq" else None
         value = _COMPARISONS[name](left, right)
+        at = self._known.taken_for(one)
+        if name in ("eq", "ne") and at is not None and at.is_place and at.is_open and at.low <= right <= at.high:
+            value = name == "ne"  # one place of many
         if one is other or (type(other) is float and math.isinf(other)):
             return Uniform.known(value)
         is_of_zero = one.is_floating_point() and abs(right) < UNKNOWN_NUMBER

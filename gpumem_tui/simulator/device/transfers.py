@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from gpumem_tui.simulator.device.answers import COPY, TO_COPY
 from gpumem_tui.simulator.device.asking import decides, passes_on
 from gpumem_tui.simulator.device.base import Call, DeviceParts, Handler
 from gpumem_tui.simulator.device.kinds import plain
+from gpumem_tui.simulator.device.loops import MOST_ROUNDS, Asked, asked
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
 from gpumem_tui.simulator.device.shapes import Untraceable, part_of
@@ -41,6 +43,7 @@ class Transfers:
     ) -> None:  # fmt: skip
         self._gpu, self._memory, self._values, self._results = gpu, memory, values, results
         self._sparse, self._follow = sparse, follow
+        self._rounds: dict[tuple[int, int], int] = {}
         self.arriving: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.handlers: dict[Any, Handler] = {READ: self._read, COPY: self._copy, TO_COPY: self._to_copy}
         self.within: dict[Any, Handler] = {READ: self._read, COPY: self._copy_within, TO_COPY: self._copy_within}
@@ -58,6 +61,8 @@ class Transfers:
             return value
         if (way := way_to_rows()) is not None:
             return way
+        if (test := asked()) is not None:
+            return self._truth_in_loop(test)
         passing = passes_on()
         if passing is None or passing == value:
             return value
@@ -71,10 +76,37 @@ class Transfers:
             Untraceable: nothing can be assumed of it.
         """
         taken = self._values.taken_for(tensor)
-        if taken is not None and taken.is_open and decides():
-            return self._values.read(tensor, as_size=not taken.is_place and way_to_rows() is not None)
+        is_open = self._values.worked(tensor) is None if taken is None else taken.is_open
+        if is_open and decides():
+            number = self._values.unknown(
+                tensor, as_size=taken is None or (not taken.is_place and way_to_rows() is not None)
+            )
+            if (test := asked()) is None:
+                return number
+            low, high = (-math.inf, math.inf) if taken is None else (taken.low, taken.high)
+            steered = test.number(number, low, high, self._truth_in_loop(test))
+            return number if steered is None else steered if tensor.is_floating_point() else int(steered)
         found = self._to_host(tensor)
         return found.item() if isinstance(found, torch.Tensor) else found
+
+    def _truth_in_loop(self, test: Asked) -> bool:
+        """Return the truth value of a test by which a loop makes as many rounds as are traced, and note these."""
+        ending = test.ending
+        if ending.trains:
+            return ending.going_on
+        told = self._results.number("rounds are made")
+        most = MOST_ROUNDS if ending.is_bounded else 1
+        if told is not None:
+            most = round(told)
+        elif self._values.end == "fewest":
+            most = 0
+        else:
+            self._results.assume("loop" if ending.is_bounded else "round", 0, 1, 1)
+        made = self._rounds.pop(test.key, 0)
+        if made >= most:
+            return not ending.going_on
+        self._rounds[test.key] = made + 1
+        return ending.going_on
 
     def _to_host(self, tensor: torch.Tensor) -> Any:
         """Return what the host gets of numbers: their values, or what they are taken for where these are unknown.
@@ -101,7 +133,7 @@ class Transfers:
             Untraceable: nothing bounds them.
         """
         if taken is None:
-            number = self._results.number()
+            number = self._results.number("is read")
             if number is None:
                 line = self._gpu.sites.calling_line()
                 words = f"{_UNBOUNDED}, read at {line} (--assume-rows {line}=NUMBER gives it)"
