@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gpumem_tui import __version__
 from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, OptionError
 from gpumem_tui.report.output import complain, is_terminal, replace_unencodable
 
@@ -14,6 +15,9 @@ _COMPLETION = "_GPUMEM_TUI_COMPLETE"
 
 def main() -> None:
     """Entry point: every error a user can cause is one line on stderr and an exit code."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"gpumem-tui, version {__version__}")
+        return
     replace_unencodable()
     try:
         code = _run_command() if sys.argv[1:] or _COMPLETION in os.environ else _open()

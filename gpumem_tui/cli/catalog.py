@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpumem_tui.settings import Notify
 
 
-@click.command()
+@click.command
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def models(as_json: bool) -> int:
     """List the models that --model knows."""
@@ -44,7 +44,7 @@ def _model_line(shape: ModelShape, parameters: int) -> str:
     return f"{shape.name:<18}{shape.family:<8}{parameters:>16,} parameters  {size}".rstrip()
 
 
-@click.command()
+@click.command
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def gpus(as_json: bool) -> int:
     """List the GPUs that --gpu sim:NAME simulates."""
@@ -61,7 +61,7 @@ def gpus(as_json: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--python", metavar="PATH", help="Interpreter that trains (default: this one).")
 @click.option(
@@ -199,7 +199,7 @@ def _check_lines(check: Check) -> Iterator[str]:
         yield f"{'':<22} → {check.remedy}"
 
 
-@click.command("settings", short_help="Print a settings file with every key explained.")
+@click.command("settings")
 def settings_file() -> int:
     """Print a settings file with every key, its default and what it does."""
     from gpumem_tui.settings import default_file, default_path
@@ -209,7 +209,7 @@ def settings_file() -> int:
     return 0
 
 
-@click.command(short_help="Print a Grafana dashboard for `monitor --metrics`.")
+@click.command
 def grafana() -> int:
     """Print a Grafana dashboard for the metrics of `gpumem-tui monitor --metrics`: save it, and import it in Grafana
     (Dashboards, New, Import)."""  # noqa: D205, D209 - as --help prints it
@@ -219,7 +219,7 @@ def grafana() -> int:
     return 0
 
 
-@click.command(short_help="The alerts that there can be: as Prometheus' rules, or one sent to try who is told.")
+@click.command
 @click.option("--prometheus", is_flag=True, help="Print alerting rules for Prometheus, with the settings' thresholds.")
 @click.option("--try", "is_tried", is_flag=True, help="Tell of a made-up alert now, as the settings' [notify] has it.")
 @click.option("--settings", "settings_path", type=click.Path(path_type=Path), metavar="FILE",

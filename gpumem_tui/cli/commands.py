@@ -17,26 +17,26 @@ from gpumem_tui.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from gpumem_tui.report.output import complain, drop_output
 
 _COMMANDS = {
-    "search": "gpumem_tui.cli.search:search",
-    "predict": "gpumem_tui.cli.search:predict",
-    "plan": "gpumem_tui.cli.plan:plan",
-    "monitor": "gpumem_tui.cli.monitor:monitor",
-    "free": "gpumem_tui.cli.free:free",
-    "serve": "gpumem_tui.cli.serve:serve",
-    "models": "gpumem_tui.cli.catalog:models",
-    "gpus": "gpumem_tui.cli.catalog:gpus",
-    "doctor": "gpumem_tui.cli.catalog:doctor",
-    "schema": "gpumem_tui.cli.schema:schema",
-    "settings": "gpumem_tui.cli.catalog:settings_file",
-    "grafana": "gpumem_tui.cli.catalog:grafana",
-    "alerts": "gpumem_tui.cli.catalog:alerts",
-    "run": "gpumem_tui.cli.watch:run",
-    "attach": "gpumem_tui.cli.watch:attach",
-    "watch": "gpumem_tui.cli.watch:watch",
-    "look": "gpumem_tui.cli.look:look",
-    "manual": "gpumem_tui.cli.manual:manual",
+    "search": ("gpumem_tui.cli.search:search", "Find the largest batch: run larger ones until memory is out."),
+    "predict": ("gpumem_tui.cli.search:predict", "What one batch size takes, byte by byte, without a GPU."),
+    "plan": ("gpumem_tui.cli.plan:plan", "What fits, what would make more fit, and what that costs."),
+    "monitor": ("gpumem_tui.cli.monitor:monitor", "This machine's GPUs: a ledger of memory each, live."),
+    "free": ("gpumem_tui.cli.free:free", "Choose free GPUs for a script."),
+    "serve": ("gpumem_tui.cli.serve:serve", "The program in a browser, on this machine only."),
+    "models": ("gpumem_tui.cli.catalog:models", "List the models that --model knows."),
+    "gpus": ("gpumem_tui.cli.catalog:gpus", "List the GPUs that --gpu simulates."),
+    "doctor": ("gpumem_tui.cli.catalog:doctor", "Check what works on this machine, and say how to mend it."),
+    "schema": ("gpumem_tui.cli.schema:schema", "Print the JSON Schema of what --json prints."),
+    "settings": ("gpumem_tui.cli.catalog:settings_file", "Print a settings file with every key explained."),
+    "grafana": ("gpumem_tui.cli.catalog:grafana", "Print a Grafana dashboard for `monitor --metrics`."),
+    "alerts": ("gpumem_tui.cli.catalog:alerts", "Print the alerts as Prometheus' rules, or send one to try."),
+    "run": ("gpumem_tui.cli.watch:run", "Train under the probe: any launcher, code unchanged."),
+    "attach": ("gpumem_tui.cli.watch:attach", "Put the probe into a Python process that runs already."),
+    "watch": ("gpumem_tui.cli.watch:watch", "A line a sample of watched processes; or a post-mortem."),
+    "look": ("gpumem_tui.cli.look:look", "The peak of a running step, or of a memory snapshot."),
+    "manual": ("gpumem_tui.cli.manual:manual", "Read how everything works, a topic at a time."),
 }
-"""Where each command is, in the order of the help."""
+"""Where each command is, and what it does, in the order of the help."""
 
 
 class _Commands(click.Group):
@@ -48,12 +48,16 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's protocol
         """Import a command; None for one that there is not."""
-        where = _COMMANDS.get(cmd_name)
-        if where is None:
+        if cmd_name not in _COMMANDS:
             return None
-        module, _, attribute = where.partition(":")
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's protocol
+        """Write what each does, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command. A reader that has enough of its output (``| head -1``) is no error, other than to click."""
@@ -80,14 +84,14 @@ class _Commands(click.Group):
 @click.version_option(__version__, package_name="gpumem-tui")
 @with_options(HOSTS_OPTIONS)
 @click.option("--interval", "interval_s", type=Finite(0.2, 3600), metavar="S", help="Seconds between hosts' readings.")
-@click.option("--allow-signals", is_flag=True, help="Offer to end processes on hosts, by kill over ssh; asks first.")
+@click.option("--allow-signals", is_flag=True, help="Offer to end processes there; asks first.")
 @metrics_option
 @click.pass_context
 def cli(context: click.Context, /, **values: object) -> int:
     """Where GPU memory goes while a neural network trains, how large a batch fits, and what would help.
 
-    Without a command the program opens: on the Monitor where there is a GPU, else on a search on a simulated one; with
-    --host, --hosts or --slurm on the Monitors of other machines.
+    Without a command the program opens, on the Monitor where there is a GPU; with --host, --hosts or --slurm on the
+    Monitors of other machines.
     """
     asked = AskedHosts.of(values)
     of_hosts = {

@@ -27,7 +27,7 @@ _Read = Callable[[], Mapping[str, "Snapshot | str"]]
 """The newest snapshot of each machine by its name, or why there is none; this machine's name is empty."""
 
 
-@click.command(short_help="The GPUs that are free, for scripts.")
+@click.command
 @click.option(
     "--gpus", "count", type=AT_LEAST_ONE, metavar="N", help="So many, all of one machine; else all there are."
 )

@@ -32,8 +32,7 @@ _METRICS = "127.0.0.1:9820"
 HOSTS_OPTIONS: list[Decorator] = [
     click.option(
         "--host", "hosts", multiple=True, metavar="HOST",
-        help="Watch this host over ssh: HOST, USER@HOST:PORT, node[01-16], or a list's name in the settings. May be "
-        "given several times.",
+        help="Watch a host over ssh, or node[01-16], or a list of yours.",
     ),
     click.option(
         "--hosts", "hosts_file", type=click.Path(path_type=Path), metavar="FILE",
@@ -41,7 +40,7 @@ HOSTS_OPTIONS: list[Decorator] = [
     ),
     click.option("--slurm", "slurm_job", metavar="JOBID", help="Watch the nodes of a Slurm job."),
     click.option(
-        "--remote-command", metavar="COMMAND", help="Command that runs gpumem-tui there (default: the one in PATH)."
+        "--remote-command", metavar="COMMAND", help="What runs gpumem-tui there (the one in PATH)."
     ),
 ]  # fmt: skip
 
@@ -56,7 +55,7 @@ def _address(text: str) -> tuple[str, int]:
 
 metrics_option = click.option(
     "--metrics", "address", type=Typed("address", _address), is_flag=False, flag_value=_METRICS,
-    metavar="[HOST:PORT]", help=f"Also serve Prometheus metrics (on {_METRICS} unless told otherwise).",
+    metavar="[HOST:PORT]", help=f"Also serve Prometheus metrics ({_METRICS}).",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpumem_tui.watch.report import By
 
 
-@click.command(short_help="One step's peak of a running process; or any PyTorch memory snapshot.")
+@click.command
 @click.argument("target", metavar="PID|FILE")
 @click.option(
     "--by", type=click.Choice(["bucket", "module", "source"]), default="source", show_default=True,

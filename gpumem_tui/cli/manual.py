@@ -8,7 +8,7 @@ from gpumem_tui.manual import TOPICS, index, text
 from gpumem_tui.report.output import is_terminal
 
 
-@click.command(short_help="How everything works, a topic at a time.")
+@click.command
 @click.argument("topic", type=click.Choice(TOPICS), required=False, metavar="[TOPIC]")
 def manual(topic: str | None) -> int:
     """How everything works, a topic at a time: on the screen, or as text when piped.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.command(short_help="Every GPU's memory as one ledger, live.")
+@click.command
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, one a reading; with --once a single object.")
 @click.option("--wire", is_flag=True, help="For a viewer elsewhere: JSON lines of a whole snapshot, then of changes.")

@@ -71,7 +71,7 @@ class _Asked:
         return 0.0 if self.no_trace else self.trace_limit
 
 
-@click.command(cls=TakesCommand, short_help="What fits, what would make more fit, and what it costs.")
+@click.command(cls=TakesCommand)
 @with_options(WORKLOAD_OPTIONS, from_table(row for row in DEVICE if row.name not in _OF_A_SEARCH))
 @sectioned(
     "--batch-size",

@@ -34,7 +34,7 @@ def printed() -> dict[str, tuple[type[JsonObject], ...]]:
     }
 
 
-@click.command()
+@click.command
 @click.argument("of", type=click.Choice(COMMANDS))
 def schema(of: str) -> int:
     """Print the JSON Schema of what a command prints with --json."""

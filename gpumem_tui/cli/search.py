@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpumem_tui.search.prediction import Prediction
 
 
-@click.command(cls=TakesCommand, short_help="Find the largest batch: ramp a real step until out of memory.")
+@click.command(cls=TakesCommand)
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS, from_table(SEARCH))
 @sectioned(
     "--json",
@@ -102,7 +102,7 @@ _GATE_OPTIONS = [
 ]
 
 
-@click.command(cls=TakesCommand, short_help="Predict one batch size by formula and by tracing the step.")
+@click.command(cls=TakesCommand)
 @with_options(WORKLOAD_OPTIONS, DEVICE_OPTIONS)
 @sectioned(
     "--batch-size",

@@ -26,7 +26,7 @@ _VISITORS = 4
 _MOST_VISITORS = 100
 
 
-@click.command(short_help="The program in a browser, on this machine only.")
+@click.command
 @click.option("--bind", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="127.0.0.1 or ::1, no other.")
 @click.option(
     "--port", type=Whole(0, 65535), default=_PORT, show_default=True, metavar="N", help="0: any that is free."

@@ -65,7 +65,7 @@ def run(on_screen: bool, command: tuple[str, ...]) -> int:
     return leave_as(ended)
 
 
-@click.command()
+@click.command
 @click.argument("pid", type=PID)
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @click.option(
@@ -147,7 +147,7 @@ def _attach(pid: int, yes: bool, timeout_s: float) -> int:
     return 0
 
 
-@click.command(short_help="The processes that publish, a line a sample; or a post-mortem.")
+@click.command
 @click.argument("pid", type=PID, required=False)
 @click.option("--interval", "interval_s", type=SECONDS, default=1.0, show_default=True, help="Seconds between samples.")
 @click.option("--post-mortem", is_flag=True, help="Only: what was there when memory ran out.")

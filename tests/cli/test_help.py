@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+import gpumem_tui
 from gpumem_tui.cli.commands import cli
 from gpumem_tui.options.table import OPTIONS, SECTIONS
 from tests.cli.conftest import Program
@@ -63,6 +64,31 @@ def test_a_shell_completes_gpus_and_models(program: Program, typed: str, said: s
     found = program(env=asked).out.split()
     assert said in found
     assert all(line.removeprefix("plain,").startswith(typed.split()[1]) for line in found)
+
+
+SHARE = Path(gpumem_tui.__file__).parent / "cli" / "share"
+
+
+@pytest.mark.parametrize(
+    ("shell", "name"), [("bash", "gpumem-tui.bash"), ("zsh", "_gpumem-tui"), ("fish", "gpumem-tui.fish")]
+)
+def test_the_completion_that_is_installed_is_the_one_that_is_printed(program: Program, shell: str, name: str) -> None:
+    assert (SHARE / name).read_text() == program(env={"_GPUMEM_TUI_COMPLETE": f"{shell}_source"}).out
+
+
+def test_the_page_of_man_says_what_the_help_does(program: Program) -> None:
+    page = (SHARE / "gpumem-tui.1").read_text().splitlines()
+    said = program("--help").out
+    for name, words in re.findall(r"(?m)^  (\w+) +([A-Z].*)$", said[said.index("Commands:") :]):
+        assert page[page.index(f".B {name}") + 1] == words.replace("`", "")
+
+
+def test_the_version_is_said_without_parsing_anything() -> None:
+    code = "import sys; sys.argv = ['gpumem-tui', '--version']; from gpumem_tui.cli import main; main(); import sys; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print('click' in sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["gpumem-tui,", "version", gpumem_tui.__version__, "False"]
 
 
 TRAINS = ("predict", "search", "plan")
