@@ -11,7 +11,7 @@ FIRST_BYTE_S, REQUEST_S = 5.0, 10.0
 
 
 @dataclass(eq=False)
-class Connection:
+class Admitted:
     """A connection that was let in. `is_idle`: it has not said yet what it wants, or no longer wants anything."""
 
     address: str
@@ -19,7 +19,7 @@ class Connection:
     is_idle: bool = True
 
 
-class Gate:
+class Admission:
     """Lets connections in, so many at once and so many of one address; the oldest that is idle goes for a new one.
 
     Whoever opens connections and says nothing shuts nobody out: each new one takes the place of one of those. May be
@@ -32,10 +32,10 @@ class Gate:
     def __init__(self, most: int, most_of_an_address: int) -> None:
         self._most = most
         self._most_of_an_address = most_of_an_address
-        self._open: list[Connection] = []
+        self._open: list[Admitted] = []
         self._lock = threading.Lock()
 
-    def admit(self, address: str, close: Callable[[], None]) -> Connection | None:
+    def admit(self, address: str, close: Callable[[], None]) -> Admitted | None:
         """Let a connection in, and close the one that goes for it; None where all others are at work.
 
         Args:
@@ -50,13 +50,13 @@ class Gate:
                 return None
             if goes is not None:
                 self._open.remove(goes)
-            come = Connection(address, close)
+            come = Admitted(address, close)
             self._open.append(come)
         if goes is not None:
             goes.close()
         return come
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Admitted) -> None:
         """Forget one that has ended."""
         with self._lock:
             if connection in self._open:

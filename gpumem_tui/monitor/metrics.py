@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpumem_tui.addresses import in_url, is_address, is_loopback
-from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S, Connection, Gate
+from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S, Admission, Admitted
 from gpumem_tui.errors import OptionError
 from gpumem_tui.host_memory import resident_bytes
 from gpumem_tui.memory import Bucket, Unknown
@@ -236,8 +236,8 @@ class _Connections(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, address = found[0]
-        self._gate = Gate(_MOST_CONNECTIONS, _MOST_OF_AN_ADDRESS)
-        self._admitted: dict[object, Connection] = {}
+        self._gate = Admission(_MOST_CONNECTIONS, _MOST_OF_AN_ADDRESS)
+        self._admitted: dict[object, Admitted] = {}
         super().__init__((str(address[0]), port), _Silent)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S, Connection, Gate
+from gpumem_tui.connections import FIRST_BYTE_S, REQUEST_S, Admission, Admitted
 
 _SELDOM_S = 60.0
 _LOGGERS = ("aiohttp", "asyncio")
 
 
 class Listening:
-    """Makes a protocol for each connection that comes, and lets in as many as a `Gate` has room for.
+    """Makes a protocol for each connection that comes, and lets in as many as an `Admission` has room for.
 
     Args:
         most: connections at once.
@@ -28,8 +28,8 @@ class Listening:
     server: web.Server
 
     def __init__(self, most: int) -> None:
-        self._gate = Gate(most, most)  # all come from loopback: of an address is of everybody
-        self._admitted: dict[asyncio.BaseTransport, Connection] = {}
+        self._gate = Admission(most, most)  # all come from loopback: of an address is of everybody
+        self._admitted: dict[asyncio.BaseTransport, Admitted] = {}
 
     def protocol(self) -> asyncio.Protocol:
         """Return the protocol of one more connection."""

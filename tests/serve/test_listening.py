@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpumem_tui.connections import Gate
+from gpumem_tui.connections import Admission
 from gpumem_tui.serve.listening import Seldom
 
 
@@ -33,7 +33,7 @@ def test_of_each_kind_of_error_a_line_is_said_in_a_minute(monkeypatch: pytest.Mo
 
 
 def test_of_those_that_are_idle_the_oldest_goes_and_who_is_at_work_stays() -> None:
-    gate, gone = Gate(4, 3), list[str]()
+    gate, gone = Admission(4, 3), list[str]()
     at_work = gate.admit("a", lambda: gone.append("at work"))
     assert at_work is not None
     at_work.is_idle = False
@@ -49,7 +49,7 @@ def test_of_those_that_are_idle_the_oldest_goes_and_who_is_at_work_stays() -> No
 
 
 def test_where_all_are_at_work_nobody_is_let_in() -> None:
-    gate = Gate(2, 2)
+    gate = Admission(2, 2)
     for admitted in (gate.admit("a", lambda: None), gate.admit("b", lambda: None)):
         assert admitted is not None
         admitted.is_idle = False
