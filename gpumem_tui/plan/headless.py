@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes
-from gpumem_tui.plan.answers import TracedAnswer, kernel_plans, traced_answer
+from gpumem_tui.plan.answers import TracedAnswer, answer, kernel_plans, traced_answer
 from gpumem_tui.plan.combination import Combination
 from gpumem_tui.plan.combining import Planner, Planning
 from gpumem_tui.plan.command import CommandPlan, CommandRuns
@@ -20,10 +20,11 @@ from gpumem_tui.plan.goals import AT_ONE_SIZE, MOST_TRACES, TRACE_LIMIT_S, Quant
 from gpumem_tui.plan.limits import Limit, limit
 from gpumem_tui.plan.plan import Plan
 from gpumem_tui.plan.printed import CommandPlanObject, PlanObject, SolveObject
-from gpumem_tui.plan.report import command_plan_markdown, limit_lines, limit_markdown, plan_markdown
+from gpumem_tui.plan.recommended import fits_answer, verdict_line
+from gpumem_tui.plan.report import capitalized, command_plan_markdown, limit_lines, limit_markdown, plan_markdown
 from gpumem_tui.plan.techniques import compiled_or_eager
 from gpumem_tui.plan.tracing import ONE_SIZE, TraceKey, TraceOptions, trace_key, workload_of
-from gpumem_tui.report.output import Printer, Progress, complain, interrupts
+from gpumem_tui.report.output import Printer, Progress, complain, interrupts, note
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Cancelled, Control, Unusable
 from gpumem_tui.search.config import Device, SearchConfig
@@ -46,6 +47,8 @@ def show_plan(plan: Plan, traced: Traced | Unknown, solver: Solver, device: Devi
         device: where it would run.
     """
     network = workload_of(plan, solver.options.python).network
+    if isinstance(traced, Traced):
+        note(f"{fits_answer(answer(plan), traced_answer(plan, traced), network)[0]}; what would help is worked out …")
     with solver.progress.during("working out the largest batch on every GPU …"):
         shown = PlanObject.of(plan, traced, device, solver.answer, network) if as_json else None
         lines = [] if as_json else plan_markdown(plan, traced, solver.answer, network).splitlines()
@@ -208,6 +211,8 @@ def _planned(
     plan = CommandPlan(config, batch_size, predicted)
     if wanted is None:
         return plan, False
+    if not quiet:
+        note(f"{capitalized(verdict_line(plan.answer()))}; what would help is run …")
     left = tuple(changes)
     interrupted, log = True, _PlanLog(quiet=quiet)
     try:

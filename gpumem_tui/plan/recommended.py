@@ -183,7 +183,20 @@ def plan_answer(
         on_gpus: what every GPU takes; without them nothing is said of the cheapest.
         network: what was traced, where that is not to be taken for granted.
     """
-    plan, by_trace = now.plan, isinstance(traced, TracedAnswer)
+    plan = now.plan
+    answer, fits = fits_answer(now, traced, network)
+    change = "" if fits else _to_change(plan, best, by_trace=isinstance(traced, TracedAnswer))
+    sentences = (f"{answer}.", change, _passes(now), _takes(plan), _cheapest(plan, on_gpus))
+    return " ".join(filter(None, sentences))
+
+
+def fits_answer(now: Answer, traced: TracedAnswer | Unknown, network: str = "") -> tuple[str, bool]:
+    """Return whether a plan fits and its largest batch, without a full stop; and whether it fits.
+
+    Args:
+        network: what was traced, where that is not to be taken for granted.
+    """
+    plan = now.plan
     gpus = f"{plan.recipe.gpus:,} × " if plan.recipe.gpus > 1 else ""
     size, where = f"Batch {plan.batch_size:,}", f"on {gpus}{plan.gpu.title}"
     kept = f"{100 * plan.headroom:g} %"
@@ -203,9 +216,7 @@ def plan_answer(
         room = f"{format_bytes(abs(now.spare_bytes))} {'to spare' if fits else 'missing'}"
         largest = f"largest batch{' a GPU' if gpus else ''} ≈{now.max_batch_size:,} with {kept} free"
         answer = verdict_words(verdict, room, largest if now.max_batch_size else "no batch fits")
-    change = "" if fits else _to_change(plan, best, by_trace=by_trace)
-    sentences = (f"{answer}.", change, _passes(now), _takes(plan), _cheapest(plan, on_gpus))
-    return " ".join(filter(None, sentences))
+    return answer, fits
 
 
 def _passes(now: Answer) -> str:

@@ -22,16 +22,20 @@ _TICK_S = 1.0
 
 
 class Progress:
-    """A line on stderr that the next one overwrites; nothing where stderr is no terminal, or with `quiet`."""
+    """A line on stderr that the next one overwrites; nothing where stderr is no terminal, or with `quiet`.
+
+    Attributes:
+        is_shown: whether there is such a line.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._is_shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self.is_shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
         self._last = ""
         self._under_way: list[Callable[[float], str]] = []
 
     def say(self, line: str) -> None:
         """Show what is under way; an empty line clears it."""
-        if self._is_shown and line != self._last:
+        if self.is_shown and line != self._last:
             over = "\r\x1b[K" if self._last else ""
             print(f"{over}{line}", end="", file=sys.stderr, flush=True)
             self._last = line
@@ -56,7 +60,7 @@ class Progress:
                     self.say(line(time.monotonic() - began_s))
                 done.wait(_TICK_S)
 
-        clock = threading.Thread(target=tick, daemon=True) if self._is_shown else None
+        clock = threading.Thread(target=tick, daemon=True) if self.is_shown else None
         try:
             if clock is not None:
                 clock.start()

@@ -79,7 +79,7 @@ def run(config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool = Fa
     """
     control = Control()
     with interrupts(control.cancel):
-        printer = _Printer(config, advise, as_json=as_json)
+        printer = _Printer(config, advise, as_json=as_json, quiet=quiet)
         printer.progress.say(f"starting PyTorch for {config.workload.name} …")
         log = CommandLog(config, quiet=quiet, progress=printer.progress)
         verdict: Verdict | None = None
@@ -159,6 +159,39 @@ def _verdict_line(verdict: Verdict, change: str) -> str:
     return f"{line}. To change: {change}." if change else f"{line}."
 
 
+_BETWEEN_LINES_S = 10.0
+
+
+class _TrialLog:
+    """Lines on stderr for each trial as it runs, with the seconds since the search began, where nothing else shows it.
+
+    A trial that takes long has a line every 10 s.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+        self._began_s = self._last_s = time.monotonic()
+
+    def begin(self, number: int, batch_size: int) -> None:
+        """Say that a trial begins."""
+        self._say(f"trial {number}: batch {batch_size} …")
+
+    def go_on(self, line: str) -> None:
+        """Say how far it has come, if no line was written for long."""
+        if time.monotonic() - self._last_s >= _BETWEEN_LINES_S:
+            self._say(line)
+
+    def end(self, number: int, result: TrialDone) -> None:
+        """Say how it has ended."""
+        outcome = report.OUTCOME_WORDS[result.outcome]
+        self._say(f"trial {number}: batch {result.batch_size} {outcome}, took {result.seconds:.1f} s")
+
+    def _say(self, line: str) -> None:
+        self._last_s = time.monotonic()
+        if self._is_shown:
+            note(f"{self._last_s - self._began_s:5.0f} s  {line}")
+
+
 class _Printer:
     """Prints a search as it goes on: as JSON, where the predictions come with the result, and on a real GPU.
 
@@ -168,7 +201,7 @@ class _Printer:
         progress: what is under way, on stderr.
     """
 
-    def __init__(self, config: SearchConfig, advise: Advise, *, as_json: bool) -> None:
+    def __init__(self, config: SearchConfig, advise: Advise, *, as_json: bool, quiet: bool) -> None:
         self._config = config
         self._advise = advise
         self._prediction: Prediction | None = None
@@ -176,6 +209,7 @@ class _Printer:
         self._output = Printer(as_json=as_json)
         self.progress = self._output.progress
         self._held: list[str] | None = [] if config.device.simulated and not as_json else None
+        self._trials = _TrialLog(is_shown=not as_json and not quiet and not self.progress.is_shown)
         self._log(lambda: report.begun_lines(config))
 
     def _log(self, lines: Callable[[], Iterable[str]], body: Callable[[], object] | None = None) -> None:
@@ -197,10 +231,14 @@ class _Printer:
                 self._log(lambda: report.predicted_lines(prediction, ready))
             case TrialProgress(sample=None):
                 self.progress.say(f"trial {event.number}: batch {event.batch_size} …")
+                self._trials.begin(event.number, event.batch_size)
             case TrialProgress(sample=Sample() as sample):
-                self.progress.say(f"trial {event.number}: batch {event.batch_size}, {how_far(sample)}")
+                self.progress.say(line := f"trial {event.number}: batch {event.batch_size}, {how_far(sample)}")
+                self._trials.go_on(line)
             case TrialFinished(number=number, result=result):
                 self._results[result.batch_size] = result
+                if self._held is not None:
+                    self._trials.end(number, result)
                 self._log(
                     lambda: [report.trial_line(self._config, number, result, self._prediction)],
                     lambda: TrialLine.of(number, result, self._config.device),

@@ -76,9 +76,17 @@ def sizes_words(sizes: BatchSizes | Unknown, *, is_estimate: bool = False) -> st
     return f"{safe}, {sizes.expected:,} expected, {sizes.at_most:,} at most"
 
 
+_WIDE = 1.5
+"""Times what a step takes that is left where an estimate of it fits by a wide margin: 60 % of the device."""
+
+
 def fit_words(traced: Traced, batch_size: int) -> str:
     """Say whether a step fits; where memory grows, for about how many steps."""
     fit, steps = traced.fit(batch_size), traced.steps_left(batch_size)
+    if fit == "may fit" and traced.done.is_estimate and traced.done.steps:
+        used, free = traced.device_used_range(batch_size), traced.free_range(batch_size)
+        if free.low_bytes >= _WIDE * used.high_bytes:
+            return "fits by a wide margin (estimate)"
     return fit if steps is None or "not" in fit else f"{fit} for about {steps:,} steps"
 
 

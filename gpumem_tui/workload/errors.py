@@ -40,6 +40,23 @@ def _place(error: BaseException) -> str:
     return f"{os.path.relpath(found.filename)}:{found.lineno}"
 
 
+_IN_A_WORKER = re.compile(r"Caught \w+ (in .+)\.\nOriginal Traceback \(most recent call last\):\n((?:.|\n)+)")
+"""Of torch's errors from a DataLoader's worker and other threads, which have that one's traceback as their text."""
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*(?:\n    .*)*', re.M)
+
+
+def _in_a_worker(error: BaseException) -> str:
+    """Return the last line of an error that a worker had, its place and which worker; empty of any other error."""
+    found = _IN_A_WORKER.search(str(error))
+    frames = [] if found is None else list(_FRAME.finditer(found[2]))
+    if found is None or not frames:
+        return ""
+    place = ([frame for frame in frames if is_users(frame[1])] or frames)[-1]
+    words = " ".join(found[2][frames[-1].end() :].split())
+    return f"{os.path.relpath(place[1])}:{place[2]}: {_cut(words)} ({found[1]})"
+
+
 def one_line(error: BaseException) -> str:
     """Return the error's own words without their line breaks."""
     return in_one_line(error) or named(error)
@@ -62,6 +79,8 @@ def described(error: BaseException) -> str:
         return f"{os.path.relpath(error.filename)}:{error.lineno}: syntax error: {error.msg}"
     if getattr(error, "says_where", False):  # one of ours
         return str(error)
+    if in_a_worker := _in_a_worker(error):
+        return in_a_worker
     words = _shortened(error)
     said = f"{named(error)}: {words}" if words else named(error)
     at = f"{where}: " if (where := _place(error)) else ""
@@ -76,7 +95,10 @@ def described(error: BaseException) -> str:
 
 def _shortened(error: BaseException) -> str:
     """Return an error's text in one line that can be read at a glance."""
-    words = in_one_line(error)
+    return _cut(in_one_line(error))
+
+
+def _cut(words: str) -> str:
     return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
 
 

@@ -211,6 +211,10 @@ def test_the_ramp_shows_its_trials_in_plain_lines(program: Program) -> None:
     assert [int(words[3]) for words in trials] == list(range(1, len(trials) + 1))
     assert [words[4] for words in trials] == ["fits"] * (len(trials) - 1) + ["out"]
     assert len(trials) >= 5
+    begun, ended = (
+        re.findall(rf"^ *\d+ s  trial (\d+): batch (\d+) {how}", done.err, re.M) for how in ("…", "\\w.*, took ")
+    )
+    assert begun == ended == [(words[1], words[3]) for words in trials], "each is shown as it runs"
     assert "SIMULATED" in done.out
     measured = [line for line in done.out.splitlines() if "measured" in line.lower()]
     assert [line.startswith("CUDA context ") for line in measured] == [True], "of what ran nothing was"

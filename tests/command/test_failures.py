@@ -78,6 +78,33 @@ def test_what_ends_a_command_before_its_first_step(project: Project, script: str
     assert said in done.complaint
 
 
+def test_an_error_of_a_loader_s_worker_is_named_by_its_last_line_and_place(project: Project) -> None:
+    project.write(
+        "rows.py",
+        """
+        import torch
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, at):
+                try:
+                    return {}[at]
+                except KeyError:
+                    raise ValueError(f"no sample {at}\\nin {{}}" + " of many" * 99)
+        """,
+    )
+    script = (
+        "import torch, rows\nfor batch in torch.utils.data.DataLoader(rows.Rows(), 4, num_workers=1):\n    batch.cuda()"
+    )
+    project.write("train.py", script)
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert "gpumem-tui: rows.py:12: ValueError: no sample 0 in {} of many" in done.complaint
+    assert done.complaint.endswith("... (in DataLoader worker process 0)")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

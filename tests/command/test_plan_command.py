@@ -63,6 +63,9 @@ def test_a_command_that_takes_a_batch_is_answered_for_all_of_them(project: Proje
     assert [line for line in done.stderr.splitlines() if line.startswith("tracing")] == [
         "tracing batch 2", "tracing batch 3", "tracing batch 64",
     ]  # fmt: skip
+    told = [line for line in done.stderr.splitlines() if "what would help is run" in line or line.startswith("what-if")]
+    assert told[0].startswith("Batch 64 fits on NVIDIA A100 80 GB: "), "the answer comes before what else is run"
+    assert len(told) == 2
     assert body["traced"]["buckets"]["parameters"] == WEIGHTS
     here = next(row for row in body["batch_sizes"] if row["batch_size"] == 64)
     assert here["peak_allocated_bytes"] == body["traced"]["peak_allocated_bytes"]

@@ -10,7 +10,9 @@ import pytest
 from gpumem_tui.run.events import Sample
 from gpumem_tui.run.micro_batches import HowFar
 from gpumem_tui.search.headless import CommandLog
+from gpumem_tui.search.headless import _Printer as Printer
 from gpumem_tui.search.predicting import TraceProgress
+from gpumem_tui.search.runner import TrialProgress
 from gpumem_tui.workload.spec import HuggingFaceModel
 from tests.plan.commands import command_config
 
@@ -36,4 +38,22 @@ def test_what_a_model_of_transformers_is_at_is_said_from_the_start_and_goes_on(
     assert "tracing batch 2, step 2 backward, 27 s, about 23 s left" in capsys.readouterr().err
     with CommandLog(config, quiet=True).following():
         pass
+    assert not capsys.readouterr().err
+
+
+def test_a_long_trial_is_shown_every_ten_seconds_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    printer = Printer(command_config(), lambda _: ("", []), as_json=False, quiet=False)
+    printer.show(TrialProgress(1, 8))
+    for now_s in (101.0, 109.0, 111.0, 119.0, 122.0):
+        printer.show(TrialProgress(1, 8, Sample(0, "forward", 0, 0, {}, HowFar(1, 1, now_s - 100))))
+    assert capsys.readouterr().err.splitlines() == [
+        "    0 s  trial 1: batch 8 …",
+        "   11 s  trial 1: batch 8, step 1 forward, 11 s",
+        "   22 s  trial 1: batch 8, step 1 forward, 22 s",
+    ]
+    Printer(command_config(), lambda _: ("", []), as_json=True, quiet=False).show(TrialProgress(1, 8))
     assert not capsys.readouterr().err

@@ -14,7 +14,7 @@ from gpumem_tui.run.events import TraceDone
 from gpumem_tui.search.assumed import workspace_lines
 from gpumem_tui.search.prediction import BatchSizes, Traced
 from gpumem_tui.search.printed import TracedObject
-from gpumem_tui.search.words import largest_words, range_line, room_words, sizes_words, up_to
+from gpumem_tui.search.words import fit_words, largest_words, range_line, room_words, sizes_words, up_to
 from gpumem_tui.simulator.allocator.replay import AffineTrace
 from gpumem_tui.simulator.allocator.rules import TRIED, Computed, Workspace
 from gpumem_tui.simulator.allocator.timeline import Timeline, TimelineRecorder
@@ -206,6 +206,18 @@ class TestWords:
         assert sizes_words(BatchSizes(0, 1, 1)) == "no batch is safe, 1 expected, 1 at most"
         assert sizes_words(BatchSizes(0, 0, 0)) == "no batch fits"
         assert sizes_words(BatchSizes(8, 9, 12), is_estimate=True) == "largest batch that may fit 8–12"
+
+    def test_an_estimate_that_leaves_most_of_the_device_fits_by_a_wide_margin(self) -> None:
+        estimate = replace(_UNSURE, done=replace(_UNSURE.done, is_estimate=True, steps=3))
+        least, _, most = _sizes(estimate)
+        far = next(size for size in range(least, 0, -1) if fit_words(estimate, size) != "may fit")
+        assert fit_words(estimate, far) == "fits by a wide margin (estimate)"
+        assert estimate.fit(far) == "may fit"
+        used, free = estimate.device_used_range(far), estimate.free_range(far)
+        assert 0.55 < free.low_bytes / (free.low_bytes + used.high_bytes) < 0.75
+        assert fit_words(estimate, most + 1) == "may not fit"
+        was_cut = replace(estimate, done=replace(estimate.done, steps=0))
+        assert fit_words(was_cut, far) == "may fit", "what trains nothing and was ended may take more later"
 
     def test_json_has_both_ends_beside_what_it_had(self) -> None:
         _, _, may_fit = _sizes(_UNSURE)
