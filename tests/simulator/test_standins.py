@@ -104,6 +104,30 @@ def test_samples_one_after_the_other_have_rows_to_spare(packed: int) -> None:
     assert [one.grad.shape for one in given if one.grad is not None] == [one.shape for one in given]
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_attention_3_makes_what_its_source_makes(causal: bool) -> None:
+    """hopper/flash_api.cpp: on an H100 a block of backward has 64 rows, 80 without a mask, and 128 keys (128 wide)."""
+    batch, tokens, heads, groups, width = 2, 1000, 8, 2, 128
+    with stood_in("h100-80gb") as gpu:
+        function = importlib.import_module("flash_attn_interface").flash_attn_func
+        query = attended(batch, tokens, heads, width)
+        key, value = (attended(batch, tokens, groups, width) for _ in range(2))
+        before = gpu.recorder.allocations
+        out = function(query, key, value, causal=causal)
+        of_queries, of_keys = query.nbytes, key.nbytes
+        assert made(gpu, before) == [of_queries, batch * heads * tokens * FLOAT, *([4] if causal else [])]
+        gradient = torch.ones_like(out)
+        before = gpu.recorder.allocations
+        out.backward(gradient)
+        rows, keys = (1024, 1024) if causal else (1040, 1024)
+        figures, accumulator = batch * heads * rows * FLOAT, batch * groups * keys * width * FLOAT
+        blocks = rows // (64 if causal else 80)
+        assert made(gpu, before) == [
+            of_queries, of_keys, of_keys, figures, figures, figures * width, accumulator, accumulator,
+            blocks * batch * heads * 4,
+        ]  # fmt: skip
+
+
 def test_a_sum_in_order_has_an_accumulator_for_each_of_its_parts() -> None:
     """`mha_bwd`, deterministic: 108 processors over 8 heads make 14."""
     with stood_in() as gpu:
@@ -169,6 +193,48 @@ def test_libraries_find_the_arguments_that_they_look_for() -> None:
     assert {"window_size", "softcap", "deterministic", "block_table"} < set(names)
 
 
+def test_xformers_attends_by_the_kernel_that_it_would_choose() -> None:
+    """fmha/dispatch.py: FlashAttention-2 of 16 bits on an A100, PyTorch's own of 32 bits or with a tensor as bias."""
+    batch, tokens, heads, width = 8, 384, 4, 64
+    with stood_in() as gpu:
+        ops = importlib.import_module("xformers.ops")
+        packed = attended(batch, tokens, 3, heads, width)
+        query, key, value = ops.unbind(packed, 2)
+        before = gpu.recorder.allocations
+        out = ops.memory_efficient_attention(query, key, value)
+        each, rows = batch * tokens * heads * width * HALF, batch * tokens * heads
+        assert made(gpu, before) == [each, rows * FLOAT, 2 * LONG]
+        gradient = torch.ones_like(out)
+        before = gpu.recorder.allocations
+        out.backward(gradient)
+        flash = [each, each, each, rows * FLOAT, rows * width * FLOAT]
+        assert made(gpu, before) == [*flash, 3 * each], "the parts are stacked after"
+        bias = torch.zeros(batch, heads, tokens, tokens, device="cuda", dtype=torch.bfloat16)
+        for given in ([one.detach() for one in (query, key, value)], [query.detach().float()] * 3):
+            before = gpu.recorder.allocations
+            ops.memory_efficient_attention(*given, attn_bias=bias if given[0].dtype == torch.bfloat16 else None)
+            assert made(gpu, before)[0] == given[0].nbytes
+            assert made(gpu, before)[-1] != 2 * LONG, "no random state on the GPU"
+
+
+def test_xformers_swiglu_makes_its_product_again_in_backward() -> None:
+    """csrc/swiglu/swiglu_packedw.cpp: two halves and the product, of which the halves are saved."""
+    rows, width, hidden = 1024, 256, 512
+    with stood_in() as gpu:
+        block = importlib.import_module("xformers.ops").SwiGLU(width, hidden, bias=False).cuda().bfloat16()
+        x = attended(rows, width)
+        block(x)
+        before = gpu.recorder.allocations
+        out = block(x)
+        half = rows * hidden * HALF
+        assert made(gpu, before) == [half, half, half, out.nbytes]
+        gradient = torch.ones_like(out)
+        before = gpu.recorder.allocations
+        out.backward(gradient)
+        large = [size for size in made(gpu, before) if size >= half and size < 1 << 22]
+        assert large[:3] == [half, 2 * half, half], "the product's gradient, both halves', and the product"
+
+
 def test_few_queries_split_their_keys() -> None:
     """`num_splits_heuristic`: 1 × 4 heads × 2 blocks of rows on 216 halves of processors, 16 blocks of 128 keys."""
     with stood_in() as gpu:
@@ -200,13 +266,13 @@ def test_metadata_is_found_while_it_is_offered_alone() -> None:
     with offered():
         for one in absent:
             assert importlib.metadata.version(one.package) == one.version
-            top = next(iter(one.layer))
+            top = next(iter(one.layer or one.compiled))
             spec = importlib.util.find_spec(top)
             assert spec is not None
             assert one.package in importlib.metadata.packages_distributions()[top]
             assert all(importlib.util.find_spec(name) is not None for name in one.compiled)
     for one in absent:
-        assert importlib.util.find_spec(next(iter(one.layer))) is None
+        assert importlib.util.find_spec(next(iter(one.layer or one.compiled))) is None
         with pytest.raises(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(one.package)
 

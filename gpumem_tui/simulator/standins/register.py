@@ -38,8 +38,8 @@ class StandIn:
         package, version: as pip knows them; the version whose source is followed.
         source: the files whose allocations are followed, within the package's repository.
         body: the files of this folder that have the functions, in words, looked through in their order.
-        compiled: by compiled module its names, in words; stood in for wherever the package is installed or not.
-            ``name=other`` is called `other` in `body`.
+        compiled: by compiled module its names, in words; stood in for wherever the package is installed or not, as is
+            a module of Python that works with its compiled part alone. ``name=other`` is called `other` in `body`.
         layer: by module of its Python part its names; these stand in only where the package is not installed.
         passed_by: packages that take it where it is installed, unasked, and go on without: they do not find it. ``*``
             for every library that only tries to import it.
@@ -58,7 +58,7 @@ class StandIn:
     @property
     def is_installed(self) -> bool:
         """Return whether its Python part is there without us."""
-        return all(map(_is_on_path, {name.partition(".")[0] for name in self.layer}))
+        return all(map(_is_on_path, {name.partition(".")[0] for name in self.layer or self.compiled}))
 
     @property
     def note(self) -> str:
@@ -77,6 +77,14 @@ _FLASH_FUNCTIONS = (
 _FLASH_HALVES = "_flash_attn_forward _flash_attn_backward _flash_attn_varlen_forward _flash_attn_varlen_backward"
 _ROTARY = "apply_rotary_emb apply_rotary_emb_func=apply_rotary_emb apply_rotary_emb_qkv_ apply_rotary_emb_kv_"
 _NORMS = "layer_norm_fn rms_norm_fn RMSNorm=FlashRMSNorm"
+_ATTENTION = (
+    "memory_efficient_attention memory_efficient_attention_forward AttentionOp "
+    "MemoryEfficientAttentionFlashAttentionOp MemoryEfficientAttentionCutlassOp"
+)
+_BIASES = (
+    "AttentionBias LowerTriangularMask LowerTriangularFromBottomRightMask LowerTriangularMaskWithTensorBias "
+    "BlockDiagonalMask BlockDiagonalCausalMask"
+)
 _APEX_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
 _UPDATES = (
     "multi_tensor_adam", "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_sgd",
@@ -106,6 +114,32 @@ STAND_INS: tuple[StandIn, ...] = (
             "flash_attn.ops.triton.layer_norm": _NORMS,
             "flash_attn.ops.triton.rotary": "apply_rotary",
         },
+    ),
+    StandIn(
+        package="flash-attn-3",
+        version="3.0.0",
+        source="hopper/flash_api.cpp of Dao-AILab/flash-attention",
+        body="flash_attn_3",
+        compiled={},
+        layer={
+            "flash_attn_interface": "flash_attn_func flash_attn_qkvpacked_func flash_attn_varlen_func "
+            "flash_attn_with_kvcache"
+        },
+    ),
+    StandIn(
+        package="xformers",
+        version="0.0.32.post2",
+        source="xformers/ops/fmha, xformers/csrc/swiglu",
+        body="xformers",
+        compiled={
+            "xformers": "",
+            "xformers.ops": f"{_ATTENTION} {_BIASES} SwiGLU swiglu unbind index_select_cat scaled_index_add",
+            "xformers.ops.fmha": f"{_ATTENTION} {_BIASES}",
+            "xformers.ops.fmha.attn_bias": _BIASES,
+            "xformers.ops.swiglu_op": "SwiGLU swiglu",
+            "xformers.ops.unbind": "unbind",
+        },
+        layer={},
     ),
     StandIn(
         package="apex",
@@ -197,8 +231,12 @@ class _Finder(DistributionFinder):
 
 
 def _spec(name: str, one: StandIn, modules: Mapping[str, str]) -> ModuleSpec:
-    is_package = any(other.startswith(f"{name}.") for other in modules)
-    return ModuleSpec(name, _Loader(one, modules[name]), is_package=is_package, origin=f"{one.package}, stood in for")
+    below = [other for other in modules if other.rpartition(".")[0] == name]
+    loader = _Loader(one, modules[name], [other for other in below if other not in one.gone])
+    spec = ModuleSpec(name, loader, is_package=bool(below), origin=f"{one.package}, stood in for")
+    if below and "." not in name and (real := PathFinder.find_spec(name)) is not None:
+        spec.submodule_search_locations = list(real.submodule_search_locations or ())  # its other modules are its own
+    return spec
 
 
 def _passes_by(packages: Sequence[str]) -> bool:
@@ -229,9 +267,10 @@ def _normalized(name: str) -> str:
 class _Loader(Loader):
     """Fills a module with functions of a stand-in's body."""
 
-    def __init__(self, one: StandIn, names: str) -> None:
+    def __init__(self, one: StandIn, names: str, below: Sequence[str]) -> None:
         self._one = one
         self._names = names
+        self._below = below
 
     def exec_module(self, module: ModuleType) -> None:
         """Set each name, and the version.
@@ -241,6 +280,8 @@ class _Loader(Loader):
         """
         if module.__name__ in self._one.gone:
             raise ImportError(self._one.gone[module.__name__])
+        for name in self._below:  # first, as a function may have its module's name
+            import_module(name)
         bodies = [vars(import_module(f"gpumem_tui.simulator.standins.{file}")) for file in self._one.body.split()]
         for name in self._names.split():
             public, _, own = name.partition("=")
