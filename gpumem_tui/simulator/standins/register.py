@@ -85,6 +85,8 @@ _BIASES = (
     "AttentionBias LowerTriangularMask LowerTriangularFromBottomRightMask LowerTriangularMaskWithTensorBias "
     "BlockDiagonalMask BlockDiagonalCausalMask"
 )
+_CONVOLUTIONS = "causal_conv1d_fn causal_conv1d_update=causal_conv1d_step"
+_TRITON_NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 _APEX_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
 _UPDATES = (
     "multi_tensor_adam", "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_sgd",
@@ -169,6 +171,47 @@ STAND_INS: tuple[StandIn, ...] = (
             "apex.amp": "apex.amp is not in apex since its release 25.09 (NVIDIA/apex#1896), and is not stood in for: "
             "use torch.autocast and torch.amp.GradScaler, which are traced"
         },
+    ),
+    StandIn(
+        package="causal-conv1d",
+        version="1.6.1",
+        source="csrc/causal_conv1d.cpp",
+        body="causal_conv1d",
+        compiled={"causal_conv1d_cuda": "causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update"},
+        layer={
+            "causal_conv1d": _CONVOLUTIONS,
+            "causal_conv1d.causal_conv1d_interface": _CONVOLUTIONS,
+            "causal_conv1d.causal_conv1d_varlen": "causal_conv1d_varlen_states",
+            "causal_conv1d.cpp_functions": "causal_conv1d_fwd_function causal_conv1d_bwd_function "
+            "causal_conv1d_update_function",
+        },
+        passed_by=("*",),
+    ),
+    StandIn(
+        package="mamba-ssm",
+        version="2.3.2",
+        source="csrc/selective_scan/selective_scan.cpp, mamba_ssm/ops",
+        body="mamba_models mamba_ssd mamba_scan",
+        compiled={"selective_scan_cuda": "fwd bwd"},
+        layer={
+            "mamba_ssm": "selective_scan_fn mamba_inner_fn Mamba Mamba2 MambaLMHeadModel",
+            "mamba_ssm.models": "",
+            "mamba_ssm.models.config_mamba": "MambaConfig",
+            "mamba_ssm.models.mixer_seq_simple": "MambaLMHeadModel MixerModel create_block Block=MambaBlock Mamba",
+            "mamba_ssm.modules": "",
+            "mamba_ssm.modules.block": "Block=MambaBlock",
+            "mamba_ssm.modules.mamba2": "Mamba2",
+            "mamba_ssm.modules.mamba_simple": "Mamba Block=MambaBlock",
+            "mamba_ssm.modules.mlp": "GatedMLP",
+            "mamba_ssm.ops": "",
+            "mamba_ssm.ops.selective_scan_interface": "selective_scan_fn mamba_inner_fn",
+            "mamba_ssm.ops.triton": "",
+            "mamba_ssm.ops.triton.layer_norm": _TRITON_NORMS,
+            "mamba_ssm.ops.triton.layernorm": _TRITON_NORMS,
+            "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm=GatedRMSNorm rmsnorm_fn",
+            "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined",
+        },
+        passed_by=("*",),
     ),
 )
 """All packages that are stood in for."""
