@@ -43,24 +43,91 @@ def test_a_graph_network_on_a_sparse_adjacency_matrix(project: Project) -> None:
     assert transposed >= indices + values
 
 
-@pytest.mark.parametrize("kind", ["Embedding", "EmbeddingBag"])  # of which one operator of torch's gives the gradient
-def test_a_sparse_gradient_is_one_clear_line(project: Project, kind: str) -> None:
+ROWS, WIDTH, IDS = 50_000, 64, 8192
+TABLE = 4 * ROWS * WIDTH
+GRADIENT = IDS * (4 * WIDTH + 8)
+"""A row of values and an index for each id of the batch, as no two of them are added up before an optimizer asks."""
+
+
+@pytest.mark.parametrize("kind", ["Embedding", "EmbeddingBag"])
+@pytest.mark.parametrize(
+    ("optimizer", "state_bytes"),
+    [("SGD", 0), ("SparseAdam", 2 * TABLE), ("Adagrad", TABLE)],
+)
+def test_sparse_gradients_take_what_the_batch_has_of_rows(
+    project: Project, kind: str, optimizer: str, state_bytes: int
+) -> None:
     project.write(
         "train.py",
         f"""
         import torch
 
-        table = torch.nn.{kind}(1000, 64, sparse=True).cuda()
-        optimizer = torch.optim.SparseAdam(table.parameters())
+        table = torch.nn.{kind}({ROWS}, {WIDTH}, sparse=True).cuda()
+        optimizer = torch.optim.{optimizer}(list(table.parameters()), lr=0.1)
+        gradient = None
+        for step in range(4):
+            optimizer.zero_grad()
+            del gradient
+            ids = None
+            before = torch.cuda.memory_allocated()
+            ids = torch.randint({ROWS}, ({IDS},)).cuda()
+            table(ids.view(-1, 4) if "{kind}" == "EmbeddingBag" else ids).square().sum().backward()
+            gradient = table.weight.grad
+            print("step", step, gradient.is_sparse, gradient._nnz(), torch.cuda.memory_allocated() - before)
+            optimizer.step()
+        """,
+    )
+    done = project.predict("python", "train.py")
+    found = done.json["traced"]
+    for step in range(3):
+        assert f"step {step} True {IDS} {GRADIENT}" in done.stderr
+    assert found["highest"]["parameters"]["bytes"] == TABLE
+    assert found["highest"].get("optimizer", {"bytes": 0})["bytes"] == state_bytes
+    assert GRADIENT - IDS * 8 <= found["highest"]["gradients"]["bytes"] <= GRADIENT
+
+
+def test_sparse_gradients_add_up_over_passes_and_momentum_keeps_them(project: Project) -> None:
+    project.write(
+        "train.py",
+        f"""
+        import torch
+
+        table = torch.nn.Embedding({ROWS}, {WIDTH}, sparse=True, device="cuda")
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            for part in range(2):
+                table(torch.randint({ROWS}, ({IDS},)).cuda()).sum().backward()
+            kept = table.weight.grad._nnz()
+            optimizer.step()
+            buffer = optimizer.state[table.weight]["momentum_buffer"]
+            optimizer.zero_grad(set_to_none=False)
+            print("step", step, kept, buffer._nnz(), table.weight.grad._nnz())
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.complaint
+    for step in range(2):
+        assert f"step {step} {2 * IDS} {2 * IDS * (step + 1)} 0" in done.stderr
+
+
+def test_what_is_not_followed_of_sparse_gradients_is_one_clear_line(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        table = torch.nn.Embedding(1000, 64, sparse=True).cuda()
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
         for step in range(10):
             table(torch.randint(1000, (8, 1)).cuda()).sum().backward()
+            torch.sparse.softmax(table.weight.grad, 1)
             optimizer.step()
         """,
     )
     done = project.predict("python", "train.py")
     assert done.code == 2
     assert "sparse=False" in done.complaint
-    assert done.complaint.endswith("(in the backward of train.py:7)")
+    assert done.complaint.endswith("(train.py:8)")
 
 
 def test_jagged_tensors_take_what_their_values_take(project: Project) -> None:

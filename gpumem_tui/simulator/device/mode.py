@@ -40,7 +40,7 @@ from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
 from gpumem_tui.simulator.device.scratch import COLLECTIVES
 from gpumem_tui.simulator.device.shapes import NONZERO, TAKEN_FROM_VALUES, AssumedRows, Untraceable, gives_numbers
-from gpumem_tui.simulator.device.sparse import SparseTensors
+from gpumem_tui.simulator.device.sparse import BAG_BACKWARD, SparseTensors, is_sparse_bag
 from gpumem_tui.simulator.device.transfers import READ, Transfers
 from gpumem_tui.simulator.device.values import Values
 from gpumem_tui.step.phases import in_backward
@@ -85,6 +85,7 @@ class DeviceMode(FakeTensorMode):
         rows_asked_for: the largest part into which the program cuts what it trains on (see `_rows_asked_for`), 0 for
             none.
         results, transfers: what operators give, and what passes between the host and the device.
+        sparse: what follows sparse tensors.
     """
 
     supports_higher_order_operators = True
@@ -98,8 +99,8 @@ class DeviceMode(FakeTensorMode):
         self.values = Values(memory.live, assumed_rows.end)
         self.rows_asked_for = 0
         self.results = Results(self, gpu, memory, self.values, assumed_rows)
-        self._sparse = SparseTensors(self, memory, self.results)
-        self.transfers = Transfers(gpu, memory, self.values, self.results, self._sparse, self._follow)
+        self.sparse = SparseTensors(self, memory, self.results)
+        self.transfers = Transfers(gpu, memory, self.values, self.results, self.sparse, self._follow)
         everywhere: dict[Any, Handler] = {_IS_PINNED: lambda _: True}  # asked by C++, of what it has just had pinned
         self._on_host: dict[Any, Handler] = {**everywhere, _LIFT_FRESH: lambda call: call.args[0]}
         self._within = {
@@ -113,7 +114,8 @@ class DeviceMode(FakeTensorMode):
             **dict.fromkeys(kernels.IN_PLACE, self._follow_in_place),
             _ADD: self._add,
             NONZERO: self._keep_rows,
-            MAKES_SPARSE: self._sparse.follow,
+            MAKES_SPARSE: self.sparse.follow,
+            BAG_BACKWARD: self._follow_bags,
         }
         self._in_turn = 0
         self._thread = threading.local()
@@ -214,8 +216,8 @@ class DeviceMode(FakeTensorMode):
 
     def _follow(self, call: Call) -> Any:
         """Follow an operator as most are: it gives its results, its kernel takes its scratch and gives it back."""
-        if self._sparse.are_there and self._sparse.concern(call):
-            return self._sparse.follow(call)
+        if self.sparse.are_there and self.sparse.concern(call):
+            return self.sparse.follow(call)
         if call.kwargs.get("generator") is not None:
             call.kwargs = {**call.kwargs, "generator": None}
         if in_backward():
@@ -249,6 +251,10 @@ class DeviceMode(FakeTensorMode):
         if self.results.assumed is not None:
             self.values.learn(result, self.results.assumed)
         return result
+
+    def _follow_bags(self, call: Call) -> Any:
+        """Follow the backward of an `EmbeddingBag`, whose gradient may be sparse."""
+        return self.sparse.follow(call) if is_sparse_bag(call.args) else self._follow(call)
 
     def _communicate(self, call: Call) -> Any:
         """Follow a collective."""

@@ -231,6 +231,14 @@ class Results:
         most = min(of, taken.high - taken.low + 1) if taken is not None and taken.is_open else of
         return self.assume("differing", min(1, most), most)
 
+    def rows_of(self, indices: torch.Tensor, most: int) -> int:
+        """Return how many different places of `most` there are among indices in columns: known, or assumed."""
+        with no_dispatch():
+            known = self._values.of(indices)
+            if known is not None:
+                return int(torch.unique(known, dim=1).shape[1])
+        return self.assume("differing", 1, min(indices.shape[1], most))
+
     def assume(self, kind: Kind, low: int, high: int, rows: int | None = None) -> int:
         """Note how many rows are taken at a line of the program, between what ends, and return them.
 

@@ -292,8 +292,8 @@ def in_words(func: Any, args: tuple[Any, ...], error: Exception, line: str) -> E
     has_no_shape = isinstance(error, NotImplementedError | UnsupportedOperatorException)
     if has_no_shape and (is_sparse(func, args) or "Sparse" in str(error)):  # as results are of whose kind a flag tells
         problem = (
-            "works on a sparse tensor, of which only products with dense ones are followed: make it dense (of an "
-            "embedding, sparse=False), or run on a real GPU"
+            "works on a sparse tensor, of which products with dense ones and the updates of SGD, SparseAdam and "
+            "Adagrad are followed: make it dense (of an embedding, sparse=False), or run on a real GPU"
         )
     elif isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         problem = (

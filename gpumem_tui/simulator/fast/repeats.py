@@ -225,6 +225,8 @@ class Repeats:
         trains = torch.is_grad_enabled()
         if kind.startswith(_SPREADS) and (trains or "parallel.data_parallel" in kind):
             return None
+        if trains and self._gpu.mode.sparse.are_gradients:
+            return None
         held_bytes = self._gpu.allocator.stats.allocated_bytes
         stream = self._gpu.streams.current
         parts: list[Any] = [held_bytes, id(module), module.training, trains, stream, *autocast.state()]
