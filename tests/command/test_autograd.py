@@ -105,3 +105,27 @@ def test_nvml_answers_for_the_simulated_gpu(project: Project) -> None:
         """,
     )
     assert f"used {(4 * 8192 * 8192) + (2 << 20)} True" in project.predict("python", "train.py").stderr
+
+
+def test_attention_that_is_not_compiled_makes_all_scores(project: Project) -> None:
+    """In backward of `flex_attention`: the scores, what the mask leaves, what the softmax gives, and its gradient."""
+    project.write(
+        "train.py",
+        """
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = create_block_mask(lambda b, h, row, column: row >= column, None, None, 512, 512, device="cuda")
+        layer = torch.nn.Linear(64, 3 * 64).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for step in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                query, key, value = layer(torch.randn(2, 1, 512, 64, device="cuda")).chunk(3, -1)
+                found = flex_attention(query, key, value, block_mask=mask)
+            found.float().square().mean().backward()
+            optimizer.step()
+        """,
+    )
+    traced = project.predict("python", "train.py").json["traced"]
+    scores_bytes, workspaces_bytes = 4 * 2 * 512 * 512, 2 * (17 << 19)
+    assert traced["highest"]["temporary"]["bytes"] - workspaces_bytes > 5 * scores_bytes

@@ -110,6 +110,24 @@ class Loading:
         return storage
 
 
+def load_script(load: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Do as `torch.jit.load`, whose C++ knows no simulated device: a network for the GPU is loaded for the host first.
+
+    Without a `map_location` that is one which was saved on a GPU: it cannot be loaded where there is none.
+    """
+    if map_location is not None:
+        if torch.device(map_location).type != "cuda":
+            return load(f, map_location, *args, **kwargs)
+        return load(f, "cpu", *args, **kwargs).to(map_location)
+    start = f.tell() if hasattr(f, "tell") else None
+    try:
+        return load(f, None, *args, **kwargs)
+    except RuntimeError:
+        if start is not None:
+            f.seek(start)
+        return load(f, "cpu", *args, **kwargs).to("cuda")
+
+
 def _is_large_zip(f: str | os.PathLike[str]) -> bool:
     try:
         if os.path.getsize(f) < _MAPPED_FROM_BYTES:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _push_mode
 
 from gpumem_tui.simulator.cuda import names as cuda_names
 from gpumem_tui.simulator.cuda import pickling
-from gpumem_tui.simulator.cuda.loading import Loading
+from gpumem_tui.simulator.cuda.loading import Loading, load_script
 from gpumem_tui.simulator.cuda.names import CudaGenerator, CudaNames, by_number, presented, simulated
 from gpumem_tui.simulator.cuda.placing import placing
 from gpumem_tui.simulator.device import host, kinds, recurrent
@@ -405,7 +405,8 @@ def _apply_keeping_parameters(
     if recurse:
         for child in nn.Module.children(module):
             child._apply(move)
-    for parameter in module._parameters.values():
+    lists = _lists_in_cpp(module)
+    for name, parameter in list(module._parameters.items()):
         if parameter is None:
             continue
         with torch.no_grad(), host.moving_model():
@@ -413,12 +414,22 @@ def _apply_keeping_parameters(
             gradient = None if parameter.grad is None else move(parameter.grad)
         if moved is not parameter:
             become(parameter, moved)
+            module._parameters[name] = parameter  # a script module's C++ refers to what it was
         if gradient is not None:
             parameter.grad = gradient
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = move(buffer)
+    for name, tensors in lists.items():
+        script: Any = module
+        script._c.setattr(name, tensors)
     return module
+
+
+def _lists_in_cpp(module: Any) -> dict[str, list[torch.Tensor]]:
+    """Return a script module's lists of tensors, by name, as a scripted LSTM keeps its weights."""
+    kinds = module._concrete_type.get_attributes() if hasattr(module, "_concrete_type") else {}
+    return {name: module._c.getattr(name) for name, (kind, _) in kinds.items() if kind.annotation_str == "List[Tensor]"}
 
 
 def _follow_autocast(replacements: Replacements) -> None:
@@ -458,6 +469,9 @@ def _follow_loading(replacements: Replacements) -> Loading:
         save(obj, f, *args, **kwargs)
 
     replacements.wrap(torch, "load", loading.load)
+    replacements.wrap(torch.jit, "load", load_script)
+    # In a trace a value is called as the variable of whichever Python called its operator, the second time another's.
+    replacements.set(torch.jit._trace, "_create_interpreter_name_lookup_fn", lambda _frames_up=1: lambda _value: "")
     replacements.wrap(torch, "save", save)
     replacements.wrap(torch._guards, "detect_fake_mode", loading.fake_mode)
     replacements.wrap(torch._guards, "active_fake_mode", loading.fake_mode)

@@ -18,6 +18,12 @@ from gpumem_tui.simulator.allocator.profile import Profile
 from gpumem_tui.simulator.device.base import library
 
 Kernel = Literal["cudnn", "flash", "efficient", "math"]
+ASKED_FOR: dict[str, Kernel] = {
+    "_can_use_flash_attention": "flash",
+    "_can_use_mem_efficient_attention": "efficient",
+    "_can_use_cudnn_attention": "cudnn",
+}
+"""By name of torch's C++ what is asked whether a kernel serves."""
 _HALF = (torch.float16, torch.bfloat16)
 _BIAS_ALIGNMENT = 8
 """What the efficient kernel wants every stride of a bias to be a multiple of (attention.cpp, `preprocess_mask`)."""
@@ -35,6 +41,17 @@ def register(profile: Callable[[], Profile]) -> None:
         return call.run(call.kernel(profile()))
 
     aten.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+
+
+def can_use(kernel: Kernel, profile: Callable[[], Profile]) -> Callable[[Any, bool], bool]:
+    """Return what answers for CUDA whether a kernel serves, as attention of jagged tensors asks before it picks one."""
+
+    def answered(call: Any, _says_why: bool = False) -> bool:
+        tensors = call.query, call.key, call.value, call.attn_mask
+        asked = Attention(*tensors, call.dropout, call.is_causal, enable_gqa=call.enable_gqa)
+        return asked.serving(profile())[kernel]()
+
+    return answered
 
 
 def adds_in_place() -> bool:
@@ -59,19 +76,23 @@ class Attention:
     scale: float | None = None
     enable_gqa: bool = False
 
+    def serving(self, profile: Profile) -> dict[Kernel, Callable[[], bool]]:
+        """Return for each kernel whether it is enabled and serves this call by a profile."""
+        cuda, capability = torch.backends.cuda, profile.compute_capability
+        return {
+            "flash": lambda: cuda.flash_sdp_enabled() and self._flash_serves(capability),
+            "efficient": lambda: cuda.mem_efficient_sdp_enabled() and self._efficient_serves(capability),
+            "math": cuda.math_sdp_enabled,
+            "cudnn": lambda: cuda.cudnn_sdp_enabled() and self._cudnn_serves(profile),
+        }
+
     def kernel(self, profile: Profile) -> Kernel:
         """Return the kernel that PyTorch picks by a profile.
 
         Raises:
             RuntimeError: every kernel that could serve is disabled, as PyTorch does ("No available kernel").
         """
-        cuda, capability = torch.backends.cuda, profile.compute_capability
-        serves: dict[Kernel, Callable[[], bool]] = {
-            "flash": lambda: cuda.flash_sdp_enabled() and self._flash_serves(capability),
-            "efficient": lambda: cuda.mem_efficient_sdp_enabled() and self._efficient_serves(capability),
-            "math": cuda.math_sdp_enabled,
-            "cudnn": lambda: cuda.cudnn_sdp_enabled() and self._cudnn_serves(profile),
-        }
+        capability, serves = profile.compute_capability, self.serving(profile)
         order: list[Kernel] = sorted(serves, key=lambda name: profile.prefers_cudnn_attention and name != "cudnn")
         for kernel in order:
             if serves[kernel]():
@@ -125,7 +146,7 @@ class Attention:
         lies_in_rows = all(tensor.stride(-1) == 1 for tensor in self._tensors)
         return (
             self.key.shape[0] == self.value.shape[0] == query.shape[0]
-            and bool(query.shape[2] and self.key.shape[2])
+            and (query.is_nested or bool(query.shape[2] and self.key.shape[2]))
             and (lies_in_rows or (ignores_single and query.shape[-1] == 1))
             and (mask is None or mask.stride(-1) == 1)
         )

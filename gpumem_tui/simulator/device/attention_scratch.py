@@ -62,6 +62,25 @@ def flash_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     return buffers
 
 
+def flash_backward_of_rows(args: Sequence[Any], profile: Profile) -> list[Buffer]:
+    """Take the same where tokens come before heads; of sequences one after the other each is padded to 128 rows.
+
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_varlen_bwd`. Arguments are grad_out, query,
+    key, value, out, logsumexp, cum_seq_q, ….
+    """
+    gradient, query, key = args[:3]
+    if args[6] is None:
+        return flash_backward([one.transpose(1, 2) for one in args[:3]], profile)
+    tokens, heads, width = query.shape
+    rows = tokens + _FLASH_ROWS * (args[6].numel() - 1)
+    columns = math.ceil(width / 32) * 32 if width <= 128 else math.ceil(width / 64) * 64
+    copied = [] if gradient.is_contiguous() else [gradient.numel() * gradient.element_size()]
+    buffers = [*copied, heads * rows * _FLOAT_BYTES, rows * heads * columns * _FLOAT_BYTES]
+    if key.shape[1] != heads:
+        buffers += [key.shape[0] * heads * width * query.element_size()] * 2
+    return buffers
+
+
 def cudnn_forward(_args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     """Take the plan's workspace (aten/src/ATen/native/cudnn/MHA.cpp, `run_cudnn_SDP_fprop`)."""
     return [_CUDNN_PLAN_BYTES]
@@ -119,6 +138,16 @@ def efficient_backward(args: Sequence[Any], profile: Profile) -> list[Taken]:
     )  # fmt: skip
     sums = max(position for position, one in enumerate(taken) if not isinstance(one, GivenBack))
     return [*taken, Computed("efficient_attention_gradient", 0, arguments), GivenBack(sums)]
+
+
+def efficient_backward_of_rows(args: Sequence[Any], profile: Profile) -> list[Taken]:
+    """Take the same where tokens come before heads.
+
+    Arguments are grad_out, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    logsumexp, dropout_p, ….
+    """
+    by_heads = [one.transpose(1, 2) for one in args[:4]]
+    return efficient_backward([*by_heads, *[None] * 5, args[11]], profile)
 
 
 def _efficient_block(is_half: bool, width: int, drops: bool, capability: tuple[int, int]) -> tuple[int, int, bool]:

@@ -431,6 +431,8 @@ def simulate(gpu: SimulatedGpu) -> Iterator[torch.device]:
         # Pinning takes host memory only, and nothing is copied here that would be faster for it.
         replacements.set(torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor)
         replacements.set(torch._C, "_conv_determine_backend_memory_format", kernels.convolution_layout)
+        for name, kernel in attention.ASKED_FOR.items():
+            replacements.set(torch._C, name, attention.can_use(kernel, lambda: gpu.profile))
         if gpu.profile.version < minor_of(torch.__version__):
             older.follow(gpu.profile.version, replacements)
         try:

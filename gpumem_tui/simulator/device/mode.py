@@ -56,6 +56,10 @@ _COMPOSED = frozenset(("to", "linear", "matmul"))
 """Operators made of others, which autograd takes apart, but not what a tensor of another kind, as a jagged one, asks of
 the parts that it is made of."""
 
+_WHOLE_SCORES = frozenset(("flex_attention", "flex_attention_backward"))
+"""Attention that, where it is not compiled, makes the scores of all pairs of tokens (`math_attention` and
+`sdpa_dense_backward` of torch/_higher_order_ops/flex_attention.py)."""
+
 _SPLIT, _SLICE = _aten.split.Tensor, _aten.slice.Tensor
 _CUTS = frozenset((_SPLIT, _SLICE))
 _LEAST_ROWS, _MOST_ROWS = 4, 1024
@@ -311,7 +315,10 @@ class DeviceMode(FakeTensorMode):
         """Run an operator that calls others, which come here one by one."""
         table: Any = func.python_key_table
         fakes: Any = getattr(higher_order, "registered_hop_fake_fns", {})  # since torch 2.8
+        uncompiled: Any = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
         with self:
+            if uncompiled is not None and func.name() in _WHOLE_SCORES and not self.is_dispatching:
+                return uncompiled(*args, **kwargs)
             if func in fakes:
                 return fakes[func](*args, **kwargs)
             if FakeTensorMode in table:

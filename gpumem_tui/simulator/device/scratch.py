@@ -449,6 +449,8 @@ _SCRATCH: dict[str, Callable[[Sequence[Any], Profile], Sequence[Taken]]] = {
     "_scaled_dot_product_flash_attention": attention_scratch.flash_forward,
     "_scaled_dot_product_flash_attention_backward": attention_scratch.flash_backward,
     "_scaled_dot_product_efficient_attention_backward": attention_scratch.efficient_backward,
+    "_flash_attention_backward": attention_scratch.flash_backward_of_rows,
+    "_efficient_attention_backward": attention_scratch.efficient_backward_of_rows,
     "_scaled_dot_product_cudnn_attention": attention_scratch.cudnn_forward,
     "_scaled_dot_product_cudnn_attention_backward": attention_scratch.cudnn_backward,
     "_safe_softmax": attention_scratch.safe_softmax,

@@ -239,6 +239,8 @@ class Taken:
         name = func._opname
         if name in _ARE_NO_NUMBERS:
             return Uniform.known(False)
+        if name in ("any", "all") and args[0].dtype not in WHOLE:  # as optimizers ask of weights: not zero
+            return Uniform.truth(True)
         if name == "isin":  # what is looked for, as the end of a text, is not found
             return Uniform.truth(False, Classes(result.numel()), _IS)
         if name not in _COMPARISONS or args[0].dtype is torch.bool:
