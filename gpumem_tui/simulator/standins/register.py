@@ -74,7 +74,12 @@ _FLASH_FUNCTIONS = (
     "flash_attn_func flash_attn_qkvpacked_func flash_attn_kvpacked_func flash_attn_varlen_func "
     "flash_attn_varlen_qkvpacked_func flash_attn_varlen_kvpacked_func flash_attn_with_kvcache "
 )
-_FLASH_HALVES = "_flash_attn_forward _flash_attn_backward _flash_attn_varlen_forward _flash_attn_varlen_backward"
+_FLASH_HALVES = " ".join(
+    f"{name} _wrapped{name}={name}"
+    for name in (
+        "_flash_attn_forward", "_flash_attn_backward", "_flash_attn_varlen_forward", "_flash_attn_varlen_backward",
+    )
+)  # fmt: skip
 _ROTARY = "apply_rotary_emb apply_rotary_emb_func=apply_rotary_emb apply_rotary_emb_qkv_ apply_rotary_emb_kv_"
 _NORMS = "layer_norm_fn rms_norm_fn RMSNorm=FlashRMSNorm"
 _ATTENTION = (
