@@ -18,6 +18,8 @@ from gpumem_tui.step.walking import instances_of, modules_in, outermost, paramet
 def why_not_adapted(roots: Iterable[nn.Module]) -> str:
     """Say why models get no adapters; empty where they can."""
     roots = list(roots)
+    if any(map(_has_adapters, roots)):
+        return "the command trains adapters already"
     if find_spec("peft") is None:
         return "PEFT, which makes adapters, is not installed"
     if any(isinstance(root, nn.parallel.DistributedDataParallel) for root in roots):
@@ -84,5 +86,9 @@ def _is_adaptable(module: nn.Module) -> bool:
     return hasattr(module, "supports_gradient_checkpointing") and hasattr(module, "get_output_embeddings")
 
 
+_ADAPTERS = ("lora_A", "lora_a", "lora_down")
+"""What PEFT and loralib, torchtune, and kohya and diffusers call the first matrix of an adapter."""
+
+
 def _has_adapters(model: nn.Module) -> bool:
-    return any(hasattr(module, "lora_A") for module in modules_in(model))
+    return any(hasattr(module, name) for module in modules_in(model) for name in _ADAPTERS)

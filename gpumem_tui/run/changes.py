@@ -23,7 +23,7 @@ from gpumem_tui.formula.records import BF16_SINCE
 from gpumem_tui.run.adapters import adapt_models, why_not_adapted
 from gpumem_tui.run.checkpoints import Checkpoints
 from gpumem_tui.run.events import PROPOSE
-from gpumem_tui.run.parts import has_parameters, repeated_blocks
+from gpumem_tui.run.parts import has_parameters, repeated_blocks, repeated_layers
 from gpumem_tui.run.program import Program
 from gpumem_tui.run.replacements import (
     CHUNKED_FROM,
@@ -281,6 +281,12 @@ def _no_checkpoint(seen: _Observed) -> str:
         return "the command checkpoints already"
     if any(next(repeated_blocks(root), None) is not None for root in seen.roots):
         return ""
+    layers = max((repeated_layers(root) for root in seen.roots), key=len, default=[])
+    if layers:
+        kind = type(layers[0]).__name__
+        return (
+            f"no repeated blocks: its {len(layers)} {kind} are single layers, of which a checkpoint would keep as much"
+        )
     return "no repeated blocks: no list or sequence has two modules of one class"
 
 

@@ -145,7 +145,18 @@ def repeated_blocks(root: nn.Module) -> Iterator[nn.Module]:
                 yield block
 
 
+def repeated_layers(root: nn.Module) -> list[nn.Module]:
+    """Return the largest group of single layers of one class in a list or sequence; empty for none."""
+    groups = (_of_one_class(one) for one in modules_in(root) if isinstance(one, (nn.ModuleList, nn.Sequential)))
+    layers = ([child for child in group if not child._modules and has_parameters(child)] for group in groups)
+    return max(layers, key=len, default=[])
+
+
 def _alike(container: nn.Module) -> list[nn.Module]:
+    return [child for child in _of_one_class(container) if child._modules]
+
+
+def _of_one_class(container: nn.Module) -> list[nn.Module]:
     children = [child for child in container._modules.values() if child is not None]
     classes = Counter(map(type, children))
-    return [child for child in children if classes[type(child)] > 1 and child._modules]
+    return [child for child in children if classes[type(child)] > 1]

@@ -141,11 +141,12 @@ def scripts_of(command: Command) -> Sequence[str]:
 
 def rewriting(command: Command) -> str:
     """Return the way to write a line so that the batch size can be chosen."""
-    proposal, files = command.proposal, command.files
+    proposal, dialect, script = command.proposal, dialect_of(command), next(iter(scripts_of(command)), "")
     if proposal is not None:
         return f"write `{proposal.proposed}` instead of `{proposal.given}`"
-    if not files:
-        return f"write {BATCH} where the batch size goes"
-    dialect = dialect_of(command)
-    option = " ".join(dialect.words(f"{dialect.batch}={BATCH}")) if dialect.batch else ""
-    return f"write {BATCH} in {files[0]} as the batch size" + (f", or add `{option}`" if option else "")
+    ways = [f"write {BATCH} in {command.batch_file} as the batch size"] if command.batch_file else []
+    if dialect.batch and (command.files or not script):
+        ways.append(f"add `{' '.join(dialect.words(f'{dialect.batch}={BATCH}'))}`")
+    elif option := command.option_in(script):
+        ways.append(f"add `{option} {BATCH}`")
+    return ", or ".join(ways) or f"write {BATCH} where the batch size goes"

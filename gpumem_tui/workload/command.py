@@ -24,6 +24,19 @@ _BATCH_FLAG = re.compile(
 """Options and Hydra-like overrides that give a batch size, without their value."""
 
 
+_BATCH_KEY = re.compile(
+    rf"(?:^|[{{,])[ \t-]*[\"']?(?!b\b){_BATCH_FLAG.pattern}[\"']?\s*[:=]\s*[\"']?(?:\d|auto|\$)"
+    rf"|\s--{_BATCH_FLAG.pattern}[ =](?:\d|\$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Where a configuration says a batch size."""
+_OPTION = r"(?:add_argument|option|Option)\(\s*(?:[\"']-\w[\"'],\s*)?[\"'](--[\w.-]+)[\"']"
+_FLAG = r"(?:DEFINE_integer|DEFINE_int)\(\s*[\"']([\w-]+)[\"']"
+_FIELD = r"^[ \t]+(\w+)\s*:\s*(?:int|Optional\[int\]|int \| None)\s*(?:=|$)"
+_OPTIONS = re.compile(rf"{_OPTION}|{_FLAG}|{_FIELD}", re.M)
+"""Options of a script: argparse's, click's and typer's, absl's; fields of a class, which may be read from the line."""
+_READS_FIELDS = re.compile(r"HfArgumentParser|TrlParser|tyro\.cli|simple_parsing|draccus|jsonargparse|typer\.run")
+
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".sh")
 _NAMED = re.compile(rf"[^\s\"'=,;:|&$(){{}}\[\]<>]+(?:{'|'.join(map(re.escape, _CONFIGURATIONS))})(?![\w./-])")
 """Names of such files in a text."""
@@ -83,6 +96,16 @@ class Command:
         """Return the configuration files that its words name, as they name them."""
         named = (word.rpartition("=")[2] for word in self.words)
         return [name for name in named if name.endswith(_CONFIGURATIONS) and Path(self.cwd, name).is_file()]
+
+    @property
+    def batch_file(self) -> str:
+        """The first of these that says a batch size; empty where none does, as a data set."""
+        for name in self.files:
+            path = Path(self.cwd, name)
+            text = path.read_text(errors="replace") if path.stat().st_size <= _LARGEST_BYTES else ""
+            if not (name.endswith(".json") and text.lstrip().startswith("[")) and _BATCH_KEY.search(text):
+                return name
+        return ""
 
     @property
     def settings(self) -> str:
@@ -162,6 +185,15 @@ class Command:
             if not equals and option.startswith("-") and following.isdecimal() and int(following):
                 return Proposal(f"{option} {following}", f"{option} {BATCH}", int(following))
         return None
+
+    def option_in(self, script: str) -> str:
+        """Return the option by which a script, whose text that is, seems to take the batch size; empty for none."""
+        for found in _OPTIONS.finditer(script):
+            option = found[1] or f"--{found[2] or found[3]}"
+            is_read = found[3] is None or _READS_FIELDS.search(script)
+            if is_read and _BATCH_FLAG.fullmatch(option) and option not in self.words:
+                return option
+        return ""
 
     @property
     def says_batch(self) -> bool:

@@ -94,3 +94,29 @@ def test_how_a_line_is_to_be_written(tmp_path: Path, line: str, said: str) -> No
     command = Command(tuple(line.split()), str(tmp_path))
     assert not command.takes_batch
     assert rewriting(command) == said
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('parser.add_argument("-b", "--batch-size", type=int)', "add `--batch-size {batch}`"),
+        ("parser.add_argument('--val-batch-size'); parser.add_argument('--bs', default=8)", "add `--bs {batch}`"),
+        ('@click.option("--train-batch-size", default=8)', "add `--train-batch-size {batch}`"),
+        ('flags.DEFINE_integer("batch_size", 8, "samples")', "add `--batch_size {batch}`"),
+        ("class Terms:\n    batch_size: int = 8\n\nterms = tyro.cli(Terms)", "add `--batch_size {batch}`"),
+        ("class Terms:\n    batch_size: int = 8\n\nterms = Terms()", "write {batch} where the batch size goes"),
+        ("batch_size = 8", "write {batch} where the batch size goes"),
+    ],
+)
+def test_a_data_set_is_no_place_for_the_batch_and_the_programs_own_option_is(
+    tmp_path: Path, script: str, said: str
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "alpaca.json").write_text('[{"instruction": "Say a batch size", "output": "batch_size: 4"}]')
+    (tmp_path / "lora.yaml").write_text("rank: 8\ntarget: all\nseed: 1\n")
+    command = Command(("python", "train.py", "--data", "alpaca.json", "--lora=lora.yaml"), str(tmp_path))
+    assert rewriting(command) == said
+    (tmp_path / "ds.json").write_text('{"zero": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
+    beside = Command((*command.words, "ds.json"), str(tmp_path))
+    own = f", or {said}" if said.startswith("add") else ""
+    assert rewriting(beside) == f"write {{batch}} in ds.json as the batch size{own}"
