@@ -12,7 +12,7 @@ from pathlib import Path
 from gpumem_tui.memory import Unknown
 from gpumem_tui.run.children import ChildDied
 from gpumem_tui.run.control import Control, SideBySide, Unusable
-from gpumem_tui.run.events import PROPOSE, Failed, Output, Ready, Sample, TraceDone, TraceRequest
+from gpumem_tui.run.events import PROPOSE, Failed, Output, RanOut, Ready, Sample, TraceDone, TraceRequest
 from gpumem_tui.search.config import SearchConfig
 from gpumem_tui.search.prediction import Prediction, Traced
 from gpumem_tui.search.strategy import Sizes
@@ -47,6 +47,7 @@ class Predicted:
         multiple: the batch sizes that are worth a trial are multiples of it.
         samples: the largest batch that the data has; 0 where that is not known.
         traced_at: the largest size that ran as the step was traced; 0 for none.
+        settled: a command's own search for a larger batch than it was given, and what that found; None for none.
     """
 
     prediction: Prediction
@@ -56,6 +57,7 @@ class Predicted:
     is_near: bool = False
     samples: int = 0
     traced_at: int = 0
+    settled: RanOut | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,15 @@ class _Traces:
             if all(len(fed) > place and fed[place][1] * last == batch * size for size, fed in fed_by.items())
         )
         return min((samples * last // batch for samples, batch in grow), default=0)
+
+    @property
+    def settled(self) -> RanOut | None:
+        """The search that the command makes from any batch for a larger one that fits; None where it makes none."""
+        found = [(size, done.ran_out) for size, (_, done) in self.runs.items()]
+        if not self.config.workload.takes_batch or not found:
+            return None
+        looks = all(one is not None and one.tried and (one.settled or 0) > size for size, one in found)
+        return found[-1][1] if looks else None
 
     def pair(self, then: TraceRequest | None) -> Generator[WhileTracing, None, tuple[int, int]]:
         """Run two sizes that the command takes, and return them: what it ends at, a multiple of 2, 4 or 8 may mend.
@@ -355,7 +366,8 @@ def _tracing(traces: _Traces, batch_size: int | None, not_affine: str) -> Iterat
     if isinstance(found, Traced) and found.done.assumptions and config.change in ("", PROPOSE):
         found = yield from _with_fewest(traces, found)
     prediction, ran = Prediction(config.formula, found), max(traces.runs, default=0)
-    yield Predicted(prediction, traces.ready, guess, traces.sizes.multiple, is_near, traces.samples, ran)
+    ready, multiple, samples = traces.ready, traces.sizes.multiple, traces.samples
+    yield Predicted(prediction, ready, guess, multiple, is_near, samples, ran, traces.settled)
 
 
 def _with_fewest(traces: _Traces, most: Traced) -> Generator[WhileTracing, None, Traced]:

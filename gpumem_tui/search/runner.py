@@ -64,6 +64,11 @@ def _searching(config: SearchConfig, control: Control, runner: SideBySide) -> It
             if isinstance(event, Predicted):
                 predicted = event
         known = _known(config, predicted)
+        if (own := predicted.settled) is not None and own.settled:
+            yield from _trial(own.settled, None, config, runner, results)
+            if results[-1].outcome == "fit":
+                yield verdict.settled(results, config.where, own)
+                return
         near = yield from near_guess(config, runner, predicted)
         settings = _strategy_settings(config, predicted, near)
         traced = predicted.prediction.traced

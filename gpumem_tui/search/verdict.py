@@ -13,13 +13,14 @@ from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BY_MEMORY,
 from gpumem_tui.formula.predict import usable_bytes
 from gpumem_tui.memory import Unknown, format_bytes
 from gpumem_tui.report.objects import JsonObject
-from gpumem_tui.run.events import TrialDone
+from gpumem_tui.run.events import RanOut, TrialDone
 from gpumem_tui.search import strategy
 from gpumem_tui.search.config import Room
 from gpumem_tui.search.fragmentation import AllocatorRemedy
 from gpumem_tui.search.prediction import BatchSizes, Traced
 from gpumem_tui.search.strategy import MAX_BATCH_SIZE
-from gpumem_tui.search.words import samples_words, sizes_words
+from gpumem_tui.search.words import samples_words, sizes_words, tried_words
+from gpumem_tui.workload.command import BATCH
 
 Conclusion = Literal["found", "nothing_fits", "failed", "cancelled"]
 _EXIT_CODES: dict[Conclusion, int] = {
@@ -196,6 +197,13 @@ def _by_trace(known: Known) -> str:
     traced = known.traced
     largest = sizes_words(traced.sizes, is_estimate=traced.done.is_estimate) if isinstance(traced, Traced) else ""
     return f"by trace {largest}; " if largest else ""
+
+
+def settled(results: Sequence[TrialDone], where: str, ran_out: RanOut) -> Verdict:
+    """Return the verdict of a command that looks for its batch itself, as it ran with the one that it settles at."""
+    size, found = results[-1].batch_size, tried_words(ran_out, "fits")
+    said = f"the command looks for its batch itself: on {where} it {found}; {BATCH} is only where it begins"
+    return _with_reach(_finish("found", results, size, None, said, verified=False), BatchSizes(size, size, size))
 
 
 def failed(results: Sequence[TrialDone], message: str) -> Verdict:

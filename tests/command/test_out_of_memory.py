@@ -309,3 +309,14 @@ def test_a_rank_of_several_settles_too(project: Project) -> None:
     assert traced["out_of_memory"]["tried"][0] == 1048576
     assert traced["out_of_memory"]["settled"] in (32768, 65536)
     assert traced["fit"] == "fits"
+
+
+def test_a_search_of_a_command_that_looks_for_its_batch_says_what_that_finds(project: Project) -> None:
+    project.write("train.py", DOUBLES)
+    found = project.search("python", "train.py", "{batch}", gpu="t4-16gb")
+    *trials, result = found.lines
+    assert (found.code, result["outcome"], result["verified"]) == (0, "found", False)
+    size = result["max_batch_size"]
+    assert result["safe_batch_size"] == size > 1 << 16
+    assert [(trial["batch_size"], trial["outcome"]) for trial in trials] == [(size, "fit")]
+    assert f"it tried {2 * size:,}, settled at {size:,}; {{batch}} is only where it begins" in result["message"]
