@@ -9,8 +9,10 @@ combination of techniques that may be the cheapest is traced.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
+import subprocess
 import sys
 import textwrap
 import time
@@ -22,6 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
+
+from rich.console import Console
+from rich.text import Text
 
 from gpumem_tui.catalog.loader import find_gpu, find_model
 from gpumem_tui.formula.recipe import Recipe
@@ -67,6 +72,7 @@ from tests.scenes import watch as watch_scene  # noqa: E402
 from tests.scenes.pictures import stands_still, until  # noqa: E402
 
 SIZE = (120, 40)
+_TEXT_COLUMNS = 110
 TRAIN = """
     import argparse
 
@@ -325,6 +331,19 @@ async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int
         _write(name, app.export_screenshot(title="gpumem-tui"))
 
 
+async def _predicted(name: str) -> None:
+    """What `predict` prints of a command."""
+    words = ("predict", "--gpu", "sim:h100-80gb", "--", "python", "train.py", "--batch-size", "32")
+    with _project():
+        done = subprocess.run(
+            [sys.executable, "-m", "gpumem_tui", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, text=True, check=True,
+        )  # fmt: skip
+    console = Console(record=True, width=_TEXT_COLUMNS, file=io.StringIO())
+    console.print(Text(f"$ gpumem-tui {' '.join(words)}\n{done.stdout.rstrip()}"))
+    _write(name, console.export_svg(title="gpumem-tui"))
+
+
 def _search(name: str, options: WorkloadOptions, gpu: str) -> Awaitable[None]:
     """A search that has ended."""
     return _picture(name, options, SearchConfig(options.spec(), simulated_device(gpu)), _ended)
@@ -371,6 +390,7 @@ def _gpt2_step() -> Plan:
 
 
 PICTURES: Mapping[str, Callable[[str], Awaitable[None]]] = {
+    "predict": _predicted,
     "monitor-eight-gpus": lambda name: _monitor_picture(name, 8, "down"),
     "monitor-watched": lambda name: _watched_picture(name, "down"),
     "hosts": _hosts_picture,
