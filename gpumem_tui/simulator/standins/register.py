@@ -90,6 +90,7 @@ _BIASES = (
     "AttentionBias LowerTriangularMask LowerTriangularFromBottomRightMask LowerTriangularMaskWithTensorBias "
     "BlockDiagonalMask BlockDiagonalCausalMask"
 )
+_RECIPES = ("DelayedScaling", "Float8CurrentScaling", "MXFP8BlockScaling", "Float8BlockScaling", "NVFP4BlockScaling")
 _CONVOLUTIONS = "causal_conv1d_fn causal_conv1d_update=causal_conv1d_step"
 _TRITON_NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 _APEX_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
@@ -215,6 +216,23 @@ STAND_INS: tuple[StandIn, ...] = (
             "mamba_ssm.ops.triton.layernorm": _TRITON_NORMS,
             "mamba_ssm.ops.triton.layernorm_gated": "RMSNorm=GatedRMSNorm rmsnorm_fn",
             "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined",
+        },
+        passed_by=("*",),
+    ),
+    StandIn(
+        package="transformer-engine",
+        version="2.20",
+        source="transformer_engine/pytorch/module, transformer_engine/pytorch/csrc/extensions",
+        body="transformer_engine",
+        compiled={},
+        layer={
+            "transformer_engine": "",
+            "transformer_engine.common": "",
+            "transformer_engine.common.recipe": "Format=Format8Bit "
+            + " ".join(f"{name}=Recipe8Bit" for name in _RECIPES),
+            "transformer_engine.pytorch": "Linear=TELinear LayerNorm=TELayerNorm LayerNormLinear LayerNormMLP "
+            "TransformerLayer DotProductAttention MultiheadAttention=TEMultiheadAttention autocast "
+            "fp8_autocast=autocast fp8_model_init quantized_model_init=fp8_model_init checkpoint",
         },
         passed_by=("*",),
     ),
