@@ -165,14 +165,15 @@ def follow_finders(tries: Tries) -> None:
     """Have libraries' own searches for a batch size be known as such: Lightning's, by `BatchSizeFinder` and `Tuner`."""
 
     def finder(module: Any) -> None:
-        scale = module._scale_batch_size
+        name = "_scale_batch_size" if hasattr(module, "_scale_batch_size") else "scale_batch_size"  # that before 2.0
+        scale = getattr(module, name)
 
         @functools.wraps(scale)
         def looking(*args: Any, **kwargs: Any) -> Any:
             with tries.looking():
                 return scale(*args, **kwargs)
 
-        module._scale_batch_size = looking
+        setattr(module, name, looking)
 
     for package in ("lightning.pytorch", "pytorch_lightning"):
         after_import(f"{package}.tuner.batch_size_scaling", finder)
