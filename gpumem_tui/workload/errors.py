@@ -88,9 +88,7 @@ def described(error: BaseException) -> str:
         return f"{at}{for_cuda}"
     if isinstance(error, EOFError):
         return f"{at}the command asks for input, which cannot be answered here: give it as an option ({said})"
-    if isinstance(error, ImportError):
-        return f"{at}{said}{_why_not_imported(error)}"
-    return f"{at}{said}"
+    return f"{at}{said}{_because(error)}"
 
 
 def _shortened(error: BaseException) -> str:
@@ -102,11 +100,15 @@ def _cut(words: str) -> str:
     return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}..."
 
 
-def _why_not_imported(error: ImportError) -> str:
-    """Say what lies behind a failed import, and what to do about it."""
-    root: BaseException = error
-    while root.__cause__ is not None:
+def _because(error: BaseException) -> str:
+    """Say what an error was raised from, where its own words do not, and what to do about it where that is plain.
+
+    The traceback of another process, as pools of processes have it for a cause, is not said: it has many lines.
+    """
+    root = error
+    while root.__cause__ is not None and "RemoteTraceback" not in type(root.__cause__).__name__:
         root = root.__cause__
-    because = "" if root is error else f" ({type(root).__name__}: {_shortened(root)})"
+    words = _shortened(root)
+    because = "" if root is error or words in in_one_line(error) else f" ({type(root).__name__}: {words})"
     is_missing = isinstance(root, ModuleNotFoundError) and root.name
     return f"{because}; install it for {sys.executable}" if is_missing else because

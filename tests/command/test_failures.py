@@ -26,12 +26,18 @@ ROOT = str(Path(__file__).parents[2])
             "import no_such_library\n",
             "train.py:1: ModuleNotFoundError: No module named 'no_such_library'; install it for",
         ),
+        (
+            "try:\n    import no_such_library\nexcept ImportError as error:\n"
+            "    raise RuntimeError(\"cannot locate 'app.Net'\") from error\n",
+            "train.py:4: RuntimeError: cannot locate 'app.Net' (ModuleNotFoundError: No module named "
+            "'no_such_library'); install it for",
+        ),
         ("import sys; sys.exit(1)\n", "the command ended (exit code 1) without importing torch"),
         ("print('nothing to train')\n", "the command ended (exit code 0) without importing torch: nothing to train"),
         ("import os; os.kill(os.getpid(), 9)\n", "the command ended (killed by signal 9"),
         ("name = input('name? ')\n", "train.py:1: the command asks for input"),
     ],
-    ids=["syntax", "missing library", "exit 1", "no torch", "killed", "input"],
+    ids=["syntax", "missing library", "of what an error came", "exit 1", "no torch", "killed", "input"],
 )
 def test_what_ends_a_command_before_torch(project: Project, script: str, said: str) -> None:
     project.write("train.py", script)

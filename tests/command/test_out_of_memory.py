@@ -239,6 +239,41 @@ def test_lightnings_finder_settles(project: Project) -> None:
     assert traced["fit"] == "fits"
 
 
+def test_lightnings_finder_is_known_by_the_name_it_had_before_its_second_version(project: Project) -> None:
+    """Of 1.9 the function has no underscore, and its absence would end the import."""
+    project.write("pytorch_lightning/__init__.py", "")
+    project.write("pytorch_lightning/tuner/__init__.py", "")
+    project.write(
+        "pytorch_lightning/tuner/batch_size_scaling.py",
+        """
+        import torch
+
+        def scale_batch_size(fit, size):
+            try:
+                while True:
+                    for _ in range(5):
+                        fit(size)
+                    size *= 2
+            except torch.OutOfMemoryError:
+                return size // 2
+        """,
+    )
+    project.write(
+        "train.py",
+        _HEAD
+        + """
+    from pytorch_lightning.tuner.batch_size_scaling import scale_batch_size
+    size = scale_batch_size(step, 4096)
+    opt.zero_grad()
+    gc.collect()
+    for _ in range(9):
+        step(size)
+""",
+    )
+    told = project.predict("python", "train.py", gpu="t4-16gb").json["traced"]["out_of_memory"]
+    assert told["settled"] == told["tried"][0] // 2 > 4096
+
+
 @pytest.mark.scripts
 @pytest.mark.slow
 @needs("transformers", "accelerate")
