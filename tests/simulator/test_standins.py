@@ -16,7 +16,7 @@ import torch
 
 from gpumem_tui.simulator.device.gpu import SimulatedGpu
 from gpumem_tui.simulator.standins.register import STAND_INS, named, offered
-from tests.in_process import as_cuda
+from tests.in_process import as_cuda, world
 from tests.simulator.simulated_steps import simulated_gpu
 
 HALF, FLOAT, LONG = 2, 4, 8
@@ -153,6 +153,20 @@ def test_a_padded_batch_is_unpadded_and_padded_again() -> None:
         padding.pad_input(kept, indices, batch, tokens).sum().backward()
         assert batch * tokens * width * HALF in made(gpu, before)
     assert states.grad is not None
+
+
+def test_rows_of_all_ranks_are_gathered() -> None:
+    """As trainers import it, OpenRLHF's for one, beside einops' names; backward keeps this rank's rows."""
+    with world(2), stood_in() as gpu:
+        gather = importlib.import_module("flash_attn.utils.distributed").all_gather
+        rows = attended(1024, 8)
+        before = gpu.recorder.allocations
+        gathered = gather(rows, None)
+        gathered.backward(gathered)
+        assert made(gpu, before) == [2 * 1024 * 8 * HALF, 1024 * 8 * HALF]
+        assert rows.grad is not None
+        assert rows.grad.shape == rows.shape
+        assert hasattr(importlib.import_module("flash_attn.bert_padding"), "rearrange")
 
 
 def test_the_package_has_its_losses_norms_and_rotary_embeddings() -> None:

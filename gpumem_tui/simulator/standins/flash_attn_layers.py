@@ -1,16 +1,17 @@
 """What else the flash-attn package has: unpadding, rotary embeddings, its cross entropy and its norms.
 
-Follows flash_attn/bert_padding.py, layers/rotary.py, ops/activations.py and, of ops/triton, rotary.py, cross_entropy.py
-and layer_norm.py, of its version 2.8.3. Its Triton kernels write into what is made before they are launched, and take
-nothing themselves.
+Follows flash_attn/bert_padding.py, utils/distributed.py, layers/rotary.py, ops/activations.py and, of ops/triton,
+rotary.py, cross_entropy.py and layer_norm.py, of its version 2.8.3. Its Triton kernels write into what is made before
+they are launched, and take nothing themselves.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.functional import pad
 
 from gpumem_tui.simulator.device.gpu import backend
@@ -82,6 +83,48 @@ def unpad_input(hidden_states: torch.Tensor, attention_mask: torch.Tensor, unuse
 def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> Any:
     """Return the padded batch of such tokens, with zeros between."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, -1))
+
+
+def rearrange(*args: Any, **kwargs: Any) -> Any:
+    """Call einops' function, which the package depends on and others import from it."""
+    return import_module("einops").rearrange(*args, **kwargs)
+
+
+def repeat(*args: Any, **kwargs: Any) -> Any:
+    """Call einops' function, as `rearrange`."""
+    return import_module("einops").repeat(*args, **kwargs)
+
+
+# utils.distributed
+
+
+def all_gather_raw(input_: torch.Tensor, process_group: Any, async_op: bool = False) -> tuple[torch.Tensor, Any]:
+    """Return the first rows of all ranks, and the handle of the gathering."""
+    rows, *others = input_.shape
+    result = input_.new_empty((distributed.get_world_size(process_group) * rows, *others))
+    return result, distributed.all_gather_into_tensor(result, input_.contiguous(), process_group, async_op)
+
+
+class _AllGather(torch.autograd.Function):
+    """Gathers rows of all ranks; backward sums them and keeps this rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, input_: torch.Tensor, process_group: Any) -> torch.Tensor:
+        ctx.group = process_group
+        return all_gather_raw(input_, process_group)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        rows, *others = gradient.shape
+        result = gradient.new_empty((rows // distributed.get_world_size(ctx.group), *others))
+        distributed.reduce_scatter_tensor(result, gradient.contiguous(), group=ctx.group)
+        return result, None
+
+
+def all_gather(input_: torch.Tensor, process_group: Any) -> Any:
+    """Return the first rows of all ranks, with gradients."""
+    apply: Any = _AllGather.apply
+    return apply(input_, process_group)
 
 
 # Rotary embeddings

@@ -109,7 +109,7 @@ STAND_INS: tuple[StandIn, ...] = (
         layer={
             "flash_attn": _FLASH_FUNCTIONS,
             "flash_attn.flash_attn_interface": _FLASH_FUNCTIONS + _FLASH_HALVES,
-            "flash_attn.bert_padding": "index_first_axis index_put_first_axis pad_input unpad_input",
+            "flash_attn.bert_padding": "index_first_axis index_put_first_axis pad_input unpad_input rearrange repeat",
             "flash_attn.layers": "",
             "flash_attn.layers.rotary": f"{_ROTARY} RotaryEmbedding=FlashRotaryEmbedding",
             "flash_attn.losses": "",
@@ -121,6 +121,8 @@ STAND_INS: tuple[StandIn, ...] = (
             "flash_attn.ops.triton.cross_entropy": "cross_entropy_loss",
             "flash_attn.ops.triton.layer_norm": _NORMS,
             "flash_attn.ops.triton.rotary": "apply_rotary",
+            "flash_attn.utils": "",
+            "flash_attn.utils.distributed": "all_gather all_gather_raw",
         },
     ),
     StandIn(
