@@ -19,9 +19,13 @@ BATCH, ACCUMULATION = "{batch}", "{accumulation}"
 
 _BATCH_FLAG = re.compile(
     r"-{0,2}(?:[\w.]+[.])?"
-    r"(?:(?:per[_-]device[_-])?(?:train[_-])?(?:micro[_-]?|mini[_-]?)?batch(?:[_-]?size)?(?:[_-]per[_-](?:gpu|device))?|bs|b|bsz)"
+    r"(?:(?:per[_-]device[_-])?(?:train[_-])?(?:micro[_-]?|mini[_-]?)?batch(?:[_-]?size)?(?:[_-]per[_-](?:gpu|device))?"
+    r"|(?:micro[_-]?)?bsz?|b)"
 )
 """Options and Hydra-like overrides that give a batch size, without their value."""
+
+_OF_A_PASS = re.compile(r"micro|per[_-](?:device|gpu)")
+"""In such an option: it is the batch of a pass; one without beside it may be that of an optimizer step."""
 
 
 _BATCH_KEY = re.compile(
@@ -174,17 +178,20 @@ class Command:
 
     @property
     def proposal(self) -> Proposal | None:
-        """The option that seems to give the batch size, if one does."""
+        """The option that seems to give the batch size of a pass, if one does."""
+        found = tuple(self._proposals())
+        return next((one for one in found if _OF_A_PASS.search(one.given)), found[0] if found else None)
+
+    def _proposals(self) -> Iterator[Proposal]:
         for index, word in enumerate(self.words[1:], 1):
             option, equals, value = word.partition("=")
             if not _BATCH_FLAG.fullmatch(option):
                 continue
             if equals and value.isdecimal() and int(value):
-                return Proposal(word, f"{option}={BATCH}", int(value))
+                yield Proposal(word, f"{option}={BATCH}", int(value))
             following = self.words[index + 1] if index + 1 < len(self.words) else ""
             if not equals and option.startswith("-") and following.isdecimal() and int(following):
-                return Proposal(f"{option} {following}", f"{option} {BATCH}", int(following))
-        return None
+                yield Proposal(f"{option} {following}", f"{option} {BATCH}", int(following))
 
     def option_in(self, script: str) -> str:
         """Return the option by which a script, whose text that is, seems to take the batch size; empty for none."""

@@ -87,6 +87,11 @@ def test_a_mistake_in_a_table_is_named_with_the_table_and_the_key(changes: dict[
         ("python train.py --config=x.yaml", "write {batch} in x.yaml as the batch size"),
         ("python train.py missing.yaml", "write {batch} where the batch size goes"),
         ("python train.py x.yaml --bs 4", "write `--bs {batch}` instead of `--bs 4`"),
+        ("python train.py --micro_bsz 4", "write `--micro_bsz {batch}` instead of `--micro_bsz 4`"),
+        (
+            "deepspeed --module a.b --train.batch_size 256 --train.micro_batch_size 2",
+            "write `--train.micro_batch_size {batch}` instead of `--train.micro_batch_size 2`",
+        ),
     ],
 )
 def test_how_a_line_is_to_be_written(tmp_path: Path, line: str, said: str) -> None:
