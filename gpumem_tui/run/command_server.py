@@ -158,7 +158,8 @@ def _run(words: list[str], hidden: dict[str, ModuleType], at_exit: list[Callable
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error.with_traceback(trace), trace
+        sys.excepthook(type(error), error, trace)
         sys.exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import time
@@ -102,6 +103,9 @@ class Program:
         self._phase = Phase.BUILD
         self._depth = 0
         self._is_stepping = False
+        self._counts = True
+        """Whether an optimizer's steps are the training's."""
+
         self._says_steps = False
         """Whether the program says itself when a step begins."""
 
@@ -233,7 +237,7 @@ class Program:
             return
         self._is_stepping = False
         self.name(Bucket.OPTIMIZER, [tensor for kept in state_of([optimizer]).values() for tensor in kept])
-        if self._says_steps:
+        if self._says_steps or not self._counts:
             return
         if self._first is None:
             self._first = id(optimizer)
@@ -248,6 +252,19 @@ class Program:
             self._made_all()
         if not in_backward():
             self._begin_next()
+
+    def uncounted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function within which steps of optimizers train nothing: a library makes them for another end."""
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            before, self._counts = self._counts, False
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._counts = before
+
+        return called
 
     def _begin_said(self) -> None:
         """Begin a step that the program says begins, and count the one before it."""

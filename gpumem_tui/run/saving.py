@@ -12,6 +12,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,11 @@ class _Saving:
         self._replace(module, "save_model", lambda model, *_, **__: _is_without_data(model))
 
     def _distributed(self, module: Any) -> None:
-        for name in ("save", "async_save", "save_state_dict"):
+        for name in ("save", "save_state_dict"):
             self._replace(module, name, _always)
+        if hasattr(module, "async_save"):
+            left_out = self._instead(module.async_save, _always)
+            module.async_save = functools.wraps(left_out)(functools.partial(_as_done, module, left_out))
 
     def _pretrained(self, name: str, pretrained: _Pretrained, module: Any) -> None:
         """Have ``save_pretrained`` leave its folder, with the model's configuration, and a file for its weights."""
@@ -287,12 +291,25 @@ def _note_gathering(program: Program) -> None:
         kind.state_dict_type = staticmethod(noted(kind.state_dict_type))
 
     def state_dict(module: Any) -> None:
+        """Have the step that makes an optimizer's state before there is any, of gradients of zeros, count for none."""
+        if make := getattr(module, "_init_optim_state", None):
+            module._init_optim_state = program.uncounted(make)
         for name in ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"):
             if hasattr(module, name):
                 setattr(module, name, noted(getattr(module, name)))
 
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", fsdp)
     after_import("torch.distributed.checkpoint.state_dict", state_dict)
+
+
+def _as_done(module: Any, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what torch's `async_save` does of a checkpoint that is staged and written: nothing is left to wait for."""
+    if (result := save(*args, **kwargs)) is not None:
+        return result
+    done: Future[None] = Future()
+    done.set_result(None)
+    response = getattr(module, "AsyncSaveResponse", None)
+    return done if response is None or kwargs.get("async_stager") is None else response(done, done)
 
 
 def _of_trainer(save: Callable[..., Any], folder: str, trainer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -78,6 +78,8 @@ class _Session:
         self._reporter: Reporter | None = None
         self._is_child = False
         self._before = sys.excepthook
+        self._error: BaseException | None = None
+        """What was reported to have ended the process."""
 
     def reporter(self) -> Reporter:
         """Return the connection to who asked for the trial, made at the first call."""
@@ -114,17 +116,28 @@ class _Session:
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Report the error that ends this process."""
         if not self._is_child:
-            from gpumem_tui.workload.errors import described
-
-            self.reporter().failed(described(error), error)
+            self._failed(error)
             if self.reporter().runs_again:
                 return
         self._before(kind, error, trace)
 
+    def _failed(self, error: BaseException) -> None:
+        from gpumem_tui.workload.errors import described
+
+        self._error = error
+        self.reporter().failed(described(error), error)
+
     def ended(self) -> None:
-        """Report the end: the interpreter exits, and has called all other exit handlers."""
+        """Report the end: the interpreter exits, and has called all other exit handlers.
+
+        Of an error that ended it the interpreter tells as well where a program or a library has put its own
+        `sys.excepthook` in the place of ours, as rich does and loggers do.
+        """
         if self._reporter is None or self._is_child:
             return
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, Exception) and error is not self._error:
+            self._failed(error)
         self._reporter.ended()
         if self._reporter.has_all_steps:  # taking apart what a long run leaves would take a second
             from gpumem_tui.text import flush_output

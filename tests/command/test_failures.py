@@ -56,6 +56,10 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
             marks=pytest.mark.slow,
         ),
         ("raise ValueError('bad\\nnews')", "train.py:4: ValueError: bad news"),
+        (
+            "import sys\nsys.excepthook = lambda *_: print('my own')\nraise ValueError('bad news')",
+            "train.py:6: ValueError: bad news",
+        ),
         pytest.param("net(torch.ones(2, 9))", "train.py:4: RuntimeError: ", marks=pytest.mark.slow),
         ("net(torch.ones(2, 8)).sum()", "before its first optimizer step"),
         ("torch.optim.SGD(net.parameters(), 1.0).step()", "leaves the GPU empty"),
@@ -70,6 +74,7 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
     ids=[
         "exit with a word",
         "error",
+        "error that the program prints",
         "error in torch",
         "never steps",
         "trains on the CPU",

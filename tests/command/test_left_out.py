@@ -117,3 +117,32 @@ def test_folders_of_libraries_stay_for_what_is_written_beside(project: Project) 
     """)  # fmt: skip
     assert [path.name for path in (project.folder / "runs").rglob("*") if path.is_file()] == ["state.json"]
     assert [path.name for path in (project.folder / "runs").iterdir()] == ["step1"]
+
+
+def test_a_checkpoint_before_the_first_step_is_saved_beside_training(project: Project) -> None:
+    """As OLMo-core begins: torch makes the optimizer's state by a step that trains nothing, and a future is awaited."""
+    project.write(
+        "train.py",
+        """
+        import torch
+        import torch.distributed.checkpoint as checkpoint
+        from torch import nn
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        net = nn.Linear(1024, 1024).cuda()
+        opt = torch.optim.AdamW(net.parameters())
+        state = get_optimizer_state_dict(net, opt)
+        saving = checkpoint.async_save({"optimizer": state}, checkpoint_id="saved")
+        saving.add_done_callback(print)
+        saving.result()
+        for _ in range(9):
+            net(torch.randn(4096, 1024, device="cuda")).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    traced = done.json["traced"]
+    assert traced["steps"] == 3
+    assert traced["buckets"]["activations"] >= 4096 * 1024 * 4
