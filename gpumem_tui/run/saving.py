@@ -80,8 +80,9 @@ class _Saving:
             if self._program.tries.is_looking or not is_without_data(*args, **kwargs):  # which a finder loads again
                 return write(*args, **kwargs)
             self._left_out()
-            if "checkpoint_id" in kwargs:
-                self._files.leave_folder(kwargs["checkpoint_id"])
+            if folder := _folder_of_distributed(*args[1:], **kwargs):
+                self._files.leave_folder(folder)
+                self._files.put(os.path.join(folder, ".metadata"), {})
             elif args and write.__name__ in _TO_ONE_FILE:
                 held = _weights_in(args[0]) if write.__name__ == "save_model" else args[0]
                 self._files.put(args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename")), held)
@@ -300,6 +301,12 @@ def _note_gathering(program: Program) -> None:
 
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", fsdp)
     after_import("torch.distributed.checkpoint.state_dict", state_dict)
+
+
+def _folder_of_distributed(writer: Any = None, *_: Any, checkpoint_id: Any = None, **others: Any) -> Any:
+    """Return the folder that torch's `save` and `async_save` would write to; None for functions of other kinds."""
+    named = getattr(others.get("storage_writer", writer), "path", None)
+    return checkpoint_id or (named if isinstance(named, (str, os.PathLike)) else None)
 
 
 def _as_done(module: Any, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

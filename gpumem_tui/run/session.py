@@ -99,6 +99,7 @@ class _Session:
             reporter.conclude(Failed("torch", f"torch {version} of {sys.executable} {reason}"))
             os._exit(1)
         take_part(reporter)
+        atexit.register(self._tell_of_error)  # before the trial takes it for an end without one
 
     def compiler_imported(self, module: ModuleType) -> None:
         """Note that the way to torch's compiler is there, and nothing has used it yet."""
@@ -127,17 +128,19 @@ class _Session:
         self._error = error
         self.reporter().failed(described(error), error)
 
-    def ended(self) -> None:
-        """Report the end: the interpreter exits, and has called all other exit handlers.
+    def _tell_of_error(self) -> None:
+        """Report the error that ended this process, as the interpreter keeps it, if our `excepthook` was not called.
 
-        Of an error that ended it the interpreter tells as well where a program or a library has put its own
-        `sys.excepthook` in the place of ours, as rich does and loggers do.
+        Programs and libraries put their own in its place, as rich does, and those that log errors.
         """
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, Exception) and error is not self._error and not self._is_child:
+            self._failed(error)
+
+    def ended(self) -> None:
+        """Report the end: the interpreter exits, and has called all other exit handlers."""
         if self._reporter is None or self._is_child:
             return
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, Exception) and error is not self._error:
-            self._failed(error)
         self._reporter.ended()
         if self._reporter.has_all_steps:  # taking apart what a long run leaves would take a second
             from gpumem_tui.text import flush_output

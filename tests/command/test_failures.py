@@ -57,8 +57,9 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
         ),
         ("raise ValueError('bad\\nnews')", "train.py:4: ValueError: bad news"),
         (
-            "import sys\nsys.excepthook = lambda *_: print('my own')\nraise ValueError('bad news')",
-            "train.py:6: ValueError: bad news",
+            "import sys\nsys.excepthook = lambda *_: print('my own')\nnet.cuda()(torch.ones(2, 8).cuda()).sum().backward()\n"
+            "torch.optim.SGD(net.parameters(), 1.0).step()\nraise ValueError('bad news')",
+            "train.py:8: ValueError: bad news (after 1 optimizer step)",
         ),
         pytest.param("net(torch.ones(2, 9))", "train.py:4: RuntimeError: ", marks=pytest.mark.slow),
         ("net(torch.ones(2, 8)).sum()", "before its first optimizer step"),
@@ -82,7 +83,7 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
         "second GPU",
     ],
 )
-def test_what_ends_a_command_before_its_first_step(project: Project, script: str, said: str) -> None:
+def test_what_ends_a_command_before_its_steps(project: Project, script: str, said: str) -> None:
     project.write("train.py", f"import torch\n\nnet = torch.nn.Linear(8, 8)\n{script}\n")
     done = project.predict("python", "train.py")
     assert done.code == 2
