@@ -57,7 +57,8 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
         ),
         ("raise ValueError('bad\\nnews')", "train.py:4: ValueError: bad news"),
         (
-            "import sys\nsys.excepthook = lambda *_: print('my own')\nnet.cuda()(torch.ones(2, 8).cuda()).sum().backward()\n"
+            "import sys\nsys.excepthook = lambda *_: print('my own')\n"
+            "net.cuda()(torch.ones(2, 8).cuda()).sum().backward()\n"
             "torch.optim.SGD(net.parameters(), 1.0).step()\nraise ValueError('bad news')",
             "train.py:8: ValueError: bad news (after 1 optimizer step)",
         ),
