@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sysconfig
@@ -133,7 +134,9 @@ def test_a_block_of_dinov2_trains_with_xformers(project: Project, gpu: str, prec
     """By FlashAttention-2, by FlashAttention-3 and by PyTorch's own kernel, as xformers chooses."""
     project.write("train.py", DINO)
     traced = project.predict("python", "train.py", precision, gpu=gpu).json["traced"]
-    assert any("xformers is not run: its kernels are stood in for by shape" in note for note in traced["notes"])
+    said = [note for note in traced["notes"] if "xformers is not run: its kernels are stood in for by shape" in note]
+    assert said
+    assert ("it is not installed here" in said[0]) == (importlib.util.find_spec("xformers") is None)
     values = 3 * (4 * 256 * 256 + 8 * 256 + 3 * 512 * 256 + 2 * 512 + 256)
     assert traced["parameters"] == values
     assert traced["buckets"]["parameters"] == pytest.approx(4 * values, rel=0.02)

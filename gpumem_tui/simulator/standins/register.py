@@ -268,7 +268,8 @@ def _forget(module: ModuleType) -> None:
 
 @functools.cache
 def _is_on_path(name: str) -> bool:
-    return name in sys.modules or PathFinder.find_spec(name) is not None
+    spec = getattr(sys.modules.get(name), "__spec__", None) or PathFinder.find_spec(name)
+    return spec is not None and not isinstance(spec.loader, _Loader)
 
 
 class _Finder(DistributionFinder):
