@@ -409,6 +409,8 @@ class _Simulated(_Trial):
         super().failed(detail, error)
         if isinstance(error, Untraceable) and self.request.workload.command is None:
             self.reporter.conclude(Failed("trace", detail))
+        elif not isinstance(error, Untraceable) and (words := self.rows.read_before(error)):
+            self.reporter.conclude(Failed("workload", f"{detail}; it {words}"))
         elif self.rows.taken and not isinstance(error, Untraceable) and not self.reporter.is_concluded:
             self.reporter.conclude(Failed("workload", f"{detail}; the trace {self.rows.most_words}"))
 

@@ -1,7 +1,8 @@
 """Texts that transformers' models generate: up to their limit, as no token is known to end one.
 
-A program that trains on what it has generated trains on that length, so that none may be left out. Once a model's calls
-are known to grow evenly (`simulator.fast.growing`), those of all further tokens are made at once.
+At the other end of what is traced they have one token; `--assume-rows` gives another number. A program that trains on
+what it has generated trains on that length, so that none may be left out. Once a model's calls are known to grow evenly
+(`simulator.fast.growing`), those of all further tokens are made at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from gpumem_tui.importing import after_import
+from gpumem_tui.simulator.device.gpu import backend
+from gpumem_tui.simulator.device.shapes import part_of
 from gpumem_tui.step.sites import callers
 from gpumem_tui.workload.errors import is_users
 
@@ -36,11 +39,13 @@ class _Text:
 
     Attributes:
         model: what generates them. `new`: how many tokens they get, 0 where that is not known.
+        most: tokens after which they end, whatever the model was told.
         begun: tokens that were begun. `skipped`: those that were made at once; more than 0 ends the loop.
     """
 
     model: Any
     new: int
+    most: int
     begun: int = 0
     skipped: int = 0
 
@@ -61,9 +66,9 @@ class _Generation:
         def generate(model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
             named = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
             new = _new_tokens(model, generation_config or model.generation_config, named)
-            self._note(new)
+            most = self._most(new)
             skips = is_unfinished is not None and not args and _may_be_skipped(generation_config, model, named)
-            text = self._text = _Text(model, new if skips else 0)
+            text = self._text = _Text(model, min(new, most) if skips else 0, most)
             try:
                 found = generates(model, inputs, generation_config, *args, **kwargs)
             finally:
@@ -73,7 +78,7 @@ class _Generation:
         def goes_on(model: Any, *args: Any, **kwargs: Any) -> Any:
             text = self._text
             if text is not None and text.model is model:
-                if text.skipped:
+                if text.skipped or text.begun >= text.most:
                     return False
                 text.begun += 1
             return is_unfinished(model, *args, **kwargs)  # type: ignore[misc]  # it is there if this is called
@@ -91,9 +96,18 @@ class _Generation:
         text.skipped = max(0, text.new - text.begun)
         return text.skipped
 
-    def _note(self, new: int) -> None:
-        tokens = f"{new:,} new tokens" if new else "as many new tokens as there may be"
-        self._program.note(f"assumes {tokens} a text{_place()}: no token is known to end one")
+    def _most(self, new: int) -> int:
+        """Return after how many tokens a text ends, and note that."""
+        results, place = backend._gpu.mode.results, _place()
+        told = results.number("new tokens a text", place) if place else None
+        if told is not None:
+            return part_of(told, new or sys.maxsize, 1) if told <= 1 else round(told)
+        if not new:
+            self._program.note(
+                f"assumes as many new tokens as there may be a text at {place}: no token is known to end one"
+            )
+        results.assume("tokens", 1, new or sys.maxsize, new, place)
+        return 1 if backend._gpu.mode.values.end == "fewest" else new or sys.maxsize
 
 
 def _new_tokens(model: Any, config: Any, named: dict[str, Any]) -> int:
@@ -123,5 +137,5 @@ def _may_be_skipped(config: Any, model: Any, named: dict[str, Any]) -> bool:
 def _place() -> str:
     for frame in callers(sys._getframe(2)):
         if is_users(frame.f_code.co_filename):
-            return f" at {os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""

@@ -485,6 +485,34 @@ def test_a_size_from_a_number_that_nothing_bounds_is_one_clear_line(project: Pro
     assert "train.py:10: 48 is read (--assume-rows)" in told.json["traced"]["notes"]
 
 
+def test_an_error_that_works_with_an_unknown_number_names_its_read(project: Project) -> None:
+    """Also where its source does not tell that a size is taken from it."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(16, 16).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        names = ["none", "one", "two"]
+        for _ in range(3):
+            made = net(torch.randn(50, 16).cuda())
+            index = (made.exp().sum() * 3).long().item()
+            chosen = names[index - 9]
+            made.mean().backward()
+            optimizer.step()
+        """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert done.complaint == (
+        "gpumem-tui: train.py:10: IndexError: list index out of range; it works with a number that only the GPU "
+        "computes, read at train.py:9 (--assume-rows train.py:9=NUMBER gives it)"
+    )
+    assert "--assume-rows train.py:9=1024 -- " in done.stderr
+    assert project.predict("python", "train.py", options=("--assume-rows", "train.py:9=10")).code == 0
+
+
 def test_numbers_that_are_only_logged_or_compared_end_nothing(project: Project) -> None:
     project.write(
         "train.py",

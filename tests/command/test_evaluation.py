@@ -208,8 +208,10 @@ def test_a_step_trains_on_texts_of_their_limit(project: Project) -> None:
     )
     done = project.predict("python", "train.py", "20")
     assert "generated (2, 28)" in done.stderr
-    note = "assumes 20 new tokens a text at train.py:14: no token is known to end one"
-    assert note in done.json["traced"]["notes"]
+    assert "generated (2, 9)" in done.stderr, "at the other end"
+    assert "assumes all 20 new tokens a text at train.py:14" in done.json["traced"]["notes"]
+    told = project.predict("python", "train.py", "20", options=("--assume-rows", "train.py:14=5"))
+    assert "generated (2, 13)" in told.stderr
     longer = project.predict("python", "train.py", "7000")
     assert "generated (2, 7008)" in longer.stderr
     assert longer.json["traced"]["buckets"]["activations"] > 7008 * 2 * 64 * 4

@@ -47,6 +47,7 @@ from gpumem_tui.simulator.device.shapes import (
     result_by_example,
 )
 from gpumem_tui.simulator.device.taken import FEW
+from gpumem_tui.simulator.device.uses import place
 from gpumem_tui.simulator.device.values import UnknownValue, Values
 from gpumem_tui.step.phases import in_backward
 
@@ -204,9 +205,14 @@ class Results:
         """Return what share an operator was said to keep at this line of the program; None where nothing was."""
         return self._assumed_rows.at(self._gpu.sites.calling_line(), func)
 
-    def number(self, words: str) -> float | None:
-        """Return the number that was given for this line of the program, of what `words` say; None where none was."""
-        return self._assumed_rows.number(self._gpu.sites.calling_line(), words)
+    def number(self, words: str, line: str = "") -> float | None:
+        """Return the number given for this line of the program, or another, of what `words` say; None for none."""
+        return self._assumed_rows.number(line or self._gpu.sites.calling_line(), words)
+
+    def note_read(self) -> None:
+        """Note that the program reads a number here of which nothing is known."""
+        if (here := place()) is not None and here not in self._assumed_rows.reads:
+            self._assumed_rows.reads[here] = self._gpu.sites.calling_line()
 
     def _kept(self, func: Any, args: tuple[Any, ...], of: int) -> int:
         """Return how many of the elements that an operator looks at it keeps."""
@@ -239,16 +245,17 @@ class Results:
                 return int(torch.unique(known, dim=1).shape[1])
         return self.assume("differing", 1, min(indices.shape[1], most))
 
-    def assume(self, kind: Kind, low: int, high: int, rows: int | None = None) -> int:
+    def assume(self, kind: Kind, low: int, high: int, rows: int | None = None, line: str = "") -> int:
         """Note how many rows are taken at a line of the program, between what ends, and return them.
 
         Args:
             rows: None for as many as there are at the end that is taken.
+            line: ``file:line``; empty for the one that is running.
         """
         if rows is None:
             rows = high if self._assumed_rows.end == "most" else low
         if low < high:
-            line = self._gpu.sites.calling_line() or self._gpu.sites.forward_line()
+            line = line or self._gpu.sites.calling_line() or self._gpu.sites.forward_line()
             self._assumed_rows.take(Assumption(line, kind, rows, low, high))
         return rows
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
 from gpumem_tui.simulator.device.kinds import is_sparse
+from gpumem_tui.simulator.device.uses import Place, reaches
 from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
 
 _aten: Any = torch.ops.aten
@@ -121,12 +122,14 @@ class AssumedRows:
         end: which end is taken elsewhere.
         used: a line for each place at which something was assumed.
         taken: what was assumed of rows, by place.
+        reads: lines at which the program read numbers that nothing bounds, and what the read is called, by place.
     """
 
     shares: tuple[tuple[str, float], ...] = ()
     end: End = "most"
     used: dict[str, None] = field(default_factory=dict)
     taken: dict[tuple[str, Kind], Assumption] = field(default_factory=dict)
+    reads: dict[Place, str] = field(default_factory=dict)
 
     def at(self, line: str, func: Any) -> float | None:
         """Return the share at a line of the program, None where none is given."""
@@ -155,6 +158,18 @@ class AssumedRows:
         """Say what was assumed of the most rows, and how to have fewer."""
         return f"{max(self.taken.values(), key=lambda one: one.rows).words} (--assume-rows takes fewer)"
 
+    def read_before(self, error: BaseException) -> str:
+        """Return the words for a read of an unknown number with which the line works that an error comes from."""
+        at = error.__traceback__
+        lines = []
+        while at is not None:
+            lines.append((at.tb_frame.f_code.co_filename, at.tb_frame.f_code.co_firstlineno, at.tb_lineno))
+            at = at.tb_next
+        for place, line in self.reads.items():
+            if any(reaches(place, one) for one in lines):
+                return f"works with a number that only the GPU computes, read {gives_it(line)}"
+        return ""
+
     def take(self, new: Assumption) -> None:
         """Note what is assumed of rows; of several at one line the most."""
         key = new.place, new.kind
@@ -163,6 +178,11 @@ class AssumedRows:
             self.taken[key] = new
         elif before.high == new.high and before.rows < new.rows:
             self.taken[key] = replace(before, rows=new.rows)
+
+
+def gives_it(line: str) -> str:
+    """Return a line of the program, and how a number that it reads is given."""
+    return f"at {line} (--assume-rows {line}=NUMBER gives it)"
 
 
 def part_of(told: float, of: int, low: int = 0) -> int:

@@ -18,7 +18,7 @@ from gpumem_tui.simulator.device.kinds import plain
 from gpumem_tui.simulator.device.loops import MOST_ROUNDS, Asked, asked
 from gpumem_tui.simulator.device.memory import DeviceMemory
 from gpumem_tui.simulator.device.results import Results
-from gpumem_tui.simulator.device.shapes import Untraceable, part_of
+from gpumem_tui.simulator.device.shapes import Untraceable, gives_it, part_of
 from gpumem_tui.simulator.device.sparse import SparseTensors
 from gpumem_tui.simulator.device.taken import WHOLE, Uniform
 from gpumem_tui.simulator.device.uses import divides, use, way_to_rows
@@ -123,6 +123,10 @@ class Transfers:
         is_divisor = is_whole and divides()
         if use(of_whole=is_whole) == "size" or (is_divisor and taken is not None and taken.is_place):
             return self._sizes(tensor, taken)
+        if taken is None and (number := self._results.number("is read")) is not None:
+            return number if tensor.is_floating_point() else round(number)
+        if taken is None:
+            self._results.note_read()
         as_size = taken is not None and not taken.is_place
         return self._values.unknown(tensor, as_size=as_size) or int(is_divisor)
 
@@ -136,7 +140,7 @@ class Transfers:
             number = self._results.number("is read")
             if number is None:
                 line = self._gpu.sites.calling_line()
-                words = f"{_UNBOUNDED}, read at {line} (--assume-rows {line}=NUMBER gives it)"
+                words = f"{_UNBOUNDED}, read {gives_it(line)}"
                 raise Untraceable(words if (place := self._gpu.sites.place()) == line else f"{words} ({place})")
             return number if tensor.is_floating_point() else round(number)
         share = self._results.told(READ)

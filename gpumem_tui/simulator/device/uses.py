@@ -51,7 +51,7 @@ _entered: list[ast.FunctionDef] = []
 """The functions that a value is being followed through as an argument: one that calls itself is entered once."""
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a value is read: a file, the first line of the function, the line, and the function that it calls there."""
 
     path: str
@@ -66,17 +66,37 @@ def use(*, of_whole: bool = True) -> Use:
     Args:
         of_whole: whether it is a whole number; any other one is a size only where the program makes one of it.
     """
-    for place in _places():
-        found = _use(place) if of_whole else _use_of_float(place)
+    for one in _places():
+        found = _use(one) if of_whole else _use_of_float(one)
         if found != "returned":
             return found
     return ""
 
 
+def place() -> Place | None:
+    """Return where the program reads a value now; None where no code of its own does."""
+    return next(_places(), None)
+
+
+def reaches(read: Place, line: tuple[str, int, int]) -> bool:
+    """Return whether a line, with its file and its function's first line, works with what was read at a place."""
+    return line[:2] == read[:2] and _reaches(read, line[2])
+
+
+@lru_cache(None)
+def _reaches(read: Place, line: int) -> bool:
+    within = _function(read)
+    if within is None:
+        return False
+    reading = _at(within, read.line)
+    is_named = _among(frozenset(_followed(within, {name for one in reading for name in _targets(one)}, read.path)))
+    return any(_has(part, is_named) for one in _at(within, line)[-1:] for part in _parts(one))
+
+
 def divides() -> bool:
     """Return whether the function that reads a value divides by it, or by what it works out from it."""
-    place = next(_places(), None)
-    return place is not None and _divides(place)
+    here = place()
+    return here is not None and _divides(here)
 
 
 def way_to_rows() -> bool | None:
@@ -84,15 +104,15 @@ def way_to_rows() -> bool | None:
 
     As ``if mask.any(): x[mask]`` and ``if mask.sum() == 0: continue`` do. None where it is no such test.
     """
-    place = next(_places(), None)
-    return None if place is None else _way_to_rows(place)
+    here = place()
+    return None if here is None else _way_to_rows(here)
 
 
-def _places() -> Iterator[_Place]:
+def _places() -> Iterator[Place]:
     called = ""
     for frame in callers(sys._getframe(2)):
         if is_own(frame.f_code.co_filename):
-            yield _Place(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno, called)
+            yield Place(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno, called)
             called = frame.f_code.co_name
 
 
@@ -105,7 +125,7 @@ def source_tree(path: str) -> ast.Module | None:
         return None
 
 
-def _function(place: _Place) -> _Function | None:
+def _function(place: Place) -> _Function | None:
     """Return the function that reads, or the module itself."""
     found: _Function | None = source_tree(place.path)
     if found is None:
@@ -126,7 +146,7 @@ def _at(within: _Function, line: int) -> list[ast.stmt]:
 
 
 @lru_cache(None)
-def _use(place: _Place) -> _Found:
+def _use(place: Place) -> _Found:
     within = _function(place)
     if within is None:
         return ""
@@ -154,7 +174,7 @@ def _use(place: _Place) -> _Found:
 
 
 @lru_cache(None)
-def _divides(place: _Place) -> bool:
+def _divides(place: Place) -> bool:
     within = _function(place)
     if within is None:
         return False
@@ -180,7 +200,7 @@ def _divides_by(value: ast.AST, is_one: _Is) -> bool:
 
 
 @lru_cache(None)
-def _use_of_float(place: _Place) -> _Found:
+def _use_of_float(place: Place) -> _Found:
     """Return what a number is used for of which the program makes whole ones."""
     within = _function(place)
     if within is None:
@@ -303,7 +323,7 @@ def _use_by_call(node: ast.AST, is_one: _Is, path: str) -> _Found:
 
 
 @lru_cache(None)
-def _way_to_rows(place: _Place) -> bool | None:
+def _way_to_rows(place: Place) -> bool | None:
     within = _function(place)
     asking = None if within is None else next((one for one in _at(within, place.line) if isinstance(one, ast.If)), None)
     if within is None or asking is None:
