@@ -257,3 +257,30 @@ def test_a_tensor_of_a_class_of_the_programs_stays_one(layer: nn.Linear) -> None
     weight = nn.Linear(WIDE, 1, device="cuda").weight
     (on_gpu @ weight.T).sum().backward()
     assert weight.grad is not None
+
+
+class _Scan(torch.Tensor):
+    """As MONAI's images: each result has all attributes of what it was made of, and one is made with its affine."""
+
+    affine: list[int]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(made, _Scan) and (known := [one for one in args if isinstance(one, _Scan)]):
+            made.__dict__ = known[0].__dict__.copy()
+        return made
+
+    def new_empty(self, *size: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a GPU's kernels call no method of a program's class")
+
+
+def test_a_class_with_attributes_and_methods_of_its_own_is_followed(layer: nn.Linear) -> None:
+    scan = torch.zeros(2, 3, 8, 8, device="cpu").as_subclass(_Scan)
+    scan.affine = [1, 2]
+    on_gpu = scan.cuda()
+    scores = nn.Conv2d(3, 4, 3, device="cuda")(on_gpu)
+    assert (scores.affine, scores.shape, scores.device.type) == ([1, 2], (2, 4, 6, 6), "cuda")
+    scores.sigmoid().sum().backward()
+    assert type(scores).__name__ == "_Scan"
+    assert scores.cpu().affine == [1, 2]

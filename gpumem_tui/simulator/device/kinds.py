@@ -62,16 +62,34 @@ def parameters_among(values: Iterable[Any]) -> list[nn.Parameter]:
     return found
 
 
+def of_classes_among(types: Iterable[type], values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the tensors without data of a program's classes among an operator's arguments.
+
+    Kernels of a GPU call no method of these; torch's shape functions would, as `new_empty`, which MONAI's tensors have.
+
+    Args:
+        types: the classes that torch found among the arguments, which say at once where there are none.
+    """
+    if not any(issubclass(kind, _Asked) for kind in types):
+        return []
+    listed = [one for value in values for one in (value if type(value) in (list, tuple) else (value,))]
+    return list({id(one): one for one in listed if isinstance(one, _Asked)}.values())
+
+
 @contextmanager
-def as_fakes(parameters: Iterable[nn.Parameter], kind: type[FakeTensor] = _FakeParameter) -> Iterator[None]:
-    """Have parameters without data be fake tensors within the context, to torch's shape functions and to ours."""
-    for parameter in parameters:
-        parameter.__class__ = kind  # type: ignore[assignment]
+def as_fakes(tensors: Iterable[torch.Tensor], kind: type[FakeTensor] = _FakeParameter) -> Iterator[None]:
+    """Have parameters without data be fake tensors within the context, to torch's shape functions and to ours.
+
+    Tensors of a program's classes are plain ones within it.
+    """
+    before = [(tensor, type(tensor)) for tensor in tensors]
+    for tensor, known in before:
+        tensor.__class__ = kind if known is nn.Parameter else FakeTensor
     try:
         yield
     finally:
-        for parameter in parameters:
-            parameter.__class__ = nn.Parameter
+        for tensor, known in before:
+            tensor.__class__ = known
 
 
 _live: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
@@ -124,7 +142,8 @@ def without_data(kind: type[torch.Tensor]) -> type[torch.Tensor]:
     if kind in _PLAIN:
         return FakeTensor
     metaclass: Any = type(kind)
-    made: type[torch.Tensor] = metaclass(kind.__name__, (kind, _Asked, FakeTensor), {"__module__": kind.__module__})
+    told = {"__module__": kind.__module__, "__dict__": property(_ATTRIBUTES.__get__, _set_attributes)}
+    made: type[torch.Tensor] = metaclass(kind.__name__, (kind, _Asked, FakeTensor), told)
     return made
 
 
@@ -135,6 +154,16 @@ def original_of(kind: type[torch.Tensor]) -> type[torch.Tensor]:
     shown: Any = next(one for one in kind.__mro__[1:] if not issubclass(one, FakeTensor | _Asked))
     found: type[torch.Tensor] = shown
     return found
+
+
+_ATTRIBUTES: Any = torch.Tensor.__dict__["__dict__"]
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """Give a tensor all attributes of another one, as MONAI copies what is known of an image; it stays without data."""
+    own = {name: value for name, value in _ATTRIBUTES.__get__(tensor).items() if _is_of_fakes(name)}
+    theirs = {name: value for name, value in attributes.items() if not _is_of_fakes(name)}
+    _ATTRIBUTES.__set__(tensor, theirs | own)
 
 
 def make_subclass(make: Callable[..., Any], kind: type[torch.Tensor], data: Any, *args: Any, **kwargs: Any) -> Any:

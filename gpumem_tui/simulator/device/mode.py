@@ -34,6 +34,7 @@ from gpumem_tui.simulator.device.kinds import (
     fake_device_of,
     is_without_data,
     nested_length,
+    of_classes_among,
     parameters_among,
 )
 from gpumem_tui.simulator.device.memory import DeviceMemory
@@ -157,19 +158,20 @@ class DeviceMode(FakeTensorMode):
             return self._run_higher_order(func, args, kwargs)
         if not all(map(_is_followed, types)):
             return NotImplemented  # a kind of its own, as DTensor: what it does with the tensors in it comes here again
-        parameters = parameters_among((*args, *kwargs.values()) if kwargs else args)
+        given = (*args, *kwargs.values()) if kwargs else args
+        parameters = parameters_among(given)
         if func in _CUTS:
             self.rows_asked_for = max(self.rows_asked_for, _rows_asked_for(func, args))
         call = Call(func, types, args, _as_here(kwargs) if kwargs else kwargs, sys._getframe().f_back)
         if parameters or _concerns_device(types, call.kwargs):
-            return self._run_on_device(call, parameters)
+            return self._run_on_device(call, [*parameters, *of_classes_among(types, given)])
         return self._on_host.get(func, self._run_on_host)(call)
 
-    def _run_on_device(self, call: Call, parameters: Sequence[nn.Parameter]) -> Any:
+    def _run_on_device(self, call: Call, others: Sequence[torch.Tensor]) -> Any:
         """Run an operator that concerns the device; one thread at a time.
 
         Args:
-            parameters: those among its arguments, which are fake tensors while it runs.
+            others: parameters, and tensors of a program's classes, among its arguments: fake tensors while it runs.
         """
         func = call.func
         if not self.is_dispatching:
@@ -182,9 +184,9 @@ class DeviceMode(FakeTensorMode):
         with self._turn:
             self._in_turn = threading.get_ident()
             try:
-                if not parameters:
+                if not others:
                     return self._handler(func)(call)
-                with as_fakes(parameters):
+                with as_fakes(others):
                     call.types = (*call.types, FakeTensor)
                     return self._handler(func)(call)
             except Exception as error:
