@@ -8,7 +8,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from gpumem_tui.run.micro_batches import MicroBatches
 from gpumem_tui.run.out_of_memory import Tries
 from gpumem_tui.run.parts import copies, has_parameters, parts_of_models, scales
 from gpumem_tui.run.samples import Samples
+from gpumem_tui.run.updates import UpdatesByHand
 from gpumem_tui.step import Phase
 from gpumem_tui.step.phases import PhaseHooks, follow_steps, in_backward, mark_backward
 from gpumem_tui.step.run import MemorySample, Recorder
@@ -317,7 +317,8 @@ class Program:
         """Count the step that a program without an optimizer has made since its last backward."""
         if self._says_steps or self._first is not None or not self._by_hand.has_stepped():
             return
-        self.note("no optimizer of torch's: steps are its updates; what an optimizer of its own keeps is other memory")
+        self.name(Bucket.OPTIMIZER, self._by_hand.kept())
+        self.note("no optimizer of torch's: steps are its updates; optimizer state is what these write beside weights")
         self.steps += 1
         self._time_step()
         if self._has_all_steps():
@@ -514,64 +515,3 @@ class Evaluations:
             if later.after is not None:
                 later.came("evaluation", steps)
         return True
-
-
-# Steps without an optimizer of torch's
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """A parameter and its gradient as backward left them; in-place operators count a tensor's version up."""
-
-    parameter: weakref.ref[torch.Tensor]
-    gradient: int
-    version: int
-    gradient_version: int
-
-    def is_changed(self) -> bool:
-        parameter = self.parameter()
-        if parameter is None:
-            return False
-        gradient: Any = parameter.grad
-        return (
-            gradient is None
-            or gradient._cdata != self.gradient
-            or gradient._version != self.gradient_version
-            or parameter._version != self.version
-        )
-
-
-class UpdatesByHand:
-    """Tells whether a program without an optimizer of torch's has made a step since the last backward.
-
-    Between two backward passes nothing but a step changes parameters or gradients: it writes them, clips gradients, or
-    sets these to zero or None. (What is written to a tensor's ``.data`` does not count up the tensor's own version.)
-
-    Attributes:
-        is_certain: such a step has been made.
-    """
-
-    def __init__(self) -> None:
-        self.is_certain = False
-        self._before: list[_Trained] = []
-        self._has_optimizer = False
-
-    def after_backward(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Remember how backward, which has returned, left the parameters."""
-        if self._has_optimizer:
-            return
-        found = [(parameter, parameter.grad) for parameter in parameters]
-        self._before = [
-            _Trained(weakref.ref(parameter), gradient._cdata, parameter._version, gradient._version)
-            for parameter, gradient in found
-            if gradient is not None
-        ]
-
-    def has_stepped(self) -> bool:
-        """Return whether a step was made since then: once a step, and never of a program that has an optimizer."""
-        if not any(trained.is_changed() for trained in self._before):
-            return False
-        self._before = []
-        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, gc.get_objects()))
-        self.is_certain = not self._has_optimizer
-        return self.is_certain

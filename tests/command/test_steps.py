@@ -37,6 +37,33 @@ def test_updates_by_hand_are_steps(project: Project) -> None:
     assert any("no optimizer" in note for note in done.json["traced"]["notes"])
 
 
+@pytest.mark.parametrize("update", ["torch._foreach_mul_(moments, 0.9)", "[one.mul_(0.9) for one in moments]"])
+def test_what_updates_by_hand_keep_is_optimizer_state(project: Project, update: str) -> None:
+    """As the optimizers of Keras on torch, which are none of torch's; weights' averages are the model's copies."""
+    project.write(
+        "train.py",
+        f"""
+        import copy, torch
+
+        model = torch.nn.Linear(1000, 1000, bias=False).cuda()
+        averaged, moments = copy.deepcopy(model), []
+        for step in range(100):
+            model(torch.randn(8, 1000, device="cuda")).square().mean().backward()
+            with torch.no_grad():
+                moments = moments or [torch.zeros_like(model.weight) for _ in range(2)]
+                {update}
+                model.weight -= moments[0] * model.weight.grad
+                averaged.weight.lerp_(model.weight, 0.01)
+            model.zero_grad()
+        """,
+    )
+    buckets = project.predict("python", "train.py").json["traced"]["buckets"]
+    weights = -(-4 * 1000 * 1000 // 512) * 512
+    assert {name: buckets[name] for name in ("parameters", "gradients", "optimizer")} == {
+        "parameters": 2 * weights, "gradients": weights, "optimizer": 2 * weights,
+    }  # fmt: skip
+
+
 def test_a_step_in_parts_is_traced_beyond_them(project: Project) -> None:
     project.write(
         "train.py",

@@ -266,7 +266,7 @@ class _Scan(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = super().__torch_function__(func, types, args, kwargs or {})
+        made: Any = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if isinstance(made, _Scan) and (known := [one for one in args if isinstance(one, _Scan)]):
             made.__dict__ = known[0].__dict__.copy()
         return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,24 +72,25 @@ def of_classes_among(types: Iterable[type], values: Iterable[Any]) -> list[torch
     """
     if not any(issubclass(kind, _Asked) for kind in types):
         return []
-    listed = [one for value in values for one in (value if type(value) in (list, tuple) else (value,))]
-    return list({id(one): one for one in listed if isinstance(one, _Asked)}.values())
+    listed: list[Any] = [one for value in values for one in (value if type(value) in (list, tuple) else (value,))]
+    found: dict[int, torch.Tensor] = {id(one): one for one in listed if issubclass(type(one), _Asked)}
+    return list(found.values())
 
 
 @contextmanager
-def as_fakes(tensors: Iterable[torch.Tensor], kind: type[FakeTensor] = _FakeParameter) -> Iterator[None]:
+def as_fakes(tensors: Sequence[torch.Tensor], kind: type[FakeTensor] = _FakeParameter) -> Iterator[None]:
     """Have parameters without data be fake tensors within the context, to torch's shape functions and to ours.
 
-    Tensors of a program's classes are plain ones within it.
+    Tensors of a program's classes are plain ones within it. Parameters may be added to the list within it.
     """
-    before = [(tensor, type(tensor)) for tensor in tensors]
-    for tensor, known in before:
-        tensor.__class__ = kind if known is nn.Parameter else FakeTensor
+    before = {id(tensor): type(tensor) for tensor in tensors}
+    for tensor in tensors:
+        tensor.__class__ = kind if type(tensor) is nn.Parameter else FakeTensor
     try:
         yield
     finally:
-        for tensor, known in before:
-            tensor.__class__ = known
+        for tensor in tensors:
+            tensor.__class__ = before.get(id(tensor), nn.Parameter)
 
 
 _live: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
@@ -161,8 +162,8 @@ _ATTRIBUTES: Any = torch.Tensor.__dict__["__dict__"]
 
 def _set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
     """Give a tensor all attributes of another one, as MONAI copies what is known of an image; it stays without data."""
-    own = {name: value for name, value in _ATTRIBUTES.__get__(tensor).items() if _is_of_fakes(name)}
-    theirs = {name: value for name, value in attributes.items() if not _is_of_fakes(name)}
+    own = {name: value for name, value in _ATTRIBUTES.__get__(tensor).items() if is_of_fakes(name)}
+    theirs = {name: value for name, value in attributes.items() if not is_of_fakes(name)}
     _ATTRIBUTES.__set__(tensor, theirs | own)
 
 

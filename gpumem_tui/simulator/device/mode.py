@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 from torch._higher_order_ops import utils as higher_order
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -215,6 +214,8 @@ class DeviceMode(FakeTensorMode):
             handler = self._communicate
         elif gives_numbers(func):
             handler = self._keep_rows
+        elif func._opname.startswith("_foreach_") and func._opname.endswith("_"):
+            handler = self._follow_on_all
         self._on_device[func] = handler
         return handler
 
@@ -241,6 +242,13 @@ class DeviceMode(FakeTensorMode):
         if in_backward():
             call.func = kernels.in_place(call.func, call.args, self._memory.made_in, call.caller)
         return self._follow(call)
+
+    def _follow_on_all(self, call: Call) -> Any:
+        """Follow an operator that writes many tensors in place: its kernel counts their versions, autograd does not."""
+        result = self._follow(call)
+        for tensor in call.args[0]:
+            torch.autograd.graph.increment_version(tensor)
+        return result
 
     def _add(self, call: Call) -> Any:
         """Add two tensors: a mask to the scores of attention, or a bias, as a GPU does it, which is in place."""

@@ -1,0 +1,101 @@
+"""Steps of a program that has no optimizer of torch's: when it has made one, and what its updates keep."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpumem_tui.step.walking import buffers_in, gradients_of, instances_of, parameters_in
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A parameter and its gradient as backward left them; in-place operators count a tensor's version up."""
+
+    parameter: weakref.ref[torch.Tensor]
+    gradient: int
+    version: int
+    gradient_version: int
+
+    def is_changed(self) -> bool:
+        parameter = self.parameter()
+        if parameter is None:
+            return False
+        gradient: Any = parameter.grad
+        return (
+            gradient is None
+            or gradient._cdata != self.gradient
+            or gradient._version != self.gradient_version
+            or parameter._version != self.version
+        )
+
+
+class UpdatesByHand:
+    """Tells whether a program without an optimizer of torch's has made a step since the last backward.
+
+    Between two backward passes nothing but a step changes parameters or gradients: it writes them, clips gradients, or
+    sets these to zero or None. (What is written to a tensor's ``.data`` does not count up the tensor's own version.)
+
+    Attributes:
+        is_certain: such a step has been made.
+    """
+
+    def __init__(self) -> None:
+        self.is_certain = False
+        self._before: list[_Trained] = []
+        self._has_optimizer = False
+        self._others: list[tuple[weakref.ref[torch.Tensor], int]] | None = None
+        """Tensors beside weights and gradients, with their versions as the second backward left them."""
+
+    def after_backward(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Remember how backward, which has returned, left the parameters."""
+        if self._has_optimizer:
+            return
+        found = [(parameter, parameter.grad) for parameter in parameters]
+        self._before = [
+            _Trained(weakref.ref(parameter), gradient._cdata, parameter._version, gradient._version)
+            for parameter, gradient in found
+            if gradient is not None
+        ]
+        if self.is_certain and self._others is None:
+            self._others = [(weakref.ref(tensor), tensor._version) for tensor in _others_than_of_models()]
+
+    def has_stepped(self) -> bool:
+        """Return whether a step was made since then: once a step, and never of a program that has an optimizer."""
+        if not any(trained.is_changed() for trained in self._before):
+            return False
+        self._before = []
+        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, gc.get_objects()))
+        self.is_certain = not self._has_optimizer
+        return self.is_certain
+
+    def kept(self) -> list[torch.Tensor]:
+        """Return the tensors beside weights that the second step has written: what an optimizer of its own keeps.
+
+        The first may have made them. Those that each step makes anew are not among them.
+        """
+        before, self._others = self._others or [], [] if self._others is not None else None
+        alive = [(tensor(), version) for tensor, version in before]
+        return [tensor for tensor, version in alive if tensor is not None and tensor._version != version]
+
+
+def _others_than_of_models() -> list[torch.Tensor]:
+    """Return the tensors on the GPU that are no model's parameters, buffers or gradients, nor views of these."""
+    things = gc.get_objects()
+    of_models: list[torch.Tensor] = []
+    for module in instances_of(nn.Module, things):
+        parameters = list(parameters_in(module))
+        of_models += [*parameters, *buffers_in(module), *gradients_of(parameters)]
+    known = {one.untyped_storage()._cdata for one in of_models if _has_versions(one)}
+    found = [one for one in instances_of(torch.Tensor, things) if _has_versions(one) and one.numel() > 1]
+    return [one for one in found if one.untyped_storage()._cdata not in known]
+
+
+def _has_versions(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and tensor.layout is torch.strided and not tensor.is_inference()
