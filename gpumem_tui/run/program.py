@@ -317,7 +317,7 @@ class Program:
         """Count the step that a program without an optimizer has made since its last backward."""
         if self._says_steps or self._first is not None or not self._by_hand.has_stepped():
             return
-        self.name(Bucket.OPTIMIZER, self._by_hand.kept())
+        self.name(Bucket.OPTIMIZER, self._by_hand.kept(parameters_in(*self._roots)))
         self.note("no optimizer of torch's: steps are its updates; optimizer state is what these write beside weights")
         self.steps += 1
         self._time_step()

@@ -50,8 +50,11 @@ class UpdatesByHand:
         self.is_certain = False
         self._before: list[_Trained] = []
         self._has_optimizer = False
-        self._others: list[tuple[weakref.ref[torch.Tensor], int]] | None = None
-        """Tensors beside weights and gradients, with their versions as the second backward left them."""
+        self._others: list[weakref.ref[torch.Tensor]] = []
+        """Tensors beside weights and gradients that were there after the first step."""
+
+        self._versions: list[int] = []
+        """Those of these as the second backward left them; 0 of what is gone."""
 
     def after_backward(self, parameters: Iterable[torch.Tensor]) -> None:
         """Remember how backward, which has returned, left the parameters."""
@@ -63,31 +66,40 @@ class UpdatesByHand:
             for parameter, gradient in found
             if gradient is not None
         ]
-        if self.is_certain and self._others is None:
-            self._others = [(weakref.ref(tensor), tensor._version) for tensor in _others_than_of_models()]
+        if self._others and not self._versions:
+            alive = [other() for other in self._others]
+            self._versions = [0 if tensor is None else tensor._version for tensor in alive]
 
     def has_stepped(self) -> bool:
         """Return whether a step was made since then: once a step, and never of a program that has an optimizer."""
         if not any(trained.is_changed() for trained in self._before):
             return False
         self._before = []
-        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, gc.get_objects()))
+        was_certain, things = self.is_certain, gc.get_objects()
+        self._has_optimizer = bool(instances_of(torch.optim.Optimizer, things))
         self.is_certain = not self._has_optimizer
+        if self.is_certain and not was_certain:
+            self._others = [weakref.ref(tensor) for tensor in _others_than_of_models(things)]
         return self.is_certain
 
-    def kept(self) -> list[torch.Tensor]:
-        """Return the tensors beside weights that the second step has written: what an optimizer of its own keeps.
+    def kept(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what updates keep beside weights, once, after the second step.
 
-        The first may have made them. Those that each step makes anew are not among them.
+        These are tensors that the first step left and the second has written, or that are shaped as a weight, as the
+        slow weights of Lookahead, which it writes every sixth step. Those that each step makes anew are not among them.
         """
-        before, self._others = self._others or [], [] if self._others is not None else None
-        alive = [(tensor(), version) for tensor, version in before]
-        return [tensor for tensor, version in alive if tensor is not None and tensor._version != version]
+        if not self._versions:
+            return []
+        shapes = {one.shape for one in parameters}
+        alive = [(other(), version) for other, version in zip(self._others, self._versions, strict=True)]
+        self._others, self._versions = [], []
+        return [
+            one for one, version in alive if one is not None and (one._version > version >= 0 or one.shape in shapes)
+        ]
 
 
-def _others_than_of_models() -> list[torch.Tensor]:
+def _others_than_of_models(things: list[Any]) -> list[torch.Tensor]:
     """Return the tensors on the GPU that are no model's parameters, buffers or gradients, nor views of these."""
-    things = gc.get_objects()
     of_models: list[torch.Tensor] = []
     for module in instances_of(nn.Module, things):
         parameters = list(parameters_in(module))
