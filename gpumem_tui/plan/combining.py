@@ -130,8 +130,26 @@ def likely(plan: CommandPlan) -> list[Combination]:
 
     Where a set was run and took more, those that have all of its changes come last if they lack room by as much.
     """
-    estimates, whole, room_bytes = _Estimates(plan), plan.batch_size, plan.gpu.cuda_total_bytes
-    found = []
+    estimates, room_bytes = _Estimates(plan), plan.gpu.cuda_total_bytes
+    found = [one for one in _sets(plan, estimates) if estimates.of(one) <= room_bytes]
+    found.sort(key=lambda one: (estimates.corrected(one) > room_bytes, one.price, one.passes))
+    kept: list[Combination] = []
+    for one in found:  # of one set of changes the two largest passes
+        if sum(other.changes == one.changes for other in kept) < _MOST_SIZES:
+            kept.append(one)
+    return kept
+
+
+def least(plan: CommandPlan) -> list[Combination]:
+    """Return the sets of two changes and more, first that which takes the least by what each change saved alone."""
+    estimates = _Estimates(plan)
+    found = [one for one in _sets(plan, estimates) if len(one.changes) > 1]
+    return sorted(found, key=lambda one: (estimates.of(one), one.price))
+
+
+def _sets(plan: CommandPlan, estimates: _Estimates) -> Iterator[Combination]:
+    """Yield the sets of changes that go together, with each size of a pass."""
+    whole = plan.batch_size
     for batch_size in _micro_batches(plan):
         for count in range(min(_MOST_CHANGES, len(estimates.helping)) + 1):
             for chosen in combinations(estimates.helping, count):
@@ -140,15 +158,8 @@ def likely(plan: CommandPlan) -> list[Combination]:
                 one = Combination.of_command(chosen, batch_size, passes=-(-whole // (batch_size * gpus)))
                 alike = (sum(change.key in kind for change in one.changes) for kind in (_OF_THE_HELD, SHARDS))
                 same = gpus == 1 or not plan.says_batch or batch_size * gpus <= max(whole, gpus)
-                may = same and max(alike) <= 1 and is_advisable(chosen, estimates.helping)
-                if one.price != Price() and may and estimates.of(one) <= room_bytes:
-                    found.append(one)
-    found.sort(key=lambda one: (estimates.corrected(one) > room_bytes, one.price, one.passes))
-    kept: list[Combination] = []
-    for one in found:  # of one set of changes the two largest passes
-        if sum(other.changes == one.changes for other in kept) < _MOST_SIZES:
-            kept.append(one)
-    return kept
+                if one.price != Price() and same and max(alike) <= 1 and is_advisable(chosen, estimates.helping):
+                    yield one
 
 
 def _micro_batches(plan: CommandPlan) -> list[int]:
@@ -254,11 +265,15 @@ class Planner:
             self._run.append(_key(change))
             yield from self._ran(change, lambda one: self._ahead.ran(one, self._to_run()))
         yield from self._run_sets()
+        if self.plan.cost is None and not any(len(one.changes) > 1 for one in self.plan.tried):
+            yield from self._run_sets(least, most=1)  # by the estimate it does not fit, which may be wrong
         yield self._now(None)
 
-    def _run_sets(self) -> Iterator[Planning]:
+    def _run_sets(
+        self, sets_of: Callable[[CommandPlan], list[Combination]] = likely, most: int = MOST_RUNS
+    ) -> Iterator[Planning]:
         """Run what is likely to fit, the cheapest first, until nothing that is left would cost less than what does."""
-        sets = worth_running(lambda: likely(self.plan), lambda: self.plan.tried, lambda: self.plan.cost, MOST_RUNS)
+        sets = worth_running(lambda: sets_of(self.plan), lambda: self.plan.tried, lambda: self.plan.cost, most)
         for one in sets:
             yield from self._ran(one, self._together)
 

@@ -303,4 +303,9 @@ def change_words(plan: CommandPlan, found: TracedAnswer) -> str:
     helping = techniques_of_command(plan, found).helping
     rows = sorted((row for row in helping if row.fits), key=lambda row: row.change.price)
     why = "None of the changes that were run makes it fit" if ran else "No change has been run"
+    if sets := [one for one in plan.together if len(one.changes) > 1 and isinstance(one.traced, Traced)]:
+        nearest = min(sets, key=plan.least_used_bytes)
+        assert isinstance(nearest.traced, Traced), "it was run"
+        missing = room_words(plan.there(nearest.traced).free_range(nearest.batch_size))
+        why += f"; with {nearest.words} together {missing}"
     return f"{why}; by formula this does: {rows[0].change.name} ({rows[0].change.how})." if rows else f"{why}."

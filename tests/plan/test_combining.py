@@ -249,6 +249,16 @@ def test_where_no_change_fits_alone_sets_are_run_until_one_does() -> None:
     assert one.made == ["checkpointing"], "it fits alone"
 
 
+def test_changes_that_help_are_run_together_once_though_by_the_estimate_they_do_not_fit() -> None:
+    runs = _Runs(_config(("python", "train.py")), fitting=())
+    plan = _planned(runs, 400, "checkpointing", "chunked-loss")[-1].plan
+    assert not likely(replace(plan, tried=plan.what_ifs))
+    assert runs.made == ["checkpointing", "chunked-loss", "checkpointed blocks + loss in 8 pieces"]
+    said = change_words(plan, plan.answer())
+    assert "makes it fit; with checkpointed blocks + loss in 8 pieces together " in said
+    assert " missing" in said
+
+
 def test_a_set_whose_run_failed_is_not_part_of_another() -> None:
     runs = _Runs(_config(), set_fails=True, fitting=())
     steps = _planned(runs, 16, "checkpointing", "sgd")
