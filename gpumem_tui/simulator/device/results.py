@@ -207,6 +207,8 @@ class Results:
 
     def number(self, words: str, line: str = "") -> float | None:
         """Return the number given for this line of the program, or another, of what `words` say; None for none."""
+        if not self._assumed_rows.shares:
+            return None
         return self._assumed_rows.number(line or self._gpu.sites.calling_line(), words)
 
     def note_read(self) -> None:

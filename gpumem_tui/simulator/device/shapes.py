@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from gpumem_tui.simulator.allocator.assumptions import Assumption, End, Kind
 from gpumem_tui.simulator.device.kinds import is_sparse
-from gpumem_tui.simulator.device.uses import Place, reaches
+from gpumem_tui.simulator.device.uses import ReadAt, reaches
 from gpumem_tui.simulator.device.values import SHAPED_BY_VALUES, UnknownValue, Values
 
 _aten: Any = torch.ops.aten
@@ -129,7 +129,7 @@ class AssumedRows:
     end: End = "most"
     used: dict[str, None] = field(default_factory=dict)
     taken: dict[tuple[str, Kind], Assumption] = field(default_factory=dict)
-    reads: dict[Place, str] = field(default_factory=dict)
+    reads: dict[ReadAt, str] = field(default_factory=dict)
 
     def at(self, line: str, func: Any) -> float | None:
         """Return the share at a line of the program, None where none is given."""

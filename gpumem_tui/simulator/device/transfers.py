@@ -75,9 +75,10 @@ class Transfers:
         Raises:
             Untraceable: nothing can be assumed of it.
         """
+        if (known := self._values.worked(tensor)) is not None:
+            return known.item()
         taken = self._values.taken_for(tensor)
-        is_open = self._values.worked(tensor) is None if taken is None else taken.is_open
-        if is_open and decides():
+        if (taken is None or taken.is_open) and decides():
             number = self._values.unknown(
                 tensor, as_size=taken is None or (not taken.is_place and way_to_rows() is not None)
             )
@@ -86,7 +87,7 @@ class Transfers:
             low, high = (-math.inf, math.inf) if taken is None else (taken.low, taken.high)
             steered = test.number(number, low, high, self._truth_in_loop(test))
             return number if steered is None else steered if tensor.is_floating_point() else int(steered)
-        found = self._to_host(tensor)
+        found = self._unknown_to_host(tensor)
         return found.item() if isinstance(found, torch.Tensor) else found
 
     def _truth_in_loop(self, test: Asked) -> bool:
@@ -109,13 +110,16 @@ class Transfers:
         return ending.going_on
 
     def _to_host(self, tensor: torch.Tensor) -> Any:
-        """Return what the host gets of numbers: their values, or what they are taken for where these are unknown.
+        """Return what the host gets of numbers: their values, or what they are taken for where these are unknown."""
+        known = self._values.worked(tensor)
+        return self._unknown_to_host(tensor) if known is None else known
+
+    def _unknown_to_host(self, tensor: torch.Tensor) -> Any:
+        """Return what unknown numbers are taken for on the host.
 
         Raises:
             Untraceable: the program takes sizes from them, and nothing can be assumed of them.
         """
-        if (known := self._values.worked(tensor)) is not None:
-            return known
         taken = self._values.taken_for(tensor)
         is_whole = tensor.dtype in WHOLE
         if tensor.dtype is torch.bool or (taken is not None and not taken.is_open):

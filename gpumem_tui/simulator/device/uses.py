@@ -51,7 +51,7 @@ _entered: list[ast.FunctionDef] = []
 """The functions that a value is being followed through as an argument: one that calls itself is entered once."""
 
 
-class Place(NamedTuple):
+class ReadAt(NamedTuple):
     """Where a value is read: a file, the first line of the function, the line, and the function that it calls there."""
 
     path: str
@@ -73,18 +73,18 @@ def use(*, of_whole: bool = True) -> Use:
     return ""
 
 
-def place() -> Place | None:
+def place() -> ReadAt | None:
     """Return where the program reads a value now; None where no code of its own does."""
     return next(_places(), None)
 
 
-def reaches(read: Place, line: tuple[str, int, int]) -> bool:
+def reaches(read: ReadAt, line: tuple[str, int, int]) -> bool:
     """Return whether a line, with its file and its function's first line, works with what was read at a place."""
     return line[:2] == read[:2] and _reaches(read, line[2])
 
 
 @lru_cache(None)
-def _reaches(read: Place, line: int) -> bool:
+def _reaches(read: ReadAt, line: int) -> bool:
     within = _function(read)
     if within is None:
         return False
@@ -108,11 +108,11 @@ def way_to_rows() -> bool | None:
     return None if here is None else _way_to_rows(here)
 
 
-def _places() -> Iterator[Place]:
+def _places() -> Iterator[ReadAt]:
     called = ""
     for frame in callers(sys._getframe(2)):
         if is_own(frame.f_code.co_filename):
-            yield Place(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno, called)
+            yield ReadAt(frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno, called)
             called = frame.f_code.co_name
 
 
@@ -125,7 +125,7 @@ def source_tree(path: str) -> ast.Module | None:
         return None
 
 
-def _function(place: Place) -> _Function | None:
+def _function(place: ReadAt) -> _Function | None:
     """Return the function that reads, or the module itself."""
     found: _Function | None = source_tree(place.path)
     if found is None:
@@ -146,7 +146,7 @@ def _at(within: _Function, line: int) -> list[ast.stmt]:
 
 
 @lru_cache(None)
-def _use(place: Place) -> _Found:
+def _use(place: ReadAt) -> _Found:
     within = _function(place)
     if within is None:
         return ""
@@ -174,7 +174,7 @@ def _use(place: Place) -> _Found:
 
 
 @lru_cache(None)
-def _divides(place: Place) -> bool:
+def _divides(place: ReadAt) -> bool:
     within = _function(place)
     if within is None:
         return False
@@ -200,7 +200,7 @@ def _divides_by(value: ast.AST, is_one: _Is) -> bool:
 
 
 @lru_cache(None)
-def _use_of_float(place: Place) -> _Found:
+def _use_of_float(place: ReadAt) -> _Found:
     """Return what a number is used for of which the program makes whole ones."""
     within = _function(place)
     if within is None:
@@ -323,7 +323,7 @@ def _use_by_call(node: ast.AST, is_one: _Is, path: str) -> _Found:
 
 
 @lru_cache(None)
-def _way_to_rows(place: Place) -> bool | None:
+def _way_to_rows(place: ReadAt) -> bool | None:
     within = _function(place)
     asking = None if within is None else next((one for one in _at(within, place.line) if isinstance(one, ast.If)), None)
     if within is None or asking is None:
