@@ -140,8 +140,15 @@ def state_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, list[torc
     for attributes in kept_in.values():
         kept = attributes.get("state")
         for parameter, value in kept.items() if isinstance(kept, Mapping) else ((None, kept),):
-            found.setdefault(id(parameter), []).extend(tensors_in(value))
+            found.setdefault(id(parameter), []).extend((*tensors_in(value), *_in_objects(value)))
     return found
+
+
+def _in_objects(state: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of objects in a parameter's state, as GaLore keeps its projections."""
+    for value in state.values() if isinstance(state, Mapping) else ():
+        if not isinstance(value, (torch.Tensor, Mapping)) and not is_dataclass(value):
+            yield from tensors_in(_attributes(value))
 
 
 def _attributes(thing: object) -> dict[str, Any]:

@@ -154,3 +154,65 @@ def test_a_model_that_is_all_trained_has_no_parts(project: Project) -> None:
     traced = project.predict("python", "train.py").json["traced"]
     assert traced["parts"] == []
     assert traced["frozen_saving_bytes"] == 0
+
+
+def test_data_kept_on_the_gpu_and_what_is_made_of_it_is_batch_data(project: Project) -> None:
+    """As airbench keeps its images, after a first evaluation, and flips and pads all of them once an epoch."""
+    project.write(
+        "train.py",
+        """
+        import torch
+        from torch import nn
+
+        images = torch.zeros(4000, 3, 32, 32, dtype=torch.uint8).cuda().half() / 255
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).cuda().half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            model(images[:10])
+        normal = (images - torch.tensor(0.5).cuda().half()) / 0.25
+        flips = torch.rand(len(images), device="cuda") < 0.5
+        flipped = torch.where(flips.view(-1, 1, 1, 1), normal.flip(-1), normal)
+        average = [parameter.detach().clone() for parameter in model.parameters()]
+        for step in range(4):
+            picked = flipped.index_select(0, torch.randperm(4000, device="cuda")[:500])
+            optimizer.zero_grad()
+            model(picked).float().sum().backward()
+            optimizer.step()
+        """,
+    )
+    found = project.predict("python", "train.py").json["traced"]
+    images_bytes = 4000 * 3072 * 2
+    assert 3 * images_bytes <= found["highest"]["batch_data"]["bytes"] < 4 * images_bytes
+    assert found["highest"]["activations"]["bytes"] < images_bytes // 4
+
+
+def test_tensors_in_objects_of_an_optimizers_state_are_its_state(project: Project) -> None:
+    """As GaLore's projector, an object in each parameter's state."""
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        class Projector:
+            def __init__(self, gradient):
+                self.matrix = gradient[:, :128].clone()
+
+        class Projected(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, {})
+
+            @torch.no_grad()
+            def step(self):
+                for parameter in self.param_groups[0]["params"]:
+                    if "projector" not in self.state[parameter]:
+                        self.state[parameter]["projector"] = Projector(parameter.grad)
+
+        model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+        optimizer = Projected(model.parameters())
+        for step in range(4):
+            model(torch.ones(4, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+        """,
+    )
+    found = project.predict("python", "train.py").json["traced"]
+    assert found["highest"]["optimizer"]["bytes"] == 1024 * 128 * 4

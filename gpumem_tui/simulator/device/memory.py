@@ -20,6 +20,7 @@ from gpumem_tui.simulator.allocator.caching import OutOfMemory
 from gpumem_tui.simulator.allocator.contexts import CUBLAS, LIBRARY_OF
 from gpumem_tui.simulator.allocator.profile import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, HIPBLAS_WORKSPACE
 from gpumem_tui.simulator.allocator.rules import Buffer, Computed, GivenBack, Made, Taken, size_bytes_of
+from gpumem_tui.simulator.device import host
 from gpumem_tui.simulator.device.base import DEVICE_TYPE, DeviceParts
 from gpumem_tui.simulator.device.convolution import NAMES as CONVOLUTIONS
 from gpumem_tui.simulator.device.convolution import is_by_cudnn, passes
@@ -66,6 +67,10 @@ class DeviceMemory:
         self._workspaces: dict[tuple[str, bool], tuple[int, Block | None]] = {}
         self._tried: set[tuple[Hashable, bool]] = set()
         self.live: dict[int, StorageRef] = {}
+        self._weights: set[int] = set()
+        self._from_nothing: set[int] = set()
+        """Numbers of allocations: weights that came from the host, and what no tensor went into, as random numbers."""
+
         self.operator = ""
         self.rows = 0
         self.assumed: Counter[str] = Counter()
@@ -164,6 +169,29 @@ class DeviceMemory:
         number = self.allocation_of(tensor)
         if number and not self._gpu.sites.in_module:
             self._gpu.recorder.came_from_host(number)
+            if host.is_moving_model():
+                self._weights.add(number)
+
+    def follow_data(self, args: Iterable[Any], result: Any) -> None:
+        """Note what is made of the program's data alone, outside of modules: with random numbers too, as flips are."""
+        if in_backward() or self._gpu.sites.in_module:
+            return
+        recorder, known, is_data = self._gpu.recorder, set(), False
+        for tensor in _tensors_among(args):
+            number = self.allocation_of(tensor)
+            if number is None or number in known:
+                continue
+            if number in self._weights or not (recorder.is_data(number) or number in self._from_nothing):
+                return
+            is_data |= recorder.is_data(number)
+            known.add(number)
+        for tensor in _tensors_among((result,)):
+            number = self.allocation_of(tensor)
+            if number is not None and number not in known:
+                if is_data:
+                    recorder.came_from_host(number, derived=True)
+                else:
+                    self._from_nothing.add(number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""
@@ -357,6 +385,14 @@ _FRAMES_OF_RESIZE = 8
 def _is_sharding(frame: FrameType) -> bool:
     """Return whether code of FSDP's runs in a frame."""
     return str(frame.f_globals.get("__name__")).startswith(("torch.distributed.fsdp", "torch.distributed.utils"))
+
+
+def _tensors_among(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (one for one in value if isinstance(one, torch.Tensor))
 
 
 def _is_of_host(args: Iterable[Any]) -> bool:
