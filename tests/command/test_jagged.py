@@ -48,3 +48,18 @@ def test_attention_of_jagged_tensors(project: Project, is_mixed: bool) -> None:
         assert highest[bucket] == pytest.approx(times * WEIGHTS_BYTES, rel=0.02)
     scores_bytes = 4 * 4 * 4 * 200 * 200
     assert TOKENS * 64 * 4 < highest["activations"] < scores_bytes
+
+
+def test_a_strided_nested_tensor_is_one_line(project: Project) -> None:
+    project.write(
+        "train.py",
+        """
+        import torch
+
+        torch.nested.nested_tensor([torch.randn(rows, 8) for rows in (3, 5)], device="cuda")
+    """,
+    )
+    done = project.predict("python", "train.py")
+    assert done.code == 2
+    assert "write layout=torch.jagged" in done.complaint
+    assert "train.py:4" in done.complaint

@@ -158,7 +158,7 @@ def test_jagged_tensors_take_what_their_values_take(project: Project) -> None:
     assert held[-1] == pytest.approx(rows * (2 * 64 * 4 + 2 * 4 + 2 * 4096 * 4 + 2 * 100 * 4 + 100), rel=0.08)
 
 
-def test_jagged_attention_is_one_clear_line(project: Project) -> None:
+def test_jagged_attention_of_no_fused_kernel_is_one_clear_line(project: Project) -> None:
     project.write(
         "train.py",
         """
@@ -167,7 +167,7 @@ def test_jagged_attention_is_one_clear_line(project: Project) -> None:
 
         layer = nn.Linear(8, 8).cuda()
         rows = torch.nested.nested_tensor_from_jagged(torch.randn(8, 8).cuda(), torch.tensor([0, 3, 8]).cuda())
-        query = layer(rows).unflatten(-1, (2, 4)).transpose(1, 2)
+        query = layer(rows).double().unflatten(-1, (2, 4)).transpose(1, 2)
         nn.functional.scaled_dot_product_attention(query, query, query)
         """,
     )

@@ -19,6 +19,7 @@ from gpumem_tui.simulator.cuda.placing import placing
 from gpumem_tui.simulator.device.base import DEVICE_TYPE
 from gpumem_tui.simulator.device.gpu import SimulatedGpu, backend
 from gpumem_tui.simulator.device.kinds import become, fake_device_of
+from gpumem_tui.simulator.device.shapes import Untraceable
 
 CUDA = torch.device("cuda", 0)
 _BASE: Any = torch._C.TensorBase
@@ -306,6 +307,21 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         read: Any = _BASE.data_ptr
         return read(parameter) if fake_device_of(parameter) is None else _tensor_address(parameter)
 
+    nested: Any = torch.nested.nested_tensor
+
+    def make_nested(rows: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None:
+            on_gpu = any(isinstance(row, torch.Tensor) and is_here(row) for row in rows)
+        else:
+            on_gpu = by_number(device) is not device
+        if on_gpu and kwargs.get("layout") in (None, torch.strided):
+            raise Untraceable(
+                "torch.nested.nested_tensor: its strided layout has no shape without its values: write "
+                f"layout=torch.jagged, as torch advises, or pad ({gpu.sites.calling_line()})"
+            )
+        return nested(rows, **kwargs)
+
     return {
         (nn.Parameter, "data_ptr"): address_in,
         (nn.Parameter, "numpy"): array,
@@ -316,6 +332,7 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
         (torch.UntypedStorage, "data_ptr"): address,
         (FakeTensor, "data_ptr"): _tensor_address,
         (torch.UntypedStorage, "is_cuda"): property(lambda storage: storage.device.type == "cuda"),
+        (torch.nested, "nested_tensor"): make_nested,
         (torch, "set_default_tensor_type"): default_type.set,
         (torch.Tensor, "__new__"): staticmethod(default_type.make),
     }
