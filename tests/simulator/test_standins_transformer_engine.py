@@ -56,8 +56,12 @@ def test_an_mlp_keeps_both_sides_of_its_activation(activation: str, halves: int)
         kept = gpu.allocator.stats.requested_bytes - before
         out.backward(torch.ones_like(out))
         left = gpu.allocator.stats.requested_bytes - before
+        peak = gpu.allocator.stats.peak_requested_bytes - before
     normed, wide = ROWS * WIDTH * HALF, ROWS * WIDE * HALF
     assert kept == 2 * normed + (1 + halves) * wide + 2 * ROWS * FLOAT + (4 << 20)
+    second = WIDTH * (WIDE + 1) * HALF
+    at_peak = 3 * normed + (1 + 2 * halves) * wide + second + 2 * ROWS * FLOAT + (4 << 20)
+    assert peak == at_peak, "what the activation gave is freed before its gradient is made"
     gradients = sum(parameter.nbytes for parameter in layer.parameters()) + normed
     assert left - gradients - normed - (4 << 20) == 0, "out, gradients and the workspace are left"
 
