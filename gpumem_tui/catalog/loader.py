@@ -125,11 +125,13 @@ def _name_parts(name: str) -> list[str]:
 def _further_words(short: str, name: str) -> frozenset[str] | None:
     """Return the words of a GPU's name that a shorter one leaves out, but for its memory; None where it is no part.
 
+    Its memory alone, which stands last, is none: ``8`` is the ninth GPU, not the card that has 8 GB.
+
     >>> _further_words("4070", "rtx-4070-ti-super-16gb") == {"ti", "super"}, _further_words("4070", "rtx-4080-16gb")
     (True, None)
     """
     wanted, parts = _name_parts(short), _name_parts(name)
-    for start in range(len(parts) - len(wanted) + 1 if wanted else 0):
+    for start in range(min(len(parts) - len(wanted) + 1, len(parts) - 1) if wanted else 0):
         if parts[start : start + len(wanted)] == wanted:
             left = parts[:start] + parts[start + len(wanted) :]
             return frozenset(part for part in left if not part.isdigit())

@@ -82,6 +82,12 @@ def test_suggests_the_gpu_that_was_meant(wrong: str, meant: set[str]) -> None:
     assert meant <= set(str(caught.value).removesuffix("?").partition("did you mean ")[2].split(", "))
 
 
+@pytest.mark.parametrize("number", ["6", "8", "10", "32"])
+def test_a_number_of_a_gpu_is_not_how_much_memory_one_has(number: str) -> None:
+    with pytest.raises(CatalogError):
+        find_gpu(number)
+
+
 @pytest.mark.parametrize("wrong", ["", "---", "zzzz", "!"])
 def test_names_a_few_when_nothing_is_near(wrong: str) -> None:
     with pytest.raises(CatalogError, match=rf"^unknown GPU '{wrong}': the catalog has {len(gpus())}, such as "):
