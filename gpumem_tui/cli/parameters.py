@@ -111,8 +111,10 @@ def _begins(words: Sequence[str]) -> int | None:
     """Return at which word a training command seems to begin; None where there seems to be none."""
     for position, word in enumerate(words):
         name = Path(word).name
-        follows = position > 0 and words[position - 1].startswith("--") and "=" not in words[position - 1]
-        if _PYTHON.fullmatch(name) or name in launchers.NAMES or (name.endswith(".py") and not follows):
+        before = words[position - 1] if position else ""
+        follows = before.startswith("--") and "=" not in before
+        is_python = _PYTHON.fullmatch(name) and before != "--python"
+        if is_python or name in launchers.NAMES or (name.endswith(".py") and not follows):
             return position
     return None
 

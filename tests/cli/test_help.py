@@ -144,6 +144,7 @@ def test_a_command_without_the_two_dashes_is_told_where_they_go(program: Program
     assert "`gpumem-tui predict --gpu sim:h100-80gb -- python train.py --lr 3`" in done.err
     assert "torchrun: write -- before" in program("plan", "torchrun", "train.py").err
     assert "write --" not in program("predict", "--workload", "train.py", "--nope").err
+    assert "write --" not in program("predict", "--python", "/usr/bin/python3", "--model", "gpt2", "--nope").err
 
 
 @pytest.mark.parametrize("begun", ["sim : rtx-40", "sim :"])
