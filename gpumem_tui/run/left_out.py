@@ -65,10 +65,17 @@ class LeftOutFiles:
         ):  # fmt: skip
             self._wrap(module, name, moves)
         modules: Any = torch
-        modules.load = self._reading(torch.load, lambda file, *args, **kwargs: (file, args, {**kwargs, "mmap": None}))
+        modules.load = self._reading(torch.load, lambda f, *args, **kwargs: (args, {**kwargs, "mmap": None}))  # noqa: ARG005
         after_import("safetensors.torch", self._follow_safetensors)
         after_import("safetensors", self._follow_opening)
         atexit.register(self._remove)
+        exit_at_once = os._exit
+
+        def remove_and_exit(status: int) -> None:
+            self._remove()
+            exit_at_once(status)
+
+        os._exit = remove_and_exit  # type: ignore[assignment]  # typed as never to return, which it does not
 
     def put(self, target: Any, held: object) -> None:
         """Put one where a checkpoint of what is held would be written: a path, or a file that is open."""
@@ -77,6 +84,8 @@ class LeftOutFiles:
             return
         size_bytes = _size_of(held)
         if not isinstance(target, (str, os.PathLike)):
+            if not os.path.isfile(path):  # a device or a pipe
+                return
             target.seek(size_bytes, os.SEEK_CUR)
             target.truncate()
             self._paths[path] = _state_of(path)
@@ -125,17 +134,17 @@ class LeftOutFiles:
         call = getattr(module, name)
 
         @functools.wraps(call)
-        def followed(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(source, (str, os.PathLike)) or os.path.abspath(source) not in self._paths:
-                return call(source, target, *args, **kwargs)
-            before, after = os.path.abspath(source), os.path.abspath(target)
+        def followed(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(src, (str, os.PathLike)) or os.path.abspath(src) not in self._paths:
+                return call(src, dst, *args, **kwargs)
+            before, after = os.path.abspath(src), os.path.abspath(dst)
             pickled = self._kept_of(before)
-            result: Any = target if name == "copyfile" else None
+            result: Any = dst if name == "copyfile" else None
             if self._is_ours(after) or not os.path.exists(after):
                 if name == "copyfile":
                     self._make(after, os.path.getsize(before))
                 else:
-                    call(source, target, *args, **kwargs)
+                    call(src, dst, *args, **kwargs)
                 self._paths[after] = _state_of(after)
             elif moves:
                 os.unlink(before)
@@ -152,22 +161,22 @@ class LeftOutFiles:
         """Return a function that loads a file, or what one would hold that was left out.
 
         Args:
-            how: returns the arguments of `torch.load` for what `load` is called with.
+            how: returns the arguments of `torch.load` after the file, for what `load` is called with.
         """
 
         @functools.wraps(load)
-        def loaded(f: Any, *args: Any, **kwargs: Any) -> Any:
-            pickled = self._kept_of(f)
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            pickled = self._kept_of(args[0] if args else kwargs.get("f", kwargs.get("filename")))
             if pickled is None:
-                return load(f, *args, **kwargs)
-            file, positional, named = how(io.BytesIO(pickled), *args, **kwargs)
-            return self._load(file, *positional, **named)
+                return load(*args, **kwargs)
+            positional, named = how(*args, **kwargs)
+            return self._load(io.BytesIO(pickled), *positional, **named)
 
         return loaded
 
     def _follow_safetensors(self, module: Any) -> None:
         load = module.load_file
-        _set(load, self._reading(load, lambda file, device="cpu", **_: (file, (_named(device),), _TRUSTED)))
+        _set(load, self._reading(load, lambda filename, device="cpu", **_: ((_named(device),), _TRUSTED)))  # noqa: ARG005
 
     def _follow_opening(self, module: Any) -> None:
         opens = module.safe_open

@@ -68,6 +68,30 @@ def test_a_checkpoint_that_was_left_out_is_moved_measured_and_loaded(project: Pr
     assert not list((project.folder / "kept").iterdir())
 
 
+def test_files_are_named_by_keyword_and_need_not_be_on_a_disk(project: Project) -> None:
+    run(project, """
+    step()
+    torch.save(obj=model.state_dict(), f="runs/last.tmp")
+    torch.save(model.state_dict(), "runs/last.tmp")
+    os.replace(src="runs/last.tmp", dst="runs/last.pt")
+    shutil.copyfile(src="runs/last.pt", dst="runs/best.pt")
+    assert places(torch.load(f="runs/best.pt", map_location="cpu").values()) == {"cpu"}
+    with open(os.devnull, "wb") as file:
+        torch.save(model.state_dict(), file)
+    torch.save(model.state_dict(), sys.stdout.buffer)
+    step()
+    step()
+    """)  # fmt: skip
+    assert not list((project.folder / "runs").iterdir())
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "time.sleep(600)", 'torch.empty(1 << 50, device="cuda")'])
+def test_no_file_stays_however_the_program_ends(project: Project, end: str) -> None:
+    project.write("train.py", f"{SAVING}\n    import time\n    step()\n    torch.save(model, 'runs/a.pt')\n    {end}\n")
+    project.predict("python", "train.py", options=("--timeout", "2"))
+    assert not list((project.folder / "runs").iterdir())
+
+
 @needs("safetensors")
 def test_safetensors_that_were_left_out_are_opened(project: Project) -> None:
     run(project, """
@@ -75,7 +99,7 @@ def test_safetensors_that_were_left_out_are_opened(project: Project) -> None:
     from safetensors.torch import load_file, load_model, save_file, save_model
     step()
     save_file(model.state_dict(), "runs/net.safetensors")
-    assert places(load_file("runs/net.safetensors").values()) == {"cpu"}
+    assert places(load_file(filename="runs/net.safetensors").values()) == {"cpu"}
     assert places(load_file("runs/net.safetensors", device="cuda").values()) == {"cuda:0"}
     with safe_open("runs/net.safetensors", framework="pt", device="cuda:0") as file:
         assert sorted(file.keys()) == sorted(model.state_dict())
