@@ -240,6 +240,25 @@ def test_what_programs_do_with_parameters_works_on_those_without_data(layer: nn.
     assert found == [nn.Parameter]
 
 
+class _Packed(nn.Parameter):
+    """As bitsandbytes' parameters of 4 bits: made on the host with data, which is given others on the GPU."""
+
+    def __new__(cls, data: torch.Tensor) -> Any:
+        made: Any = torch.Tensor._make_subclass(cls, data)
+        made.state, made.data = "unpacked", data
+        return made
+
+
+def test_a_parameter_of_another_class_is_given_data_on_the_gpu(layer: nn.Linear) -> None:
+    packed = _Packed(torch.zeros(8, WIDE, device="cpu"))
+    packed.data = torch.empty(WIDE, 2, device="cuda")
+    assert (packed.device.type, tuple(packed.shape), packed.state) == ("cuda", (WIDE, 2), "unpacked")
+    assert packed.sum().device.type == "cuda"
+    assert isinstance(packed, _Packed)
+    packed.data = torch.zeros(3, device="cpu")
+    assert (packed.device.type, packed.tolist()) == ("cpu", [0.0] * 3)
+
+
 class _Image(torch.Tensor):
     """As the images of torchvision's `tv_tensors` and fastai's: an image stays one, whatever is done with it."""
 

@@ -228,7 +228,9 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     known.update(kept)
     tensor.grad = None
     tensor.__class__, made.__class__ = made.__class__, tensor.__class__
-    tensor.__dict__, made.__dict__ = made.__dict__, tensor.__dict__
+    mine, theirs = map(_ATTRIBUTES.__get__, (tensor, made))  # whole: what `_set_attributes` keeps goes over too
+    _ATTRIBUTES.__set__(tensor, theirs)
+    _ATTRIBUTES.__set__(made, mine)
     for slot in set(copyreg._slotnames(type(tensor))):  # type: ignore[attr-defined]  # as DTensor has
         here, there = getattr(tensor, slot), getattr(made, slot)
         setattr(tensor, slot, there)
