@@ -19,6 +19,12 @@ LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _NETWORKS = os.path.join(_PACKAGE, "workload", "models", "")
 _MOST_CHARACTERS = 300
 TWO_DEVICES = "Expected all tensors to be on the same device"
+_OTHER_DEVICE = re.compile(
+    r"(?:not linked with support for|from the '|without|cannot get|storage device not recognized:|not compiled with|"
+    r"object on an?) ?(mps|xpu|hpu|npu|mtia|xla|ipu)\b",
+    re.IGNORECASE,
+)
+"""What torch says of devices that are none of CUDA's: tensors are made or moved there, or its module is called."""
 
 
 def is_users(path: str) -> bool:
@@ -70,7 +76,7 @@ def typed(error: BaseException) -> str:
 def located(error: BaseException) -> str:
     """Return type, message and place of an error of a workload, and what to do where that is plain."""
     remedy = "; put model and batch on the `device` that is given" if TWO_DEVICES in str(error) else ""
-    return f"{typed(error)} ({_place(error) or 'at an unknown place'}){remedy}"
+    return f"{_of_other_device(error) or typed(error)} ({_place(error) or 'at an unknown place'}){remedy}"
 
 
 def described(error: BaseException) -> str:
@@ -86,9 +92,19 @@ def described(error: BaseException) -> str:
     at = f"{where}: " if (where := _place(error)) else ""
     if for_cuda := of_cuda(error):
         return f"{at}{for_cuda}"
+    if other := _of_other_device(error):
+        return f"{at}{other}"
     if isinstance(error, EOFError):
         return f"{at}the command asks for input, which cannot be answered here: give it as an option ({said})"
     return f"{at}{said}{_because(error)}"
+
+
+def _of_other_device(error: BaseException) -> str:
+    """Say which device is meant where a program asks for one that is none of CUDA's; empty of any other error."""
+    found = _OTHER_DEVICE.search(str(error))
+    return (
+        "" if found is None else f'the device "{found[1].lower()}" is none of CUDA\'s: write device="cuda" to follow it'
+    )
 
 
 def _shortened(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from tests.command.running import Project
 from tests.waiting import DEADLINE_S, wait_until
 
 ROOT = str(Path(__file__).parents[2])
+NOT_CUDA = 'is none of CUDA\'s: write device="cuda" to follow it'
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,9 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
             "leaves the GPU empty (its model is on the CPU)",
         ),
         ("net.to('cuda:1')", "train.py:4: AcceleratorError: CUDA error: invalid device ordinal"),
+        ("net.to('mps')", f'train.py:4: the device "mps" {NOT_CUDA}'),
+        ("torch.ones(2, 8, device='xpu')", f'train.py:4: the device "xpu" {NOT_CUDA}'),
+        ("torch.mps.empty_cache()", f'train.py:4: the device "mps" {NOT_CUDA}'),
     ],
     ids=[
         "exit with a word",
@@ -82,6 +86,9 @@ def test_what_ends_a_command_before_torch(project: Project, script: str, said: s
         "trains on the CPU",
         "trains much there",
         "second GPU",
+        "another device",
+        "made on another device",
+        "another device's module",
     ],
 )
 def test_what_ends_a_command_before_its_steps(project: Project, script: str, said: str) -> None:
