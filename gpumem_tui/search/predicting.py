@@ -193,7 +193,10 @@ class _Traces:
 
     @property
     def samples(self) -> int:
-        """The largest batch that the data has, by the loaders whose batches grow with it; 0 where that is not known."""
+        """The largest batch that the data has, by the loaders whose batches grow with it; 0 where that is not known.
+
+        Loaders whose samples grow with the batch, too, make so many batches of any size. Some count whole batches.
+        """
         fed_by = {size: done.fed_by for size, (_, done) in self.runs.items()}
         if not fed_by or not self.config.workload.takes_batch:
             return 0
@@ -201,7 +204,12 @@ class _Traces:
         grow = (
             (samples, batch)
             for place, (samples, batch) in enumerate(fed_by[last])
-            if all(len(fed) > place and fed[place][1] * last == batch * size for size, fed in fed_by.items())
+            if all(
+                len(fed) > place
+                and fed[place][1] * last == batch * size
+                and (fed[place][0] == samples or abs(fed[place][0] - samples) < batch < samples / 2)
+                for size, fed in fed_by.items()
+            )
         )
         return min((samples * last // batch for samples, batch in grow), default=0)
 

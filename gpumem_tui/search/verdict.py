@@ -152,7 +152,7 @@ def concluded(
         return _with_reach(_finish("found", every, fit, failing, message, verified=verified), reach)
 
     if samples and fit and failing is None and taken.after(fit) > samples:
-        why = samples_words(samples)
+        why = samples_words(samples, known.traced)
         if known.seems:
             why = f"batches above {samples:,} take no more memory, as if the data had no more samples"
         held = format_bytes(next(r.device_used_bytes for r in results if r.batch_size == fit and r.outcome == "fit"))

@@ -82,11 +82,12 @@ _WIDE = 1.5
 
 def fit_words(traced: Traced, batch_size: int) -> str:
     """Say whether a step fits; where memory grows, for about how many steps."""
-    fit, steps = traced.fit(batch_size), traced.steps_left(batch_size)
+    fit: str = traced.fit(batch_size)
+    steps = traced.steps_left(batch_size)
     if fit == "may fit" and traced.done.is_estimate and traced.done.steps:
         used, free = traced.device_used_range(batch_size), traced.free_range(batch_size)
         if free.low_bytes >= _WIDE * used.high_bytes:
-            return "fits by a wide margin (estimate)"
+            fit = "fits by a wide margin (estimate)"
     return fit if steps is None or "not" in fit else f"{fit} for about {steps:,} steps"
 
 
@@ -110,12 +111,22 @@ def rests_on(traced: Traced | Unknown, network: str = "") -> tuple[str, ...]:
         return ()
     samples = traced.done.samples
     is_less = samples and not isinstance(sizes := traced.sizes, Unknown) and samples < sizes.at_most
-    return tuple(filter(None, (network, assumption_words(traced), samples_words(samples) if is_less else "")))
+    return tuple(filter(None, (network, assumption_words(traced), samples_words(samples, traced) if is_less else "")))
 
 
-def samples_words(samples: int) -> str:
-    """Say that no batch was run that is larger than the data."""
-    return f"the data has {counted(samples, 'sample')}: larger ones were not run"
+def samples_words(samples: int, traced: Traced | Unknown | None = None) -> str:
+    """Say that no batch was run that is larger than the data, or than a rank's share of it.
+
+    Args:
+        samples: of the largest batch, which may be of several passes. `traced`: tells that, where it is known.
+    """
+    of_rank = has = ""
+    if isinstance(traced, Traced):
+        of_rank = " a rank" if max(traced.ready.groups, default=1) > 1 else ""
+        in_passes = traced.done.fed_by and all(count != samples for count, _ in traced.done.fed_by)
+        has = f"the data fills no batch above {samples:,}" if in_passes else ""
+    has = has or f"the data has {counted(samples, 'sample')}"
+    return f"{has}{of_rank}: larger ones were not run"
 
 
 def up_to(largest: int | Unknown, may_fit: int | Unknown) -> str:

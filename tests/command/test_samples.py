@@ -102,6 +102,30 @@ def test_no_batch_is_run_that_is_larger_than_the_data(project: Project, body: st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("how", ["batch_sampler=Draws()", "batch_size=size, sampler=draws"])
+def test_epochs_of_so_many_batches_have_as_many_samples_as_are_asked_for(
+    project: Project, how: str, count: int
+) -> None:
+    body = f"""
+    count = {count}
+    class Draws(torch.utils.data.Sampler):
+        batch_size = size
+
+        def __iter__(self):
+            return (torch.randint(0, 90, (size,)).tolist() for _ in range(len(self)))
+
+        def __len__(self):
+            return count
+
+    draws = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=count * size)
+    """
+    _, result, _ = searched(project, f"{body}train(DataLoader(TensorDataset(rows), {how}))", "--limit", "256MiB")
+    assert result["samples"] is None
+    assert result["max_batch_size"] > 1000
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [WITHOUT_LENGTH, BY_HAND.replace("len(rows) // size", "-(-len(rows) // size)")])
 def test_data_of_no_known_length_ends_where_memory_grows_no_further(project: Project, body: str) -> None:
     found, result, trials = searched(project, body)
@@ -123,6 +147,37 @@ def test_a_program_that_fails_without_a_batch_is_searched_below_that(project: Pr
     failed = [trial for trial in trials if trial["outcome"] == "error"]
     assert failed
     assert all(trial["seconds"] > 0 for trial in trials), "a failed trial took no time"
+
+
+@pytest.mark.slow
+@pytest.mark.scripts
+def test_of_several_ranks_each_has_its_share_of_the_data(project: Project) -> None:
+    body = """
+    torch.distributed.init_process_group("nccl")
+    net = nn.parallel.DistributedDataParallel(net)
+    shares = torch.utils.data.distributed.DistributedSampler(rows)
+    train(DataLoader(TensorDataset(rows), size, sampler=shares))
+    """
+    project.write("train.py", f"{_HEAD}\n    {body.strip()}\n")
+    found = project.search("torchrun", "--nproc-per-node", "3", "train.py", "{batch}")
+    assert (found.code, found.lines[-1]["max_batch_size"]) == (5, 30)
+    assert "the data has 30 samples a rank: larger ones were not run" in found.lines[-1]["message"]
+
+
+@pytest.mark.slow
+def test_a_batch_of_several_passes_is_larger_than_the_data(project: Project) -> None:
+    body = """
+    passes = 0
+    for epoch in range(40):
+        for [batch] in DataLoader(TensorDataset(rows), size // 4):
+            net(batch.cuda()).pow(2).mean().backward()
+            passes += 1
+            if passes % 4 == 0:
+                opt.step(); opt.zero_grad()
+    """
+    found, result, _ = searched(project, body)
+    assert (found.code, result["max_batch_size"]) == (5, 360)
+    assert "the data fills no batch above 360: larger ones were not run" in result["message"]
 
 
 def test_memory_that_ends_before_the_data_is_as_ever(project: Project) -> None:

@@ -207,7 +207,9 @@ class TestWords:
         assert sizes_words(BatchSizes(0, 0, 0)) == "no batch fits"
         assert sizes_words(BatchSizes(8, 9, 12), is_estimate=True) == "largest batch that may fit 8–12"
 
-    def test_an_estimate_that_leaves_most_of_the_device_fits_by_a_wide_margin(self) -> None:
+    def test_an_estimate_that_leaves_most_of_the_device_fits_by_a_wide_margin(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         estimate = replace(_UNSURE, done=replace(_UNSURE.done, is_estimate=True, steps=3))
         least, _, most = _sizes(estimate)
         far = next(size for size in range(least, 0, -1) if fit_words(estimate, size) != "may fit")
@@ -218,6 +220,8 @@ class TestWords:
         assert fit_words(estimate, most + 1) == "may not fit"
         was_cut = replace(estimate, done=replace(estimate.done, steps=0))
         assert fit_words(was_cut, far) == "may fit", "what trains nothing and was ended may take more later"
+        monkeypatch.setattr(Traced, "steps_left", lambda *_: 1200)
+        assert fit_words(estimate, far) == "fits by a wide margin (estimate) for about 1,200 steps"
 
     def test_json_has_both_ends_beside_what_it_had(self) -> None:
         _, _, may_fit = _sizes(_UNSURE)
