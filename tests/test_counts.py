@@ -40,6 +40,7 @@ class C(msgspec.Struct, frozen=True):
 
 class D(Generic[T]):
     option = click.Option(["--b"])
+    other = sectioned("--c", section="CI")
 """
 )
 SCREEN = 'KEYS = [Binding("a", "b"), binding.Binding("c", "d")]\n'
@@ -58,7 +59,7 @@ def test_what_a_change_adds_is_counted(repository: Repository) -> None:
     added = {"gpumem_tui/a.py": AFTER, options: "[model]\n[gpu]\n", "gpumem_tui/tui/b.py": SCREEN}
     repository.commit("tests: add", {**added, "tests/c.py": AFTER, "gpumem_tui/c.py": SCREEN})
     told = """
-          options       2 →       4  +2
+          options       2 →       5  +3
           records       2 →       3  +1
              keys       0 →       2  +2
     """
@@ -68,7 +69,7 @@ def test_what_a_change_adds_is_counted(repository: Repository) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         shown = [" ".join(line.split()) for line in done.stdout.splitlines()]
         assert shown[0].startswith("since ")
-        assert shown[1] == f"product lines {BEFORE.count(chr(10))} → {AFTER.count(chr(10)) + 2} +10"
+        assert shown[1] == f"product lines {BEFORE.count(chr(10))} → {AFTER.count(chr(10)) + 2} +11"
         assert shown[2:] == lines
 
 
