@@ -547,6 +547,33 @@ def test_numbers_that_are_only_logged_or_compared_end_nothing(project: Project) 
     assert [(one["kind"], one["changes_sizes"]) for one in done.json["traced"]["assumptions"]] == [("loop", False)]
 
 
+def test_what_functions_change_is_no_size(project: Project) -> None:
+    """As pictures are, which a GPU makes; the padding itself is one."""
+    script = """
+        import numpy as np
+        import torch
+        from torch.nn import functional as F
+
+        net = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            made = net(torch.randn(16, 64).cuda())
+            made.square().mean().backward()
+            optimizer.step()
+            bytes_made = (made.detach() * 255).byte().cpu().numpy()
+            whole = made.detach().round().long().cpu()
+            np.tile(bytes_made, (2, 2))
+            np.split(bytes_made, 4)
+            torch.topk(whole, 3)
+            F.pad(whole, PADDING)
+        """
+    project.write("train.py", script.replace("PADDING", "(1, 1)"))
+    done = project.predict("python", "train.py")
+    assert done.code == 0, done.stderr
+    project.write("train.py", script.replace("PADDING", "(0, whole.max())"))
+    assert project.predict("python", "train.py").complaint.startswith("gpumem-tui: a size is taken from a number")
+
+
 PERIODS = """
 import torch
 

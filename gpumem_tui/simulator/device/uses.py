@@ -27,8 +27,15 @@ _SIZED = frozenset(
     }
 )  # fmt: skip
 """Functions and methods that take a size, or how often something is done."""
-_FILLING = frozenset(("full", "new_full", "pad"))
+_FILLING = frozenset(("full", "new_full"))
 """Those of them whose further arguments are no sizes."""
+_CHANGING = frozenset(
+    {
+        "reshape", "split", "split_with_sizes", "tensor_split", "narrow", "repeat", "tile", "topk", "chunk",
+        "unflatten", "unfold", "pad", "islice", "interpolate",
+    }
+)  # fmt: skip
+"""Those of them whose first argument is no size, but what is changed, where they are functions and no methods."""
 _PASSING = frozenset(
     {
         "int", "max", "min", "sum", "abs", "round", "list", "tuple", "sorted", "enumerate", "zip", "reversed", "array",
@@ -520,12 +527,32 @@ def _is_sized(value: ast.AST, is_one: _Is, path: str) -> bool:
         if isinstance(node, ast.Slice) and _has(node, is_one):
             return True
         if isinstance(node, ast.Call) and _called(node) in _SIZED:
-            args = node.args[:1] if _called(node) in _FILLING else [*node.args, *(one.value for one in node.keywords)]
-            if any(_has(one, is_one) for one in args):
+            sizes = _sizes_in(node, path)
+            if any(_has(one, is_one) for one in sizes):
                 return True
         if _use_by_call(node, is_one, path) == "size":
             return True
     return False
+
+
+def _sizes_in(call: ast.Call, path: str) -> list[ast.expr]:
+    """Return the arguments of one of `_SIZED` that may be sizes."""
+    if _called(call) in _FILLING:
+        return call.args[:1]
+    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+    while isinstance(receiver, ast.Attribute):
+        receiver = receiver.value
+    is_function = receiver is None or (isinstance(receiver, ast.Name) and receiver.id in _imported(path))
+    args = call.args[1:] if is_function and _called(call) in _CHANGING else call.args
+    return [*args, *(one.value for one in call.keywords)]
+
+
+@lru_cache(256)
+def _imported(path: str) -> frozenset[str]:
+    """Return the names that a file imports, as of modules."""
+    tree = source_tree(path)
+    imports = [] if tree is None else [one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom)]
+    return frozenset((each.asname or each.name).partition(".")[0] for one in imports for each in one.names)
 
 
 def _selects(value: ast.AST, is_one: _Is) -> bool:
