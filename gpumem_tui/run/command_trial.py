@@ -327,6 +327,7 @@ class _Simulated(_Trial):
         done = replace(
             done, ran_out=ran_out, rows_asked_for=self.gpu.mode.rows_asked_for, steps=self.program.steps,
             not_reached=self._not_reached(), fed_by=self.program.samples.fed_by(),
+            without=tuple(dict.fromkeys(self.program.without)),
             parameters=0 if self.request.workload.command is None else self.program.parameters(),
             allocator=self.gpu.allocator.settings.text, assumptions=tuple(self.rows.taken.values()), **self._unsure(),
         )  # fmt: skip

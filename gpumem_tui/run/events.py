@@ -237,6 +237,7 @@ class TraceDone:
         assumptions: how many rows it is taken to keep where only a GPU's values tell, as far as sizes depend on it.
         ran_out: that it ran out of memory and went on; the trace is of what it went on with. None where it did not.
         fed_by: samples and batch size of each DataLoader that fed its steps; none of them where that is not known.
+        without: extensions compiled for CUDA that it wanted to build, and went on without.
         samples: the largest batch that its data has; 0 where that is not known, and of what was traced at one size.
     """
 
@@ -262,6 +263,7 @@ class TraceDone:
     assumptions: tuple[Assumption, ...] = ()
     ran_out: RanOut | None = None
     fed_by: tuple[tuple[int, int], ...] = ()
+    without: tuple[str, ...] = ()
     samples: int = 0
     event: Literal["trace"] = "trace"
 

@@ -136,6 +136,7 @@ def _building(program: Program, build: Callable[..., Any], *, is_for_cuda: bool)
         sources = [str(source) for source in given["sources"]]
         if is_for_cuda or given.get("with_cuda") or any(source.endswith(CUDA_SOURCES) for source in sources):
             name = given["name"]
+            program.without.append(name)
             program.note(
                 f"{own_line()}: the program went on without its extension {name}, which is compiled for CUDA: on a GPU "
                 "that has it the memory may differ"

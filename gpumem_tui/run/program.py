@@ -67,6 +67,7 @@ class Program:
         has_backward: whether any backward has begun.
         tries: what it ran out of memory with.
         samples: of its data.
+        without: extensions that it wanted to build, and went on without.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Program:
         self.micro_batches = MicroBatches(steps)
         self.tries = Tries()
         self.samples = Samples()
+        self.without: list[str] = []
         self._micro_batch_is_counted = False
 
     # The program's hooks

@@ -111,7 +111,9 @@ def rests_on(traced: Traced | Unknown, network: str = "") -> tuple[str, ...]:
         return ()
     samples = traced.done.samples
     is_less = samples and not isinstance(sizes := traced.sizes, Unknown) and samples < sizes.at_most
-    return tuple(filter(None, (network, assumption_words(traced), samples_words(samples, traced) if is_less else "")))
+    without = f"without {' and '.join(traced.done.without)}, compiled for CUDA" if traced.done.without else ""
+    few = samples_words(samples, traced) if is_less else ""
+    return tuple(filter(None, (network, assumption_words(traced), without, few)))
 
 
 def samples_words(samples: int, traced: Traced | Unknown | None = None) -> str:

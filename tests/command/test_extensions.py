@@ -184,8 +184,10 @@ def test_an_extension_of_cuda_sources_is_refused_before_a_compiler_starts(
 
 def test_a_program_that_goes_on_without_its_extension_says_so(project: Project) -> None:
     project.write("train.py", LOADING % (CALLS[0], "print('falls back')"))
-    notes = project.predict("python", "train.py").json["traced"]["notes"]
-    assert any(note.startswith("train.py:10: the program went on without its extension my_ext") for note in notes)
+    body = project.predict("python", "train.py").json
+    said = "train.py:10: the program went on without its extension my_ext"
+    assert any(note.startswith(said) for note in body["traced"]["notes"])
+    assert body["answer"].endswith("; without my_ext, compiled for CUDA")
 
 
 COMPILED = """
