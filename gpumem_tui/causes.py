@@ -14,7 +14,7 @@ from gpumem_tui.memory import format_bytes
 
 CauseKind = Literal[
     "leak", "evaluation_with_gradients", "whole_checkpoint", "no_gradient", "kept_checkpoint", "reduce_buckets",
-    "graph_pools", "cudnn_off", "casts",
+    "graph_pools", "cudnn_off", "casts", "upcasts",
 ]  # fmt: skip
 
 _LEADS: dict[CauseKind, str] = {
@@ -24,6 +24,7 @@ _LEADS: dict[CauseKind, str] = {
     "reduce_buckets": "reduce buckets are a second copy of the gradients, {}: ",
     "graph_pools": "CUDA graphs keep {} free in pools of their own: ",
     "casts": "autocast's copies take {} at the peak: ",
+    "upcasts": "activations in fp32 take {} at the peak: ",
     "cudnn_off": "convolutions without cuDNN take {} for im2col's columns: ",
     "no_gradient": "{} of parameters in the optimizer never got a gradient: ",
     "kept_checkpoint": "{} of a checkpoint stay on the GPU: ",

@@ -19,8 +19,9 @@ FROZEN_32 = "frozen float32"
 GATHERED = "gathered parameters"
 REDUCE_BUCKETS = "reduce buckets"
 CASTS = "autocast's copies"
-"""Parts of what a step makes: weights that a sharding engine has whole for a while, gradients on their way, and copies
-in the type that autocast runs an operator in."""
+UPCASTS = "in fp32 by norms and embeddings"
+"""Parts of what a step makes: weights that a sharding engine has whole for a while, gradients on their way, copies in
+the type that autocast runs an operator in, and what is in fp32 as norms and embeddings of a 16-bit model are."""
 
 
 class Phase(str, Enum):

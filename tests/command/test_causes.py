@@ -422,3 +422,93 @@ def test_what_autocast_copies_for_nothing_is_named(
     assert found["line"] == f"train.py:{line}"
     assert found["bytes"] == pytest.approx(size_bytes, rel=0.4), "of those that live at the peak"
     assert found["sentence"].endswith(words)
+
+
+UPCAST = """\
+    import sys
+    import torch
+    from torch import nn
+
+    class Packed(nn.Module):
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            packed = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+
+        def forward(self, x):
+            weight = self.weight.repeat(1, 2).to(torch.bfloat16)
+            return nn.functional.linear(x.to(torch.bfloat16), weight).to(x.dtype)
+
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(512))
+
+        def forward(self, x):
+            scale = x.float().square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+            return self.weight * (x.float() * scale).to(x.dtype)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            make = Packed if "packed" in sys.argv else lambda *sizes: nn.Linear(*sizes, bias=False)
+            self.norm = nn.LayerNorm(512) if "layernorm" in sys.argv else Norm()
+            self.up, self.down = make(512, 2048), make(2048, 512)
+            self.lora_a, self.lora_b = nn.Linear(512, 8, bias=False), nn.Linear(8, 512, bias=False)
+
+        def forward(self, x):
+            hidden = self.norm(x)
+            return x + self.down(nn.functional.silu(self.up(hidden))) + self.lora_b(self.lora_a(hidden))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(1000, 512)
+            self.blocks = nn.Sequential(*[Block() for _ in range(4)])
+
+        def forward(self, ids):
+            return self.blocks(self.embedding(ids))
+
+    net = Net().requires_grad_(False).cuda()
+    for name, weight in net.named_parameters():
+        is_adapter, is_norm = "lora" in name, "norm" in name or "embedding" in name
+        if weight.is_floating_point() and "full" not in sys.argv:
+            weight.data = weight.data.to(torch.bfloat16)
+            if is_adapter or ("cast" in sys.argv and is_norm):
+                weight.data = weight.data.float()
+        weight.requires_grad_(is_adapter)
+    optimizer = torch.optim.SGD([one for one in net.parameters() if one.requires_grad], lr=0.1)
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(torch.randint(0, 1000, (4096,), device="cuda")).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "wide", "at"),
+    [
+        ("packed", 3, "return nn.functional.linear(x.to(torch.bfloat16), weight)"),
+        ("plain", 0, "return x + self.down("),
+    ],
+)
+def test_what_is_in_fp32_as_cast_norms_and_embeddings_are_is_counted(
+    project: Project, how: str, wide: int, at: str
+) -> None:
+    path = project.write("train.py", UPCAST)
+    cause = causes(project, "train.py", how, "cast")["upcasts"]
+    assert cause["bytes"] == 4096 * (3 * 512 + wide * 2048) * 4, "of three blocks: the input, and what silu keeps"
+    lines = path.read_text().splitlines()
+    cast = lines.index("            weight.data = weight.data.float()") + 1
+    assert lines[int(cause["line"].removeprefix("train.py:")) - 1].strip().startswith(at)
+    assert f": most are made at {cause['line']}; " in cause["sentence"]
+    assert f"5 norms and embeddings are in fp32 (train.py:{cast}), as blocks.0.norm.weight" in cause["sentence"]
+    assert cause["sentence"].endswith("`for p in …: p.data = p.data.to(torch.bfloat16)`")
+
+
+@pytest.mark.parametrize("how", [("packed",), ("plain",), ("full",), ("full", "layernorm")], ids=" ".join)
+def test_autocast_s_own_fp32_is_no_cause(project: Project, how: tuple[str, ...]) -> None:
+    project.write("train.py", UPCAST)
+    assert "upcasts" not in causes(project, "train.py", *how)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpumem_tui.causes import Cause, CauseKind, Note
 from gpumem_tui.memory import Bucket
 from gpumem_tui.simulator.allocator.timeline import Timeline, growth
-from gpumem_tui.step import CASTS, REDUCE_BUCKETS, Phase
+from gpumem_tui.step import CASTS, REDUCE_BUCKETS, UPCASTS, Phase
 
 _MADE_IN_EVALUATION = Bucket.ACTIVATIONS, Bucket.TEMPORARY, Bucket.OTHER
 
@@ -23,7 +24,18 @@ def sized(notes: Iterable[Note], run: Timeline, peak_event: int) -> Iterator[Not
         if not isinstance(note, Cause) or note.cause not in _SIZES:
             yield note
         elif size_bytes := _SIZES[note.cause](run, peak_event):
-            yield replace(note, size_bytes=size_bytes)
+            sized_note = replace(note, size_bytes=size_bytes)
+            yield _placed(sized_note, run, peak_event) if note.cause == "upcasts" else sized_note
+
+
+def _placed(note: Cause, run: Timeline, peak_event: int) -> Cause:
+    """Return a cause of activations that many lines make with the line that makes most of them."""
+    by_line: Counter[str] = Counter()
+    for one in run.held_after(peak_event):
+        if one.site.part == UPCASTS and one.bucket is Bucket.ACTIVATIONS:
+            by_line[one.site.source] += one.size_bytes
+    [(line, _)] = by_line.most_common(1)
+    return replace(note, line=line, sentence=f"most are made at {line}; {note.sentence}") if line else note
 
 
 def _of_growth(run: Timeline, _: int) -> int:
@@ -45,5 +57,6 @@ _SIZES: Mapping[CauseKind, Callable[[Timeline, int], int]] = {
     "evaluation_with_gradients": lambda run, _: run.most_made_in(Phase.EVALUATION, *_MADE_IN_EVALUATION),
     "reduce_buckets": _of_part(REDUCE_BUCKETS, Bucket.TEMPORARY),  # those that gradients are views of are gradients
     "casts": _of_part(CASTS, *Bucket),
+    "upcasts": _of_part(UPCASTS, Bucket.ACTIVATIONS),
 }
 """The causes whose bytes go by the batch size."""

@@ -238,7 +238,7 @@ class Timeline:
 
 
 class TimelineRecorder:
-    """Collects a run while it happens; `finish` decides the buckets that only the whole run can tell."""
+    """Collects a run while it happens; `finish` decides buckets that only all of it tells. `parts`: as `name` said."""
 
     def __init__(self) -> None:
         self._events: list[int] = []
@@ -246,7 +246,7 @@ class TimelineRecorder:
         self._born_in: list[int] = []
         self._recomputed: list[bool] = []
         self._tags: dict[int, Bucket] = {}
-        self._parts: dict[int, str] = {}
+        self.parts: dict[int, str] = {}
         self._marks: list[Mark] = []
         self._end: int | None = None
         self._trying: int | None = None
@@ -350,8 +350,8 @@ class TimelineRecorder:
             self._computed_sizes[number] = self._computed_sizes[source]
         if source in self._tags:
             self._tags[number] = self._tags[source]
-        if source in self._parts:
-            self._parts[number] = self._parts[source]
+        if source in self.parts:
+            self.parts[number] = self.parts[source]
         if source in self._streams:
             self._streams[number] = self._streams[source]
         return number
@@ -369,7 +369,7 @@ class TimelineRecorder:
         self._born_in += [len(self._marks) - 1] * len(sources)
         self._events += [event + before if event > 0 else event - before for event in events]
         known: Any
-        for known in (self._computed_sizes, self._tags, self._parts, self._streams):
+        for known in (self._computed_sizes, self._tags, self.parts, self._streams):
             if known:
                 known.update([(before + n, known[source]) for n, source in enumerate(sources, 1) if source in known])
         return before
@@ -403,11 +403,11 @@ class TimelineRecorder:
     def tag(self, number: int, bucket: Bucket, part: str = "") -> None:
         """Say what an allocation is, and which part of that. Later calls for the same one change nothing."""
         if self._tags.setdefault(number, bucket) is bucket and part:
-            self._parts.setdefault(number, part)
+            self.parts.setdefault(number, part)
 
     def name(self, number: int, part: str) -> None:
         """Say which part of its bucket an allocation is, whichever that bucket comes to be."""
-        self._parts.setdefault(number, part)
+        self.parts.setdefault(number, part)
 
     def came_from_host(self, number: int, *, derived: bool = False) -> None:
         """State that an allocation holds data that was copied here, or `derived` of such alone, unless it is tagged."""
@@ -462,7 +462,7 @@ class TimelineRecorder:
                 bucket = self._tags[number]
             elif number in self._loaded:
                 bucket = Bucket.OTHER
-                self._parts.setdefault(number, CHECKPOINT)
+                self.parts.setdefault(number, CHECKPOINT)
             elif only_built and released == _NEVER and not recomputed:
                 bucket = Bucket.PARAMETERS
             elif number in self._from_data and (released == _NEVER or step_of[released] > step_of[born_in]):
@@ -501,13 +501,13 @@ class TimelineRecorder:
         A place that all its allocations name a part of is not among them: runs of other depths are told alike by both.
         """
         table = tuple(self._site_numbers)
-        if not self._parts:
+        if not self.parts:
             return tuple(self._sites), table
         places: dict[Site, int] = {}
         known: dict[tuple[int, str, str], int] = {}
         sites = []
         for number, site in enumerate(self._sites, 1):
-            part = self._parts.get(number, "")
+            part = self.parts.get(number, "")
             key = site, part, self._loaded.get(number, "") if part == CHECKPOINT else ""
             if key not in known:
                 place = replace(table[site], part=part, source=key[2] or table[site].source) if part else table[site]

@@ -55,6 +55,8 @@ class CacheObserver(Protocol):
         """Note that they are dropped."""
 
 
+_running_in_fp32: list[str] = []
+
 observers: list[CacheObserver] = []
 copied: list[Callable[[torch.Tensor, torch.Tensor], None]] = []
 """Called with a tensor and the copy that a cast has made of it."""
@@ -64,6 +66,11 @@ def state() -> tuple[bool, torch.dtype, int]:
     """Return what decides how autocast treats an operator: whether it is on, its type, how many casts are cached."""
     kind = torch._C._get_privateuse1_backend_name()
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), len(_weight_cache)
+
+
+def is_in_fp32() -> bool:
+    """Return whether an operator runs that autocast runs in fp32, or gives an fp32 result of, by its own rules."""
+    return bool(_running_in_fp32)
 
 
 def register(device_type: str) -> None:
@@ -117,10 +124,13 @@ def _kernel(name: str, device_type: str) -> Callable[..., Any]:
         with torch._C._ExcludeDispatchKeyGuard(without_autocast):
             named = _cast_from_last(kwargs, dtype)
             given = _cast_from_last(dict(enumerate(args)), dtype)
+            rules = [name] if dtype is torch.float32 else []
+            _running_in_fp32.extend(rules)
             try:
                 return op(*given.values(), **named)
             finally:
                 _drop(given)
+                del _running_in_fp32[len(_running_in_fp32) - len(rules) :]
 
     def fp32_result(*args: Any, **kwargs: Any) -> Any:
         gives_dtype = len(args) > dtype_position and args[dtype_position] is not None
@@ -128,7 +138,11 @@ def _kernel(name: str, device_type: str) -> Callable[..., Any]:
             if args[0].dtype in _HALF and kwargs.get("dtype") is None and not gives_dtype:
                 kwargs["dtype"] = torch.float32
                 args = args[:dtype_position]
-            return op(*args, **kwargs)
+            _running_in_fp32.append(name)
+            try:
+                return op(*args, **kwargs)
+            finally:
+                _running_in_fp32.pop()
 
     return fp32_result if name in _FP32_RESULT else cast
 

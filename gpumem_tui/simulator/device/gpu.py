@@ -158,6 +158,7 @@ class SimulatedGpu:
     def name_modules(self, model: torch.nn.Module) -> None:
         """Call the modules of `model` by their qualified names from now on."""
         self.sites.name_modules(model)
+        self.mode.upcasts.look(model)
 
     def causes(self) -> Iterator[Cause]:
         """Yield what the program has asked of torch that takes memory by itself."""
@@ -166,6 +167,7 @@ class SimulatedGpu:
             how = "capture them with one `pool=torch.cuda.graph_pool_handle()`, the largest first"
             yield Cause("graph_pools", f"{len(pools)} pools; {how}", sum(pools))
         yield from self.casts.causes()
+        yield from self.mode.upcasts.causes()
         if self.memory.columns_bytes:
             how = "`torch.backends.cudnn.enabled` is False; leave it on"
             yield Cause("cudnn_off", how, self.memory.columns_bytes, self.memory.columns_line)

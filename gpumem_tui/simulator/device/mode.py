@@ -42,6 +42,7 @@ from gpumem_tui.simulator.device.scratch import COLLECTIVES
 from gpumem_tui.simulator.device.shapes import NONZERO, TAKEN_FROM_VALUES, AssumedRows, Untraceable, gives_numbers
 from gpumem_tui.simulator.device.sparse import BAG_BACKWARD, SparseTensors, is_sparse_bag
 from gpumem_tui.simulator.device.transfers import READ, Transfers
+from gpumem_tui.simulator.device.upcasts import Upcasts
 from gpumem_tui.simulator.device.values import Values
 from gpumem_tui.step.phases import in_backward
 
@@ -90,6 +91,7 @@ class DeviceMode(FakeTensorMode):
             none.
         results, transfers: what operators give, and what passes between the host and the device.
         sparse: what follows sparse tensors.
+        upcasts: what is in fp32 as norms and embeddings are.
     """
 
     supports_higher_order_operators = True
@@ -103,6 +105,7 @@ class DeviceMode(FakeTensorMode):
         self.values = Values(memory.live, assumed_rows.end)
         self.rows_asked_for = 0
         self.results = Results(self, gpu, memory, self.values, assumed_rows)
+        self.upcasts = Upcasts(gpu, memory)
         self.sparse = SparseTensors(self, memory, self.results)
         self.transfers = Transfers(gpu, memory, self.values, self.results, self.sparse, self._follow)
         everywhere: dict[Any, Handler] = {_IS_PINNED: lambda _: True}  # asked by C++, of what it has just had pinned
@@ -236,6 +239,8 @@ class DeviceMode(FakeTensorMode):
         self._memory.follow_data(args, result)
         self.values.follow(func, args, call.kwargs, result)
         self._memory.use_scratch(func, args, self.results.index_bytes, result)
+        if self.upcasts.are_there:
+            self.upcasts.follow(func._opname, args, result)
         return result
 
     def _follow_in_place(self, call: Call) -> Any:
