@@ -372,7 +372,7 @@ CUTS = (
 async def test_the_form_has_every_option_of_the_command_line() -> None:
     """`kind` stands for what the command line tells from which of the options is given; output is no search's, and how
     other machines are reached is the program's."""
-    options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet"}
+    options = {option.opts[0] for option in search_command.params} - {"--json", "--plain", "--quiet", "--help-all"}
     options -= {"--remote-command"}
     options -= {"--" + name.replace("_", "-") for name in CUTS}  # only the formula answers those
     assert {option.flag for option in FIELDS} == options | {"", "-- COMMAND"}

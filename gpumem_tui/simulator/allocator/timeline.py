@@ -255,7 +255,7 @@ class TimelineRecorder:
         self._site_numbers: dict[Site, int] = {}
         self._computed_sizes: dict[int, Computed] = {}
         self._from_host: set[int] = set()
-        self._from_data: set[int] = set()
+        self.made_of_data: set[int] = set()  # numbers of what was made of the program's data alone
         self._loaded: dict[int, str] = {}
         self._emptied: list[int] = []
         self._streams: dict[int, int] = {}
@@ -409,13 +409,13 @@ class TimelineRecorder:
         """Say which part of its bucket an allocation is, whichever that bucket comes to be."""
         self.parts.setdefault(number, part)
 
-    def came_from_host(self, number: int, *, derived: bool = False) -> None:
-        """State that an allocation holds data that was copied here, or `derived` of such alone, unless it is tagged."""
-        (self._from_data if derived else self._from_host).add(number)
+    def came_from_host(self, number: int) -> None:
+        """State that an allocation holds data that was copied here, unless it is tagged."""
+        self._from_host.add(number)
 
     def is_data(self, number: int) -> bool:
         """Return whether an allocation holds either, as far as that is known by now."""
-        is_known = number in self._from_host or number in self._from_data
+        is_known = number in self._from_host or number in self.made_of_data
         return is_known and number not in self._tags and number not in self._loaded
 
     def came_from_file(self, number: int, source: str) -> None:
@@ -465,7 +465,7 @@ class TimelineRecorder:
                 self.parts.setdefault(number, CHECKPOINT)
             elif only_built and released == _NEVER and not recomputed:
                 bucket = Bucket.PARAMETERS
-            elif number in self._from_data and (released == _NEVER or step_of[released] > step_of[born_in]):
+            elif number in self.made_of_data and (released == _NEVER or step_of[released] > step_of[born_in]):
                 bucket = Bucket.BATCH_DATA
             elif case in by_rule:
                 bucket = by_rule[case]

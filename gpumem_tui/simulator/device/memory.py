@@ -172,26 +172,23 @@ class DeviceMemory:
             if host.is_moving_model():
                 self._weights.add(number)
 
-    def follow_data(self, args: Iterable[Any], result: Any) -> None:
-        """Note what is made of the program's data alone, outside of modules: with random numbers too, as flips are."""
-        if in_backward() or self._gpu.sites.in_module:
+    def follow_data(self, func: Any, args: Iterable[Any], result: Any) -> None:
+        """Note what is made of the program's data alone, outside of modules: with random numbers too, as flips are.
+
+        What else is written into such a tensor later makes it none.
+        """
+        if in_backward():
             return
-        recorder, known, is_data = self._gpu.recorder, set(), False
-        for tensor in _tensors_among(args):
-            number = self.allocation_of(tensor)
-            if number is None or number in known:
-                continue
-            if number in self._weights or not (recorder.is_data(number) or number in self._from_nothing):
-                return
-            is_data |= recorder.is_data(number)
-            known.add(number)
-        for tensor in _tensors_among((result,)):
-            number = self.allocation_of(tensor)
-            if number is not None and number not in known:
-                if is_data:
-                    recorder.came_from_host(number, derived=True)
-                else:
-                    self._from_nothing.add(number)
+        recorder = self._gpu.recorder
+        given = {number for tensor in _tensors_among(args) if (number := self.allocation_of(tensor)) is not None}
+        made = {number for tensor in _tensors_among((result,)) if (number := self.allocation_of(tensor)) is not None}
+        data = {number for number in given if recorder.is_data(number)} - self._weights
+        is_pure = all(number in data or number in self._from_nothing for number in given)
+        if self._gpu.sites.in_module or not is_pure:
+            if (written := made & given) and func._schema.is_mutable:
+                recorder.made_of_data -= written
+            return
+        (recorder.made_of_data if data else self._from_nothing).update(made - given)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Follow `storage.resize_`, with which FSDP takes and gives back its buffers."""

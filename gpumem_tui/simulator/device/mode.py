@@ -236,7 +236,7 @@ class DeviceMode(FakeTensorMode):
         self._memory.operator = f"aten.{func._opname}"
         result = self.results.of(call)
         self._memory.record_made(func, args, result)
-        self._memory.follow_data(args, result)
+        self._memory.follow_data(func, args, result)
         self.values.follow(func, args, call.kwargs, result)
         self._memory.use_scratch(func, args, self.results.index_bytes, result)
         if self.upcasts.are_there:
