@@ -293,7 +293,12 @@ def answers(gpu: SimulatedGpu) -> dict[tuple[Any, str], Any]:
 
     def address(storage: torch.UntypedStorage) -> int:
         """Return an address of its own for each storage that holds memory, as programs compare them."""
-        return storage._cdata if gpu.memory.holds(storage) else int(_STORAGE.data_ptr(storage))
+        if gpu.memory.holds(storage):
+            return int(storage._cdata)
+        try:
+            return int(_STORAGE.data_ptr(storage))
+        except RuntimeError:  # of the host, without data: machine code alone is refused its address
+            return 0
 
     def array(tensor: FakeTensor | nn.Parameter, *args: Any, **kwargs: Any) -> Any:
         if not is_here(tensor):

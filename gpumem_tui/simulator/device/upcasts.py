@@ -129,22 +129,18 @@ def _found(
     upcast: list[tuple[str, torch.Tensor, torch.dtype]] = []
     open_, matrices = list[_Weight](), _Matrices()
     is_norm = _NORM.search(type(module).__name__) is not None
-    for name, weight in module._parameters.items():
-        if weight is None:
-            continue
+    for name, weight in module.named_parameters(recurse=False):
         if not is_norm:
             matrices += [weight] if weight.dim() > 1 else []
         elif weight.dtype is torch.float32:
             open_.append((f"{prefix}{name}", weight))
     if not is_norm:
-        packed = (module._buffers.get(name) for name in _PACKED_BUFFERS)
-        matrices += [one for one in packed if one is not None]
-    for name, child in module._modules.items():
-        if child is not None:
-            inner, more, others = _found(f"{prefix}{name}.", child)
-            upcast += inner
-            open_ += more
-            matrices += others
+        matrices += [one for name, one in module.named_buffers(recurse=False) if name in _PACKED_BUFFERS]
+    for name, child in module.named_children():
+        inner, more, others = _found(f"{prefix}{name}.", child)
+        upcast += inner
+        open_ += more
+        matrices += others
     if matrices and open_:
         dtype = _computes_in(matrices)
         upcast += [(name, weight, dtype) for name, weight in open_ if dtype is not None]
