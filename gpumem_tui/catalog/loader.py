@@ -118,8 +118,7 @@ _OF_EVERY_NAME = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "rt
 
 def _name_parts(name: str) -> list[str]:
     """Return words and numbers: ``["a", "100", "80"]`` of ``A100-SXM4-80GB``."""
-    parts = re.findall(r"[a-z]+|\d+", re.sub(r"sxm\d?", "", name.lower()))
-    return [part for part in parts if part not in _OF_EVERY_NAME]
+    return [part for part in _parts(re.sub(r"sxm\d?", "", name.lower())) if part not in _OF_EVERY_NAME]
 
 
 def _further_words(short: str, name: str) -> frozenset[str] | None:
@@ -186,11 +185,11 @@ def find_model(name: str) -> ModelShape:
     Raises:
         CatalogError: there is none; the message suggests the nearest names.
     """
-    same = [entry for entry in models() if _model_parts(entry) == _model_parts(name)]
+    same = [entry for entry in models() if _parts(entry) == _parts(name)]
     return _found("model", same[0] if len(same) == 1 else name, models())
 
 
-def _model_parts(name: str) -> list[str]:
+def _parts(name: str) -> list[str]:
     return re.findall(r"[a-z]+|\d+", name.lower())
 
 

@@ -60,7 +60,8 @@ class SectionedOption(click.Option):
         extra = super().get_help_extra(ctx)
         if _EVERY in ctx.meta:
             return extra
-        return {key: extra[key] for key in ("default",) if key in extra and not isinstance(self.type, click.Choice)}
+        tells_default = "default" in extra and not isinstance(self.type, click.Choice)
+        return {"default": extra["default"]} if tells_default else {}
 
     def make_metavar(self, ctx: click.Context) -> str:
         """Return what its value is called; in the short help, whose sentences name the words of a choice, a word."""

@@ -496,7 +496,7 @@ class Evaluations:
         Args:
             trained: the ids of what optimizers were seen to train; empty before the first step.
             steps: made so far. `is_new`: the model was not called before.
-            later: is told of evaluations.
+            later: hears of evaluations.
         """
         if torch.is_grad_enabled():
             if not any(parameter.requires_grad for parameter in parameters_in(module)):

@@ -15,7 +15,7 @@ from gpumem_tui.simulator.allocator.profile import Profile, per_multiprocessor
 from gpumem_tui.simulator.allocator.rules import Buffer, Computed, GivenBack, Taken
 
 _FLOAT_BYTES = 4
-_FLASH_ROWS = 128
+FLASH_ROWS = 128
 _RANDOM_STATE_BYTES = 16
 
 _CUDNN_PLAN_BYTES = 256
@@ -37,6 +37,16 @@ def safe_softmax(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     return [scores.numel(), scores.numel() // scores.shape[dimension], scores.element_size()]
 
 
+def rounded(count: int, of: int) -> int:
+    """Return the next multiple."""
+    return math.ceil(count / of) * of
+
+
+def flash_columns(width: int) -> int:
+    """Return how wide a head's fp32 accumulator is in FlashAttention-2."""
+    return rounded(width, 32 if width <= 128 else 64)
+
+
 def flash_forward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     """Take the random state a second time where there is dropout (flash_attn/flash_api.cpp, `mha_fwd`).
 
@@ -53,8 +63,7 @@ def flash_backward(args: Sequence[Any], _profile: Profile) -> list[Buffer]:
     """
     gradient, query, key = args[:3]
     batch, heads, tokens, width = query.shape
-    rows = math.ceil(tokens / _FLASH_ROWS) * _FLASH_ROWS
-    columns = math.ceil(width / 32) * 32 if width <= 128 else math.ceil(width / 64) * 64
+    rows, columns = rounded(tokens, FLASH_ROWS), flash_columns(width)
     copied = _copied_by_tokens(gradient)
     buffers = [*copied, batch * heads * rows * _FLOAT_BYTES, batch * rows * heads * columns * _FLOAT_BYTES]
     if key.shape[1] != heads:
@@ -72,8 +81,8 @@ def flash_backward_of_rows(args: Sequence[Any], profile: Profile) -> list[Buffer
     if args[6] is None:
         return flash_backward([one.transpose(1, 2) for one in args[:3]], profile)
     tokens, heads, width = query.shape
-    rows = tokens + _FLASH_ROWS * (args[6].numel() - 1)
-    columns = math.ceil(width / 32) * 32 if width <= 128 else math.ceil(width / 64) * 64
+    rows = tokens + FLASH_ROWS * (args[6].numel() - 1)
+    columns = flash_columns(width)
     copied = [] if gradient.is_contiguous() else [gradient.numel() * gradient.element_size()]
     buffers = [*copied, heads * rows * _FLOAT_BYTES, rows * heads * columns * _FLOAT_BYTES]
     if key.shape[1] != heads:

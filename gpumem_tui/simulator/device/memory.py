@@ -177,14 +177,15 @@ class DeviceMemory:
 
         What else is written into such a tensor later makes it none.
         """
-        if in_backward():
+        in_module = self._gpu.sites.in_module
+        if in_backward() or (in_module and not func._schema.is_mutable):
             return
         recorder = self._gpu.recorder
         given = {number for tensor in _tensors_among(args) if (number := self.allocation_of(tensor)) is not None}
         made = {number for tensor in _tensors_among((result,)) if (number := self.allocation_of(tensor)) is not None}
         data = {number for number in given if recorder.is_data(number)} - self._weights
         is_pure = all(number in data or number in self._from_nothing for number in given)
-        if self._gpu.sites.in_module or not is_pure:
+        if in_module or not is_pure:
             if (written := made & given) and func._schema.is_mutable:
                 recorder.made_of_data -= written
             return

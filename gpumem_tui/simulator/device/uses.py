@@ -10,7 +10,7 @@ import ast
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -152,22 +152,22 @@ def _at(within: _Function, line: int) -> list[ast.stmt]:
     ]
 
 
+def _reading(within: _Function, line: int) -> tuple[list[ast.stmt], list[ast.expr], _Is]:
+    """Return the statements that read at a line, their own expressions, and what among these is read."""
+    reading = _at(within, line)
+    parts = [part for one in reading for part in _parts(one)]
+    return reading, parts, _reads if any(_has(part, _reads) for part in parts) else _is_variable
+
+
 @lru_cache(None)
 def _use(place: ReadAt) -> _Found:
     within = _function(place)
     if within is None:
         return ""
-    reading = _at(within, place.line)
-    parts = [part for one in reading for part in _parts(one)]
-    reads = _reads if any(_has(part, _reads) for part in parts) else _is_variable
+    reading, parts, reads = _reading(within, place.line)
     if any(_is_sized(part, reads, place.path) for part in parts):
         return "size"
-    read = {
-        name
-        for one in reading
-        if any(_passes(value, reads, place.path) for value in _values(one))
-        for name in _targets(one)
-    }
+    read = _set_from(reading, reads, place.path)
     here = [one for part in parts for one in _comprehensions(part) if _passes(one.iter, reads, place.path)]
     names = frozenset(read | {name for one in here for name in _set_by(one.target)})
     found = _use_of(within, names, place.path, () if here else tuple(reading))
@@ -185,13 +185,8 @@ def _divides(place: ReadAt) -> bool:
     within = _function(place)
     if within is None:
         return False
-    reading = _at(within, place.line)
-    parts = [part for one in reading for part in _parts(one)]
-    reads = _reads if any(_has(part, _reads) for part in parts) else _is_variable
-    read = {
-        name for one in reading if any(_passes(value, reads, place.path) for value in _values(one))
-        for name in _targets(one)
-    }  # fmt: skip
+    reading, parts, reads = _reading(within, place.line)
+    read = _set_from(reading, reads, place.path)
     is_named = _among(frozenset(_followed(within, read, place.path)))
     others = [part for one in _statements(within) for part in _parts(one)]
     return any(_divides_by(part, reads) for part in parts) or any(_divides_by(part, is_named) for part in others)
@@ -244,10 +239,7 @@ def _use_of_float(place: ReadAt) -> _Found:
 
     if any(_is_sized(part, is_made, place.path) for part in (*parts, *others)):
         return "size"
-    whole = {
-        name for one in _statements(within) if any(_passes(value, is_made, place.path) for value in _values(one))
-        for name in _targets(one)
-    }  # fmt: skip
+    whole = _set_from(_statements(within), is_made, place.path)
     if whole and _use_of(within, frozenset(whole), place.path) == "size":
         return "size"
     kept = frozenset(name for name in whole if name.startswith("."))
@@ -448,6 +440,12 @@ def _values(statement: ast.stmt) -> list[ast.expr]:
     return [value] if isinstance(value, ast.expr) else [part for part in _parts(statement) if _has(part, _is_walrus)]
 
 
+def _set_from(statements: Iterable[ast.stmt], is_one: _Is, path: str) -> set[str]:
+    """Return the names that statements set to such values."""
+    setting = [one for one in statements if any(_passes(value, is_one, path) for value in _values(one))]
+    return {name for one in setting for name in _targets(one)}
+
+
 def _is_walrus(node: ast.AST) -> bool:
     return isinstance(node, ast.NamedExpr)
 
@@ -456,8 +454,7 @@ def _followed(within: _Function, names: set[str], path: str) -> set[str]:
     """Return the names, and those that are worked out from them as whole numbers."""
     for _ in range(_ROUNDS):
         is_named = _among(frozenset(names))
-        setting = [one for one in _statements(within) if any(_passes(value, is_named, path) for value in _values(one))]
-        more = {target for one in setting for target in _targets(one)}
+        more = _set_from(_statements(within), is_named, path)
         passing = (one for one in _comprehensions(within) if _passes(one.iter, is_named, path))
         more |= {name for one in passing for name in _set_by(one.target)}
         if more <= names:

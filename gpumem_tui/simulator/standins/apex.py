@@ -336,14 +336,8 @@ def _gradients(values: torch.Tensor, shape: Sequence[int], *parameters: torch.Te
 
 
 @kernel(_PACKAGE)
-def forward(values: torch.Tensor, shape: Sequence[int], _eps: float) -> tuple[torch.Tensor, ...]:
-    """Return output, mean and inverse deviation."""
-    return _normalized(values, shape, values.dtype, 2)
-
-
-@kernel(_PACKAGE)
-def forward_affine(values: torch.Tensor, shape: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
-    """Return output, mean and inverse deviation: (input, shape, weight, bias, eps)."""
+def forward(values: torch.Tensor, shape: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """Return output, mean and inverse deviation: (input, shape, weight and bias where it has them, eps)."""
     return _normalized(values, shape, values.dtype, 2)
 
 
@@ -356,14 +350,8 @@ def forward_affine_mixed_dtypes(
 
 
 @kernel(_PACKAGE)
-def rms_forward(values: torch.Tensor, shape: Sequence[int], _eps: float) -> tuple[torch.Tensor, ...]:
-    """Return output and inverse deviation."""
-    return _normalized(values, shape, values.dtype, 1)
-
-
-@kernel(_PACKAGE)
-def rms_forward_affine(values: torch.Tensor, shape: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
-    """Return output and inverse deviation: (input, shape, weight, eps)."""
+def rms_forward(values: torch.Tensor, shape: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """Return output and inverse deviation: (input, shape, weight where it has one, eps)."""
     return _normalized(values, shape, values.dtype, 1)
 
 
@@ -420,8 +408,8 @@ class _Normalization(torch.autograd.Function):
         values = values.contiguous()
         parameters = [one.contiguous() for one in (weight, bias) if one is not None]
         normalize = {
-            (False, False): forward_affine if parameters else forward,
-            (True, False): rms_forward_affine if parameters else rms_forward,
+            (False, False): forward,
+            (True, False): rms_forward,
             (False, True): forward_affine_mixed_dtypes,
             (True, True): rms_forward_affine_mixed_dtypes,
         }[is_rms, is_mixed]

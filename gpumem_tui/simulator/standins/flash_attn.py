@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from gpumem_tui.simulator.device.attention_scratch import FLASH_ROWS, flash_columns, rounded
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.standins.register import kernel, on_gpu
 
 _PACKAGE = "flash-attn"
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_WIDE = 256
-_FEWEST_ROWS = 128
 _SPLIT_ROWS, _MOST_SPLITS = 64, 128
 
 
@@ -39,18 +39,9 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others:
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
 
 
-def _rounded(count: int, of: int) -> int:
-    return math.ceil(count / of) * of
-
-
-def _columns(width: int) -> int:
-    """Return how wide a head's fp32 accumulator is."""
-    return _rounded(width, 32 if width <= 128 else 64)
-
-
 def _partial(query: torch.Tensor, splits: int, batch: int, heads: int, tokens: int) -> list[torch.Tensor]:
     """Make logsumexp and output of each part of the keys, in fp32; nothing of one part (`set_params_splitkv`)."""
-    shapes = ((splits, batch, heads, tokens), (splits, batch, heads, tokens, _columns(query.shape[-1])))
+    shapes = ((splits, batch, heads, tokens), (splits, batch, heads, tokens, flash_columns(query.shape[-1])))
     return [query.new_empty(shape, dtype=torch.float32) for shape in shapes] if splits > 1 else []
 
 
@@ -75,7 +66,7 @@ def fwd(
     batch, tokens, heads, width = query.shape
     result = torch.empty_like(query) if out is None else out
     logsumexp = query.new_empty((batch, heads, tokens), dtype=torch.float32)
-    shape = (batch, heads, _rounded(tokens, _FEWEST_ROWS), _rounded(key.shape[1], _FEWEST_ROWS))
+    shape = (batch, heads, rounded(tokens, FLASH_ROWS), rounded(key.shape[1], FLASH_ROWS))
     probabilities = query.new_empty(shape if return_softmax else (0,))
     splits = 1 if dropout else _splits(batch * heads, tokens, key.shape[1], width)
     partial = _partial(query, splits, batch, heads, tokens)
@@ -127,16 +118,20 @@ def bwd(
     """Return gradients of query, key and value, and the rows' sums of gradient · output (`mha_bwd`)."""
     _check(query, key, value, gradient, out)
     batch, tokens, heads, width = query.shape
-    rows = _rounded(tokens, _FEWEST_ROWS)
-    pairs = ((query, of_query), (key, of_key), (value, of_value))
-    results = [torch.empty_like(one) if made is None else made for one, made in pairs]
+    rows = rounded(tokens, FLASH_ROWS)
+    results = _given_or_made((query, of_query), (key, of_key), (value, of_value))
     sums = query.new_empty((batch, heads, rows), dtype=torch.float32)
     parts = _splits_of_gradient(batch * heads, deterministic)
-    accumulated = query.new_empty((*parts, batch, rows, heads, _columns(width)), dtype=torch.float32)
+    accumulated = query.new_empty((*parts, batch, rows, heads, flash_columns(width)), dtype=torch.float32)
     if heads != key.shape[2]:
         _sum_groups([query.new_empty((batch, key.shape[1], heads, width)) for _ in range(2)], results[1:])
     del accumulated
     return (*results, sums)
+
+
+def _given_or_made(*pairs: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
+    """Return the gradients that are given, and new ones like their tensors for the others."""
+    return [torch.empty_like(one) if given is None else given for one, given in pairs]
 
 
 def _sum_groups(expanded: list[torch.Tensor], results: list[torch.Tensor]) -> None:
@@ -177,7 +172,7 @@ def varlen_fwd(
     logsumexp = query.new_empty((heads, tokens), dtype=torch.float32)
     shape = (0,)
     if return_softmax:
-        rows, columns = (_rounded(int(longest), _FEWEST_ROWS), _rounded(int(longest_key), _FEWEST_ROWS))
+        rows, columns = (rounded(int(longest), FLASH_ROWS), rounded(int(longest_key), FLASH_ROWS))
         shape = (ends.numel() - 1, heads, rows, columns)  # type: ignore[assignment]
     return result, logsumexp, query.new_empty(shape), query.new_empty((2,), dtype=torch.int64)
 
@@ -212,12 +207,11 @@ def varlen_bwd(
     _check(query, key, value, gradient, out, ends, ends_of_keys)
     tokens, heads, width = query.shape
     samples = ends.numel() - 1
-    rows = tokens + _FEWEST_ROWS * samples
-    pairs = ((query, of_query), (key, of_key), (value, of_value))
-    results = [torch.empty_like(one) if made is None else made for one, made in pairs]
+    rows = tokens + FLASH_ROWS * samples
+    results = _given_or_made((query, of_query), (key, of_key), (value, of_value))
     sums = query.new_empty((heads, rows), dtype=torch.float32)
-    accumulated = query.new_empty((*_splits_of_gradient(samples * heads, deterministic), rows, heads, _columns(width)),
-                                  dtype=torch.float32)  # fmt: skip
+    parts = _splits_of_gradient(samples * heads, deterministic)
+    accumulated = query.new_empty((*parts, rows, heads, flash_columns(width)), dtype=torch.float32)
     if heads != key.shape[1]:
         _sum_groups([query.new_empty((key.shape[0], heads, width)) for _ in range(2)], results[1:])
     del accumulated

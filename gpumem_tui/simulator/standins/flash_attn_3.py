@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gpumem_tui.simulator.device.attention_scratch import rounded
 from gpumem_tui.simulator.device.gpu import backend
 from gpumem_tui.simulator.standins.register import kernel, on_gpu
 
@@ -31,10 +32,6 @@ def _check(*tensors: torch.Tensor | None) -> None:
         raise RuntimeError("FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
     if query.shape[-2] % key.shape[-2]:
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
-
-
-def _rounded(count: int, of: int) -> int:
-    return math.ceil(count / of) * of
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def _forward(
     bends = options.causal or options.is_local
     if options.ends is not None:
         vectors = 2 + (not options.is_local) + bends
-        numbers = 1 + vectors * _rounded(options.ends[0].numel() - 1, 4)
+        numbers = 1 + vectors * rounded(options.ends[0].numel() - 1, 4)
     else:
         numbers = int(bends)
     scheduler = query.new_empty((numbers,), dtype=torch.int32)
@@ -84,11 +81,11 @@ def _backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, optio
     block, columns = _blocks(width, options)
     if options.ends is None:
         samples, tokens, keys = query.shape[0], query.shape[1], key.shape[1]
-        rows, of_keys = samples * _rounded(tokens, block), samples * _rounded(keys, columns)
+        rows, of_keys = samples * rounded(tokens, block), samples * rounded(keys, columns)
     else:
         samples, tokens = options.ends[0].numel() - 1, int(options.longest[0])
-        rows = _rounded(query.shape[0] + samples * block, block)
-        of_keys = _rounded(key.shape[0] + samples * columns, columns)
+        rows = rounded(query.shape[0] + samples * block, block)
+        of_keys = rounded(key.shape[0] + samples * columns, columns)
         keys = int(options.longest[1])
     taken = [query.new_empty((heads, rows), dtype=torch.float32) for _ in range(2)]
     taken.append(query.new_empty((heads, rows * width), dtype=torch.float32))

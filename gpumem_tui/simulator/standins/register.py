@@ -161,8 +161,8 @@ STAND_INS: tuple[StandIn, ...] = (
             "multi_tensor_l2norm_scale=multi_tensor_l2norm multi_tensor_unscale_l2norm=multi_tensor_l2norm "
             "multi_tensor_lamb_mp=multi_tensor_lamb multi_tensor_novograd "
             + " ".join(f"{name}=update_in_place" for name in _UPDATES),
-            "fused_layer_norm_cuda": "forward forward_affine forward_affine_mixed_dtypes rms_forward "
-            "rms_forward_affine rms_forward_affine_mixed_dtypes backward backward_affine rms_backward "
+            "fused_layer_norm_cuda": "forward forward_affine=forward forward_affine_mixed_dtypes rms_forward "
+            "rms_forward_affine=rms_forward rms_forward_affine_mixed_dtypes backward backward_affine rms_backward "
             "rms_backward_affine",
         },
         layer={
@@ -234,7 +234,7 @@ STAND_INS: tuple[StandIn, ...] = (
             + " ".join(f"{name}=Recipe8Bit" for name in _RECIPES),
             "transformer_engine.pytorch": "Linear=TELinear LayerNorm=TELayerNorm LayerNormLinear LayerNormMLP "
             "TransformerLayer DotProductAttention MultiheadAttention=TEMultiheadAttention autocast "
-            "fp8_autocast=autocast fp8_model_init quantized_model_init=fp8_model_init checkpoint",
+            "fp8_autocast=autocast fp8_model_init=autocast quantized_model_init=autocast checkpoint",
         },
         passed_by=("*",),
     ),

@@ -431,19 +431,7 @@ class Format8Bit:
 
 @contextmanager
 def autocast(enabled: bool = True, **_: Any) -> Iterator[None]:
-    """Compute in 8 bits, which is not followed.
-
-    Raises:
-        NotImplementedError: it is enabled.
-    """
-    if enabled:
-        raise NotImplementedError(_WITHOUT_FP8)
-    yield
-
-
-@contextmanager
-def fp8_model_init(enabled: bool = True, **_: Any) -> Iterator[None]:
-    """Keep weights in 8 bits, which is not followed.
+    """Compute in 8 bits, or keep weights so, which is not followed.
 
     Raises:
         NotImplementedError: it is enabled.

@@ -45,7 +45,7 @@ class LowerTriangularMask(AttentionBias):
 
 
 class LowerTriangularFromBottomRightMask(LowerTriangularMask):
-    """The same, the last query beside the last key."""
+    """A causal mask whose last query stands beside the last key."""
 
 
 class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
