@@ -25,7 +25,7 @@ _COMMANDS = {
     "serve": ("gpumem_tui.cli.serve:serve", "The program in a browser, on this machine only."),
     "models": ("gpumem_tui.cli.catalog:models", "List the models that --model knows."),
     "gpus": ("gpumem_tui.cli.catalog:gpus", "List the GPUs that --gpu simulates."),
-    "doctor": ("gpumem_tui.cli.catalog:doctor", "Check what works on this machine, and say how to mend it."),
+    "doctor": ("gpumem_tui.cli.catalog:doctor", "Check what works on this machine, and say how to fix the rest."),
     "schema": ("gpumem_tui.cli.schema:schema", "Print the JSON Schema of what --json prints."),
     "settings": ("gpumem_tui.cli.catalog:settings_file", "Print a settings file with every key explained."),
     "grafana": ("gpumem_tui.cli.catalog:grafana", "Print a Grafana dashboard for `monitor --metrics`."),
