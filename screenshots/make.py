@@ -322,7 +322,8 @@ async def _snapshot_picture(name: str, config: SearchConfig, batch_size: int) ->
 
 async def _command_plan_picture(name: str, config: SearchConfig, batch_size: int) -> None:
     """The plan of a command whose what-ifs have all been run."""
-    screen = PlanScreen(of_command(CommandRuns(config, batch_size)), clock=lambda: CLOCK)
+    runs = of_command(CommandRuns(config, batch_size), lambda gpu: f"gpumem-tui plan --gpu sim:{gpu.name}")
+    screen = PlanScreen(runs, clock=lambda: CLOCK)
     app = GpuMemApp({"plan": lambda: screen}, "plan")
     async with app.run_test(size=SIZE) as pilot:
         while not screen.settled:
