@@ -23,6 +23,15 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(character if character.isprintable() else " " for character in text)
 
 
+def without_escapes(text: str) -> str:
+    r"""Return a text as a terminal would show it, without what colours it, moves the cursor or sets a window's title.
+
+    >>> without_escapes("\x1b]0;me@host: ~\x07\x1b[1mready\x1b[0m")
+    'ready'
+    """
+    return printable(_ESCAPES.sub("", text)).strip()
+
+
 def minor_of(version: str) -> tuple[int, ...]:
     """Return major and minor of a version such as ``2.13.0+cpu``."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

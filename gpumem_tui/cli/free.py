@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, started_fleet
+from gpumem_tui.cli.hosts import HOSTS_OPTIONS, AskedHosts, settled, started_fleet, timeout_option
 from gpumem_tui.cli.types import AT_LEAST_ONE, Finite, Typed, with_options
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from gpumem_tui.memory import Unknown, format_bytes
@@ -22,6 +22,7 @@ from gpumem_tui.report.tables import counted
 
 if TYPE_CHECKING:
     from gpumem_tui.monitor.snapshot import GpuReading, Snapshot
+    from gpumem_tui.remote.status import HostStatus
 
 _Read = Callable[[], Mapping[str, "Snapshot | str"]]
 """The newest snapshot of each machine by its name, or why there is none; this machine's name is empty."""
@@ -49,7 +50,7 @@ _Read = Callable[[], Mapping[str, "Snapshot | str"]]
     help="Seconds between two looks while waiting (default: 2).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object, with UUIDs, names and free memory.")
-@with_options(HOSTS_OPTIONS)
+@with_options([*HOSTS_OPTIONS, timeout_option])
 def free(
     count: int | None,
     memory_bytes: int | None,
@@ -214,15 +215,19 @@ def _here() -> Iterator[_Read]:
         source.stop()
 
 
+def _answer(status: HostStatus) -> Snapshot | str:
+    """Return a host's reading, or why there is none that can be gone by."""
+    problem = status.problem or status.late(time.monotonic())
+    if problem or status.report is None:
+        return problem
+    return status.report.snapshot.problem or status.report.snapshot
+
+
 @contextmanager
 def _hosts(asked: AskedHosts) -> Iterator[_Read]:
     with started_fleet(asked) as (fleet, _):
 
         def read() -> Mapping[str, Snapshot | str]:
-            return {
-                status.host.name: status.problem or "no answer yet" if status.report is None or status.problem
-                else status.report.snapshot.problem or status.report.snapshot
-                for status in fleet.settled()
-            }  # fmt: skip
+            return {status.host.name: _answer(status) for status in settled(fleet, asked)}
 
         yield read

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpumem_tui.cli.types import Decorator, Typed
+from gpumem_tui.cli.types import Decorator, Finite, Typed
 from gpumem_tui.errors import EXIT_FAILED, EXIT_INTERRUPTED, OptionError
 from gpumem_tui.report.output import Complaints, complain, is_terminal, sleep_until, written
 from gpumem_tui.report.tables import counted
@@ -43,6 +43,10 @@ HOSTS_OPTIONS: list[Decorator] = [
         "--remote-command", metavar="COMMAND", help="What runs gpumem-tui there (the one in PATH)."
     ),
 ]  # fmt: skip
+timeout_option = click.option(
+    "--timeout", "timeout_s", type=Finite(0.1, 3600), metavar="S",
+    help="Seconds to wait for a host's first answer, without a screen (default: 10).",
+)  # fmt: skip
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -82,6 +86,7 @@ class AskedHosts:
         hosts: of `--host`; `hosts_file`: of `--hosts`; `slurm_job`: of `--slurm`.
         interval_s: seconds between two readings; None for as the settings have it.
         address: where metrics of all of them are served; then no terminal is needed.
+        timeout_s: seconds for a host's first answer where that is waited for; None for the usual time.
         allow_signals: offer to end processes there.
         mine: list only the processes of the user who watches.
         bell: ring when an alert begins; `read_only`: only watch.
@@ -101,6 +106,7 @@ class AskedHosts:
     bell: bool = False
     read_only: bool = False
     settings_path: Path | None = None
+    timeout_s: float | None = None
 
     @classmethod
     def of(cls: type[Asked], values: Mapping[str, Any]) -> Asked:
@@ -157,24 +163,39 @@ def started_fleet(asked: AskedHosts) -> Iterator[tuple[Fleet, Settings]]:
 
 
 def print_hosts(asked: AskedHosts, *, once: bool, as_json: bool, as_csv: bool) -> int:
-    """Print the readings of hosts: one of each, or all as they come; and on stderr which are away."""
+    """Print the readings of hosts: one of each, or all as they come; and on stderr which are away.
+
+    Returns:
+        The exit code: `EXIT_FAILED` where a host of one reading has none, or of many readings all have none.
+    """
     from gpumem_tui.remote.report import HostPrinter
     from gpumem_tui.remote.status import AwayMarks
 
     marks = AwayMarks()
+    first: Sequence[HostStatus] = ()
     with started_fleet(asked) as (fleet, settings):
         printer = HostPrinter(as_json=as_json, as_csv=as_csv, mine=settings.mine)
 
         def write() -> None:
-            printer.show(fleet.settled(), once=once)
-            _complain_of(marks.new(time.time(), fleet.statuses))
+            nonlocal first
+            first = settled(fleet, asked)
+            printer.show(first, once=once)
+            _complain_of(marks.new(time.time(), first))
             while not once:
                 sleep_until(time.monotonic() + settings.interval_s)
                 printer.show(fleet.statuses, once=once)
                 _complain_of(marks.new(time.time(), fleet.statuses))
 
         code = written(write)
-        return code or (0 if any(each.report is not None for each in fleet.statuses) else EXIT_FAILED)
+        answered = [each.report is not None and not (once and each.problem) for each in first]
+        return code or (0 if (all(answered) if once else any(answered)) else EXIT_FAILED)
+
+
+def settled(fleet: Fleet, asked: AskedHosts) -> Sequence[HostStatus]:
+    """Wait for the first answer of each host for as long as was asked; return how they stand."""
+    from gpumem_tui.remote.connection import ANSWER_S
+
+    return fleet.settled(asked.timeout_s or ANSWER_S)
 
 
 def watch_hosts(asked: AskedHosts) -> int:

@@ -19,6 +19,7 @@ from gpumem_tui.cli.hosts import (
     print_hosts,
     serve_metrics,
     settings_of,
+    timeout_option,
     watch_hosts,
 )
 from gpumem_tui.cli.types import Finite, with_options
@@ -50,7 +51,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--mine", is_flag=True, help="List only your own processes and training jobs.")
 @click.option("--bell", is_flag=True, help="Ring the terminal's bell when an alert begins.")
 @click.option("--settings", "settings_path", type=_FILE, metavar="FILE", help="Instead of the user's settings file.")
-@with_options(HOSTS_OPTIONS)
+@with_options([*HOSTS_OPTIONS, timeout_option])
 def monitor(**values: object) -> int:
     """Every GPU's memory as one ledger, live: on the screen, as lines, as JSON, as metrics.
 
@@ -75,8 +76,9 @@ def monitor(**values: object) -> int:
         return watch_hosts(asked)
     if asked.as_csv:
         raise click.UsageError("--csv is of hosts: name them with --host, --hosts or --slurm")
-    if asked.remote_command is not None:
-        raise click.UsageError("--remote-command is for other hosts: name them with --host, --hosts or --slurm")
+    for option, value in (("--remote-command", asked.remote_command), ("--timeout", asked.timeout_s)):
+        if value is not None:
+            raise click.UsageError(f"{option} is for other hosts: name them with --host, --hosts or --slurm")
     for one, other in (("--once", "--record"), ("--once", "--metrics"), ("--replay", "--record"),
                        ("--replay", "--metrics"), ("--replay", "--interval")):  # fmt: skip
         if typed[one] and typed[other]:

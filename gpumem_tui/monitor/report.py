@@ -42,7 +42,7 @@ from gpumem_tui.report.tables import TextColumn, TextTable, counted, cut_to
 _MEMORY = tuple(field.name for field in fields(Memory))
 _HOST_PROCESS = tuple(field.name for field in fields(HostProcess) if field.name != "pid")
 _UNKNOWN = "–"
-_ANSWER_S = 30.0
+DRIVER_ANSWER_S = 30.0
 """Seconds after which a driver counts as one that does not answer."""
 COMPLETE_S = 3.0
 """Seconds in which the values that are read slowly come, unless a call hangs."""
@@ -98,9 +98,9 @@ def first(source: Source) -> Snapshot:
     Raises:
         NoDriverAnswer: there is none in time.
     """
-    snapshot = source.wait(None, _ANSWER_S)
+    snapshot = source.wait(None, DRIVER_ANSWER_S)
     if snapshot is None:
-        raise NoDriverAnswer(f"no GPU driver has answered for {_ANSWER_S:.0f} s; see {vendor().kernel_log}")
+        raise NoDriverAnswer(f"no GPU driver has answered for {DRIVER_ANSWER_S:.0f} s; see {vendor().kernel_log}")
     return snapshot
 
 
@@ -110,11 +110,12 @@ def complete(source: Source) -> Snapshot:
     Raises:
         NoDriverAnswer: there is none in time.
     """
-    started = _until(source, first(source), lambda snapshot: not _waits(snapshot.problem), _ANSWER_S)
+    started = _until(source, first(source), lambda snapshot: not waits(snapshot.problem), DRIVER_ANSWER_S)
     return _until(source, started, is_complete, COMPLETE_S)
 
 
-def _waits(problem: str) -> bool:
+def waits(problem: str) -> bool:
+    """Return whether a machine's problem is that its driver starts, or has not returned yet."""
     return STARTING in problem or NOT_RETURNED in problem
 
 

@@ -6,6 +6,7 @@ what is called is the user's own ssh with the user's own configuration, so agent
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import threading
@@ -16,15 +17,26 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpumem_tui.errors import own_error
-from gpumem_tui.monitor.report import COMPLETE_S, is_complete
+from gpumem_tui.monitor.report import COMPLETE_S, DRIVER_ANSWER_S, is_complete, waits
 from gpumem_tui.monitor.snapshot import HostProcess, Snapshot, Source
 from gpumem_tui.monitor.threads import LatestSnapshot, LatestValue
-from gpumem_tui.monitor.wire import LONGEST_LINE, HostReport, LineError, NoReport, ReportReader
+from gpumem_tui.monitor.wire import (
+    FULL,
+    KEY,
+    LONGEST_LINE,
+    PATCH,
+    HostReport,
+    LineError,
+    NoReport,
+    ReportReader,
+)
 from gpumem_tui.remote.hosts import RemoteHost
 from gpumem_tui.remote.ssh import LinkLost, RemoteSignal, SshOptions, SshProcess, send_signal
 from gpumem_tui.remote.status import HostPhase, HostStatus
-from gpumem_tui.text import shortened
+from gpumem_tui.text import shortened, without_escapes
 
+_BEGINS = re.compile(rb'\{\s*"(?:%s)"' % "|".join((KEY, FULL, PATCH)).encode())
+"""How a reading begins."""
 _MOST_BANNER = 64 << 10
 """Bytes that a host's shell may print before the first reading."""
 _MOST_ERRORS = 1 << 20
@@ -32,7 +44,9 @@ _MOST_ERRORS = 1 << 20
 _MOST_LINES = 40
 """Readings in one second beyond which a host floods: the shortest interval asks for five."""
 _FIRST_ANSWER_S = 45.0
-"""For ssh to connect and the program there to start."""
+"""For ssh to connect and the program there to start, where somebody watches."""
+ANSWER_S = 10.0
+"""For the same where somebody waits for what is printed."""
 _LEAST_SILENCE_S = 15.0
 _SILENT_INTERVALS = 10
 _DESCRIPTORS, _OWN_DESCRIPTORS = 8, 256
@@ -85,8 +99,9 @@ class WatchedHost(LatestSnapshot, Source):
 
     @property
     def notice(self) -> str:
-        """Return the host's name, and why it is away if it is."""
-        return self.status.title
+        """Return the host's name, and why it is away if it is, or for how long it has not answered."""
+        status = self.status
+        return f"{status.title}{f': {late}' if (late := status.late(time.monotonic())) else ''}"
 
     def latest(self) -> Snapshot | None:
         """Return the newest snapshot, None before the first."""
@@ -171,14 +186,16 @@ class Connection(WatchedHost):
         while not self._stopped.is_set():
             lines = process.read(_POLL_S)
             if lines is None:
-                return process.explained(self.host, self.ssh)
+                return process.explained(self.host, self.ssh, readings.printed)
             if readings.take(lines, time.monotonic() - process.heard_s):
                 process.error_bytes = 0
         return "", False
 
     def _take(self, report: HostReport, note: str) -> None:
         now_s = time.monotonic()
-        live = HostStatus(self.host, HostPhase.LIVE, report=report, received_s=now_s, note=note)
+        live = HostStatus(
+            self.host, HostPhase.LIVE, report=report, received_s=now_s, note=note, interval_s=self.ssh.interval_s
+        )
         self._status.put(live)
 
 
@@ -191,15 +208,16 @@ class Readings:
 
     Attributes:
         answered: a reading has come.
+        printed: the first text that came before any reading.
     """
 
     def __init__(self, interval_s: float, hand_on: Callable[[HostReport, str], None]) -> None:
         self.answered = False
+        self.printed = ""
         self._hand_on = hand_on
         self._reader = ReportReader()
         self._silence_s = max(_LEAST_SILENCE_S, _SILENT_INTERVALS * interval_s)
         self._banner = 0
-        self._first_line = ""
         self._second, self._lines = 0, 0
 
     def take(self, lines: Iterable[bytes], silent_s: float) -> bool:
@@ -222,25 +240,48 @@ class Readings:
         self._second, self._lines = second, self._lines + 1 if second == self._second else 1
         if self.answered and self._lines > _MOST_LINES:
             raise LinkLost(f"prints more than {_MOST_LINES} lines a second, which are no readings")
-        try:
-            report = self._reader.read(line) if line.lstrip().startswith(b"{") else None
-        except NoReport:
-            report = None
-        except LineError as error:
-            raise LinkLost(f"its gpumem-tui is of another version: install the same one there ({error})") from error
+        report = self._report(line)
         if report is None:
             self._banner += len(line) + 1
-            text = shortened(line[:200].decode("utf-8", "replace").strip(), 40)
-            self._first_line = self._first_line or ("" if self.answered else text)
+            self._keep(line)
             if self._banner > _MOST_BANNER:
-                raise LinkLost(f"prints “{text}”, which is no reading; does its shell write to stdout?")
+                last = shortened(without_escapes(line[:200].decode("utf-8", "replace")), 40)
+                raise LinkLost(f"prints “{last}”, which is no reading; does its shell write to stdout?")
             return False
         self.answered, self._banner = True, 0
-        self._hand_on(report, f"its shell prints “{self._first_line}”: passed over" if self._first_line else "")
+        self._hand_on(report, f"its shell prints “{self.printed}”: passed over" if self.printed else "")
         return True
+
+    def _report(self, line: bytes) -> HostReport | None:
+        """Return the reading in a line, wherever in it that begins: what a shell prints need not end a line."""
+        for found in _BEGINS.finditer(line):
+            try:
+                report = self._reader.read(line[found.start() :])
+            except NoReport:
+                continue
+            except LineError as error:
+                if self.answered or PATCH.encode() in found[0]:
+                    raise LinkLost(f"a reading of its is damaged ({error}): does its shell write to stdout?") from error
+                raise LinkLost(f"its gpumem-tui is of another version: install the same one there ({error})") from error
+            if not self.answered:
+                self._keep(line[: found.start()])
+            return report
+        return None
+
+    def _keep(self, line: bytes) -> None:
+        if not (self.answered or self.printed):
+            self.printed = shortened(without_escapes(line[:200].decode("utf-8", "replace")), 40)
 
 
 # ---- several
+
+
+def _answered(status: HostStatus, timeout_s: float) -> HostStatus:
+    """Return a host's state; of one that has not said a word in time, that it is away."""
+    if status.report is not None or status.problem:
+        return status
+    remedy = f"see what {status.host.by_hand} does, or allow more with --timeout"
+    return replace(status, phase=HostPhase.AWAY, problem=f"no answer within {timeout_s:g} s: {remedy}")
 
 
 class Fleet:
@@ -259,21 +300,28 @@ class Fleet:
         """Return each host's state now."""
         return tuple(each.status for each in self.connections.values())
 
-    def settled(self) -> tuple[HostStatus, ...]:
-        """Wait until each host has answered with every value, or is away, for a while at most; return their states."""
-        until_s = time.monotonic() + _FIRST_ANSWER_S
+    def settled(self, timeout_s: float = ANSWER_S) -> tuple[HostStatus, ...]:
+        """Wait until each host has answered with every value, or is away, for a while at most; return their states.
+
+        Args:
+            timeout_s: for the first answer; a host that has given none by then is away in what is returned.
+        """
+        from_s = time.monotonic()
         answered_s: dict[str, float] = {}
 
         def is_settled(status: HostStatus) -> bool:
+            now_s = time.monotonic()
             if status.report is None or status.problem:
-                return bool(status.problem)
-            waited_s = time.monotonic() - answered_s.setdefault(status.host.name, time.monotonic())
+                return bool(status.problem) or now_s - from_s > timeout_s
+            waited_s = now_s - answered_s.setdefault(status.host.name, now_s)
             snapshot = status.report.snapshot
+            if waits(snapshot.problem):
+                return waited_s > DRIVER_ANSWER_S
             return (not snapshot.problem and is_complete(snapshot)) or waited_s > COMPLETE_S
 
-        while not all(map(is_settled, self.statuses)) and time.monotonic() < until_s:
+        while not all(map(is_settled, self.statuses)):
             time.sleep(_SETTLE_S)
-        return self.statuses
+        return tuple(_answered(status, timeout_s) for status in self.statuses)
 
     def start(self) -> None:
         """Connect to all of them, with as many descriptors as that takes if we may have them; returns at once."""

@@ -34,6 +34,11 @@ class RemoteHost:
     destination: str
     port: int | None = None
 
+    @property
+    def by_hand(self) -> str:
+        """Return what a person types to be there."""
+        return f"`ssh {'' if self.port is None else f'-p {self.port} '}{self.destination}`"
+
 
 def hosts_of(
     written: Iterable[str],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import shlex
 import subprocess
@@ -23,7 +24,7 @@ from typing import Literal
 
 from gpumem_tui.monitor.snapshot import HostProcess
 from gpumem_tui.remote.hosts import RemoteHost
-from gpumem_tui.text import shortened
+from gpumem_tui.text import shortened, without_escapes
 
 PROGRAM = "gpumem-tui"
 OFFERS = "gpumem-tui is offered by: "
@@ -91,15 +92,18 @@ _NOISE = ("Warning: Permanently added", "hint: ", "Connection to ", "Killed by s
 _BY_HOST = "closed by remote host"
 
 
-def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
+def explained(
+    code: int | None, errors: Sequence[str], host: RemoteHost, options: SshOptions, printed: str = ""
+) -> tuple[str, bool]:
     """Say why a connection ended, with the remedy where there is one, and whether a person has to see to it.
 
     Args:
         code: exit code of the ssh process; negative for a signal; None where it had not ended.
         errors: the last lines that it wrote.
+        printed: what came on stdout instead of readings.
     """
     written = "\n".join(errors)
-    by_hand = f"`ssh {'' if host.port is None else f'-p {host.port} '}{host.destination}`"
+    by_hand = host.by_hand
     if code == _SSH_FAILED:
         if "IDENTIFICATION HAS CHANGED" in written:
             return f"its host key has changed: {by_hand} shows it; remove the old one if that is right", True
@@ -109,6 +113,8 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
             return f"no key is accepted, and a password cannot be asked for: see that {by_hand} asks for none", True
     last = next((line for line in reversed(errors) if not line.startswith(_NOISE) or _BY_HOST in line), "")
     command = shortened(options.called, 30)
+    if code != _SSH_FAILED and (problem := _of_python(written, command)):
+        return problem, True
     if code == _NOT_FOUND:
         return _not_found(command, last, options), True
     if code == _NOT_EXECUTABLE:
@@ -118,14 +124,51 @@ def explained(code: int | None, errors: Sequence[str], host: RemoteHost, options
     if code is None or code < 0:
         return "ssh was ended" if code else "the connection was closed", False
     said = last.removeprefix("gpumem-tui: ")
-    if "No such option" in written or "No such command" in written or "invalid choice" in written:
+    if any(words in written for words in ("No such option", "No such command", "invalid choice")):
         return f"its gpumem-tui is of another version: install the same one there ({shortened(said, 120)})", True
-    return shortened(said, 160) or f"{command} ended with code {code}", False
+    if said:
+        return shortened(said, 160), False
+    if printed:
+        return f"its login shell says “{shortened(printed, 90)}” and ends: name a user with a shell, USER@HOST", True
+    return f"{command} ended with code {code} and printed nothing: see what {by_hand} prints", False
+
+
+_LOST_INTERPRETER = re.compile(
+    r"(?P<script>[/~]\S*?):? (?:(?P<python>/\S+): )?(?:bad interpreter|cannot execute: required file not found)"
+    r"|exec: (?:line \d+: )?(?P<found>/\S+): not found"
+    r"|(?P<sought>/\S+?)[\"'”]? specified the interpreter [\"'“]?(?P<named>/\S+?)[\"'”]?, which"
+)
+"""As bash and zsh say it, bash from 5.2 on; dash and busybox, of a file that was found; fish."""
+_TOO_OLD = re.compile(r"needs Python \d\S+ or later.*|[Rr]equires[ -](?:a different )?Python\b.*|Python ?>=3\.\d+.*")
+_NO_PROGRAM = re.compile(r"(?P<python>\S+): No module named '?gpumem_tui\b")
+_NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(?P<package>[\w.]+)'")
+_OLD_SYNTAX = re.compile(r"^(SyntaxError: .*|TypeError: unsupported operand type\(s\) for \|.*|ImportError: .*)", re.M)
+_NAME_ANOTHER = "name one with it by --remote-command"
+
+
+def _of_python(written: str, command: str) -> str:
+    """Say what keeps the Python there from running the program; empty if it is not that."""
+    if found := _LOST_INTERPRETER.search(written):
+        script = found["script"] or found["found"] or found["sought"]
+        python = found["python"] or found["named"]
+        lost = f"the Python of its {script}{f', {python},' if python else ''} is not there any more"
+        return f"{lost}: install {PROGRAM} anew there, or {_NAME_ANOTHER}"
+    if found := _TOO_OLD.search(written):
+        return f"{shortened(found[0], 100)}: install it with a newer one there, or {_NAME_ANOTHER}"
+    if found := _NO_PROGRAM.search(written):
+        return f"{found['python']} has no {PROGRAM}: install it in that Python, or {_NAME_ANOTHER}"
+    if found := _NO_PACKAGE.search(written):
+        return f"its {command} lacks the package {found['package']}: install {PROGRAM} anew there"
+    if ("Traceback" in written or "SyntaxError" in written) and (found := _OLD_SYNTAX.search(written)):
+        said = shortened(found[0], 80)
+        return f"its Python is perhaps too old ({said}): {PROGRAM} needs 3.10 or later; {_NAME_ANOTHER}"
+    return ""
 
 
 def _not_found(command: str, last: str, options: SshOptions) -> str:
     if options.remote_command:
-        return f"{command} is not in its PATH: install it there, or say where with --remote-command"
+        where = "is not there, or the Python of its first line is not" if "/" in command else "is not in its PATH"
+        return f"{command} {where}: install it there, or say where with --remote-command"
     if last.startswith(OFFERS):
         runner = shortened(last.removeprefix(OFFERS), 30)
         run = f"{runner} run --spec" if runner.endswith("pipx") else f"{runner} --from"
@@ -281,12 +324,13 @@ class SshProcess:
             elif self.has_ended:
                 return
 
-    def explained(self, host: RemoteHost, options: SshOptions) -> tuple[str, bool]:
-        """Say why it has closed its output, and whether a person has to see to it."""
+    def explained(self, host: RemoteHost, options: SshOptions, printed: str) -> tuple[str, bool]:
+        """Say why it has closed its output, and whether a person has to see to it; `printed` as `explained` has it."""
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(_REST_S)
-        return explained(code, self.errors, host, options)
+        rest = without_escapes(self._buffer[:_LONGEST_ERROR].decode("utf-8", "replace"))
+        return explained(code, self.errors, host, options, printed or rest)
 
     def terminate(self) -> None:
         """Ask it to end; what runs on the host ends by what it reads, or when it writes next."""
@@ -385,5 +429,5 @@ def _why_not(done: Done, host: RemoteHost, options: SshOptions, process: HostPro
     if done.code == _REFUSED:
         reason = shortened(done.errors[-1] if done.errors else "kill failed", 120)
         return f"{which} of {process.user} was not signalled: {reason}"
-    problem, _ = explained(done.code, done.errors, host, options)
+    problem, _ = explained(done.code, done.errors, host, options, done.lines[-1] if done.lines else "")
     return f"{which} was not signalled: {problem}"

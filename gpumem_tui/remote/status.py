@@ -244,6 +244,10 @@ class HostPhase(Enum):
     AWAY = "away"
 
 
+_LATE_S, _LATE_INTERVALS = 5.0, 3
+"""A connected host whose last reading is older than so long, and than so many intervals, does not answer."""
+
+
 @dataclass(frozen=True)
 class MemorySum:
     """The memory of several GPUs; `is_whole`: of all of them."""
@@ -288,6 +292,7 @@ class HostStatus:
         problem: one line on why it is away; empty otherwise.
         note: one line on what is odd of a host that answers.
         retry_s: when it is tried again (`time.monotonic`); None while it is connected.
+        interval_s: between two readings; 0 where that is unknown, as of what was recorded.
     """
 
     host: RemoteHost
@@ -297,6 +302,7 @@ class HostStatus:
     problem: str = ""
     note: str = ""
     retry_s: float | None = None
+    interval_s: float = 0.0
 
     @property
     def title(self) -> str:
@@ -306,6 +312,14 @@ class HostStatus:
     def age_s(self, now_s: float) -> float | None:
         """Return seconds since its last reading; None before the first."""
         return None if self.received_s is None else max(0.0, now_s - self.received_s)
+
+    def late(self, now_s: float) -> str:
+        """Return for how long one that is connected has not answered, in words; empty where it answers in time."""
+        age_s = self.age_s(now_s)
+        if self.phase is not HostPhase.LIVE or not self.interval_s or age_s is None:
+            return ""
+        is_late = age_s >= max(_LATE_S, _LATE_INTERVALS * self.interval_s)
+        return f"no answer for {age_s:.0f} s" if is_late else ""
 
     @property
     def gpus(self) -> tuple[GpuReading, ...]:

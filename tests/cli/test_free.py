@@ -52,6 +52,24 @@ def test_the_free_gpus_of_this_machine(
     assert bool(done.err) is (code != 0)
 
 
+def test_a_host_that_accepts_and_never_answers_is_a_line_and_a_failure(tmp_path: Path, program: Program) -> None:
+    ssh = Ssh(tmp_path)
+    ssh.host("silent", "exec sleep 1000")
+    ssh.prints("a", [machine([gpu(0, processes=())])])
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    hosts = ("--host", "a", "--host", "silent", "--timeout", "1")
+    done = program("monitor", "--once", *hosts, env=env, alone=False)
+    assert done.code == 4
+    assert "Memory used" in done.out
+    assert done.err.startswith("gpumem-tui: silent: away: no answer within 1 s: see what `ssh silent` does, or allow")
+    assert done.err.count("\n") == 1
+    done = program("monitor", "--once", "--json", *hosts, env=env, alone=False)
+    assert [json.loads(line).get("problem", "")[:18] for line in done.out.splitlines()] == ["", "no answer within 1"]
+    done = program("free", *hosts, env=env, alone=False)
+    assert done.code == 0
+    assert "silent: no answer within 1 s" in done.err
+
+
 def test_gpus_that_differ_are_told_by_uuid(fake_machine: FakeMachine, program: Program) -> None:
     """CUDA counts the fastest first, the driver by the bus."""
     fake_machine.show(Scenario(gpus=[FakeGpu(name="NVIDIA T4"), _IDLE]))

@@ -9,6 +9,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,13 @@ from gpumem_tui.remote.connection import BackOff, Connection, Fleet
 from gpumem_tui.remote.hosts import parse_host
 from gpumem_tui.remote.ssh import ANYWHERE, installed_from
 from gpumem_tui.remote.status import HostPhase, HostStatus
-from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, reading
+from tests.remote.standins import DENIED, STAYS, UNKNOWN_KEY, Ssh, line_of, lines_of, reading
 from tests.waiting import wait_until
 
 Connect = Callable[[str], Connection]
+GONE = "is not there any more: install gpumem-tui anew there, or name one with it by --remote-command"
+TITLE = r"\033]0;me@a: ~\007\033[1;32mready\033[0m "
+"""As a prompt sets a window's title, and a text after it that no line's end follows."""
 
 
 @pytest.fixture
@@ -94,7 +98,32 @@ def second() -> object:
             "its gpumem-tui is of another version: install the same one there (No such option: --wire)",
         ),
         ("exit 3", "gpumem-tui ended with code 3"),
-        ("exit 0", "gpumem-tui ended with code 0"),
+        ("exit 0", "gpumem-tui ended with code 0 and printed nothing: see what `ssh -p 2222 me@a` prints"),
+        ("echo 'sh: 1: exec: /opt/x/bin/gpumem-tui: not found' >&2; exit 127", f"of its /opt/x/bin/gpumem-tui {GONE}"),
+        (
+            "echo 'bash: line 1: /opt/x/gpumem-tui: /opt/x/bin/python: bad interpreter: No such file' >&2; exit 126",
+            f"the Python of its /opt/x/gpumem-tui, /opt/x/bin/python, {GONE}",
+        ),
+        ("echo 'zsh:1: /opt/x/gpumem-tui: bad interpreter: /opt/python: no such file' >&2; exit 127", GONE),
+        (
+            "echo 'fish: The file “/opt/x/g” specified the interpreter “/opt/python”, which is not an' >&2; exit 127",
+            f"the Python of its /opt/x/g, /opt/python, {GONE}",
+        ),
+        ("echo 'This account is currently not available.'; exit 1", "its login shell says “This account is currently"),
+        ("printf 'no shell for you'; exit 1", "its login shell says “no shell for you” and ends: name a user with"),
+        ("echo '/usr/bin/python3: No module named gpumem_tui' >&2; exit 1", "/usr/bin/python3 has no gpumem-tui: inst"),
+        (
+            "echo 'gpumem-tui: needs Python 3.10 or later, and /usr/bin/python3 is 3.8.10' >&2; exit 2",
+            "needs Python 3.10 or later, and /usr/bin/python3 is 3.8.10: install it with a newer one there, or name",
+        ),
+        (
+            "printf 'Traceback (most recent call last):\\nTypeError: unsupported operand type(s) for |: a' >&2; exit 1",
+            "its Python is perhaps too old (TypeError: unsupported operand type(s) for |: a): gpumem-tui needs 3.10",
+        ),
+        (
+            """echo "ModuleNotFoundError: No module named 'click'" >&2; exit 1""",
+            "its gpumem-tui lacks the package click: install gpumem-tui anew there",
+        ),
         ("exec yes garbage", "prints “garbage”, which is no reading"),
         ("exec tr '\\0' x < /dev/zero", "prints a line of more than 4 MiB"),
     ],
@@ -147,6 +176,24 @@ def test_a_greeting_before_the_readings_is_passed_over_and_named(ssh: Ssh, conne
     assert status.report is not None
 
 
+@pytest.mark.parametrize("printed", [TITLE, "hello\\n  Loading {modules} … ", '{"a": 1}'])
+def test_what_a_shell_prints_need_not_end_the_line(ssh: Ssh, connect: Connect, printed: str) -> None:
+    ssh.prints("a", [reading(), reading(after_s=1.0)], before=f"printf '{printed}'")
+    a = connect("a")
+    wait_until(lambda: a.latest() is not None and a.latest() == HostReport.of(reading(after_s=1.0)).with_ledgers)
+    assert a.status.note.startswith("its shell prints “")
+    assert "]0;" not in a.status.note
+    assert a.status.note.isprintable()
+
+
+def test_a_reading_that_was_damaged_on_its_way_is_no_other_version(ssh: Ssh, connect: Connect) -> None:
+    first, second = lines_of(reading(), reading(2, after_s=1.0))
+    ssh.writes("a", [first[:90] + b"Broadcast message", second])
+    problem = becomes(connect("a"), HostPhase.AWAY).problem
+    assert "is damaged" in problem
+    assert "does its shell write to stdout?" in problem
+
+
 @pytest.mark.parametrize("changes", [{KEY: 2}, {"full": {}}])
 def test_other_lines_are_of_another_version(ssh: Ssh, connect: Connect, changes: dict[str, object]) -> None:
     ssh.writes("a", [json.dumps({**json.loads(line_of(reading())), **changes}).encode()])
@@ -177,6 +224,30 @@ def test_no_first_answer_ends_the_try(ssh: Ssh, connect: Connect, monkeypatch: p
     monkeypatch.setattr(module, "_FIRST_ANSWER_S", 0.5)
     ssh.host("a", STAYS)
     assert becomes(connect("a"), HostPhase.AWAY).problem.startswith("no answer within")
+
+
+def test_a_host_that_never_answers_is_away_for_who_waits(ssh: Ssh) -> None:
+    ssh.host("silent", "echo Welcome", STAYS)
+    ssh.prints("a", [reading()])
+    fleet = Fleet([parse_host("silent:2222"), parse_host("a")], ssh.options)
+    fleet.start()
+    try:
+        silent, a = fleet.settled(0.5)
+        assert silent.phase is HostPhase.AWAY
+        assert silent.problem.startswith("no answer within 0.5 s: see what `ssh -p 2222 silent` does, or allow more")
+        assert (a.phase, a.problem) == (HostPhase.LIVE, "")
+    finally:
+        fleet.stop()
+
+
+def test_a_connected_host_that_stands_still_does_not_answer(ssh: Ssh, connect: Connect) -> None:
+    ssh.prints("a", [reading()])
+    a = becomes(connect("a"), HostPhase.LIVE)
+    assert a.received_s is not None
+    assert a.late(a.received_s + 4.0) == ""
+    assert a.late(a.received_s + 11.2) == "no answer for 11 s"
+    seldom = replace(a, interval_s=60.0)
+    assert seldom.late(a.received_s + 90.0) == "", "it is asked once a minute"
 
 
 def test_it_connects_again_by_itself_and_at_once_when_asked(ssh: Ssh, connect: Connect) -> None:

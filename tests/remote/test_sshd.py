@@ -83,11 +83,14 @@ class Sshd:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}")
         (folder / "nobody").write_text("")
+        self.home = folder / "home"
+        self.home.mkdir()
         self._configuration = folder / "sshd_config"
         self._configuration.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
             f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nPermitRootLogin yes\nLogLevel VERBOSE\n"
+            f"SetEnv HOME={self.home}\n"
         )
         assert SSHD is not None
         tried = subprocess.run([SSHD, "-t", "-f", self._configuration], capture_output=True, text=True, check=False)
@@ -217,6 +220,42 @@ def test_a_host_without_the_program(connect: Connect) -> None:
     assert "is not in its PATH" in becomes(connect("no-such-program"), HostPhase.AWAY).problem
 
 
+@pytest.mark.skipif(not os.environ.get("SHELL", "bash").endswith("bash"), reason="this user's login shell is no bash")
+def test_a_bashrc_that_prints_a_windows_title(connect: Connect, sshd: Sshd) -> None:
+    bashrc = sshd.home / ".bashrc"
+    bashrc.write_text("printf '\\033]0;%s\\007Loading modules … ' me@host\n")
+    try:
+        connection = connect()
+        status = becomes(connection, HostPhase.LIVE)
+        assert status.note == "its shell prints “Loading modules …”: passed over"
+        hears(connection)
+    finally:
+        bashrc.unlink()
+
+
+def test_a_program_whose_python_is_gone(connect: Connect, tmp_path: Path) -> None:
+    program = tmp_path / "gpumem-tui"
+    program.write_text("#!/opt/no/such/python\n")
+    program.chmod(0o755)
+    problem = becomes(connect(str(program)), HostPhase.AWAY).problem
+    assert "is not there any more: install gpumem-tui" in problem or "the Python of its first line is not" in problem
+
+
+def test_a_python_without_the_program_and_one_that_is_too_old(connect: Connect) -> None:
+    bare = f"env -u PYTHONPATH {sys.executable} -S -I -m gpumem_tui"
+    assert f"{sys.executable} has no gpumem-tui: install it" in becomes(connect(bare), HostPhase.AWAY).problem
+    old = "import sys, runpy; sys.version_info = (3, 8, 10); runpy.run_module('gpumem_tui', run_name='__main__')"
+    package = Path(gpumem_tui.__file__).parent.parent
+    problem = becomes(connect(f'PYTHONPATH={package} {sys.executable} -c "{old}"'), HostPhase.AWAY).problem
+    assert problem.startswith(f"needs Python 3.10 or later, and {sys.executable} is 3.8.10: install it with a newer")
+
+
+@pytest.mark.skipif(not Path("/usr/sbin/nologin").exists(), reason="no nologin here")
+def test_a_user_without_a_shell(connect: Connect) -> None:
+    problem = becomes(connect("/usr/sbin/nologin #"), HostPhase.AWAY).problem
+    assert problem.startswith("its login shell says “This account is currently not available.” and ends: name a user")
+
+
 def hears(connection: Connection, readings: int = 3) -> None:
     """Wait until so many more have come."""
     for _ in range(readings):
@@ -248,6 +287,8 @@ def test_a_host_that_stands_still_grows_old_while_others_go_on(connect: Connect,
             return still.status.received_s == last_s
 
         wait_until(is_silent, "no reading of the host that stands still")
+        assert still.status.received_s is not None
+        assert still.status.late(still.status.received_s + 11) == "no answer for 11 s"
     finally:
         for each in serving:
             each.resume()

@@ -81,6 +81,13 @@ def test_a_host_that_is_away_stays_with_its_age() -> None:
     assert " 5m " in lines(state)[2]
 
 
+def test_a_host_that_stands_still_is_not_ok() -> None:
+    state = HostsState((replace(live("a", 10), interval_s=1.0),), now_s=111.3)
+    assert "no answer for 11 s" in lines(state, 98)[0]
+    assert "ok" not in lines(state, 98)[0]
+    assert lines(replace(state, now_s=103.0), 98)[0].split()[-1] == "ok"
+
+
 def test_a_gpu_that_does_not_say_makes_the_sum_a_lower_bound() -> None:
     lost = Unknown("GPU is lost")
     gone = gpu(1, state=DeviceState.LOST, state_reason="GPU is lost", memory=lost, ledger=lost, processes=lost)

@@ -262,6 +262,8 @@ def host_state(state: HostsState, status: HostStatus) -> Span:
     if status.phase is HostPhase.CONNECTING:
         before = f", after: {status.problem}" if status.problem else ""
         return f"connecting{before}", MUTED
+    if late := status.late(state.now_s):
+        return late, "bold $warning"
     alert = status.worst_alert
     if alert is not None:
         more = 0 if status.report is None else len(status.report.alerts) - 1
