@@ -55,7 +55,7 @@ def test_the_free_gpus_of_this_machine(
 def test_a_host_that_accepts_and_never_answers_is_a_line_and_a_failure(tmp_path: Path, program: Program) -> None:
     ssh = Ssh(tmp_path)
     ssh.host("silent", "exec sleep 1000")
-    ssh.prints("a", [machine([gpu(0, processes=())])])
+    ssh.prints("a", [machine([gpu(0, used_bytes=0, processes=())])])
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     hosts = ("--host", "a", "--host", "silent", "--timeout", "1")
     done = program("monitor", "--once", *hosts, env=env, alone=False)
@@ -118,7 +118,7 @@ def test_hosts_without_a_terminal(hosts: dict[str, str], program: Program) -> No
     named = ("monitor", "--host", "a", "--host", "c", "--once")
     done = program(*named, "--json", env=hosts)
     a, c = sorted(map(json.loads, done.out.splitlines()), key=lambda line: line["host_name"])
-    assert (done.code, a["host_name"], [one["index"] for one in a["gpus"]]) == (0, "a", [0, 1, 2])
+    assert (done.code, a["host_name"], [one["index"] for one in a["gpus"]]) == (4, "a", [0, 1, 2])
     assert (c["host_name"], c["gpus"]) == ("c", None)
     assert c["problem"].startswith("no key is accepted")
     assert done.err.startswith("gpumem-tui: c: away: no key is accepted")
