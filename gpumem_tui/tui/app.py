@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, get_args
 
 from rich.segment import Segment
 from textual.app import SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.command import CommandPalette
@@ -27,6 +28,7 @@ from textual.filter import LineFilter
 from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widget import Widget
 
 from gpumem_tui.errors import OptionError
@@ -59,6 +61,9 @@ _OWN_COMMANDS = ("Theme",)
 _PALETTE_LINES = 8
 _PALETTE_GONE_S = 0.1
 """Until what is under the command palette is drawn again."""
+
+_GARBAGE_S = 2.0
+"""How soon a dialogue that was closed is collected, with those that are closed until then."""
 
 _GARBAGE = 20_000, 20, 20
 """When garbage is collected (`gc.set_threshold`): hosts bring 24,000 objects a second, none of them in a circle."""
@@ -115,6 +120,7 @@ class GpuMemApp(ActingApp[int]):
         super().__init__()
         self._handlers: dict[signal.Signals, SignalHandler] = {}
         self._ending = False
+        self._collecting: Timer | None = None
         self.left = threading.Event()  # set by whoever ran the app, when the terminal is restored too
         self._ascii = AsciiFilter(enabled=ascii_only)
         self._makers = screens
@@ -282,6 +288,16 @@ class GpuMemApp(ActingApp[int]):
             gc.freeze()
             gc.set_threshold(*_GARBAGE)
             gc.enable()
+
+    def pop_screen(self) -> AwaitComplete:
+        """Close a dialogue, and collect it soon: it is a mebibyte in circles, which else stays for an hour."""
+        if self._collecting is None:
+            self._collecting = self.set_timer(_GARBAGE_S, self._collect_dialogues)
+        return super().pop_screen()
+
+    def _collect_dialogues(self) -> None:
+        self._collecting = None
+        gc.collect()
 
     def on_unmount(self) -> None:
         """Give the signals back."""

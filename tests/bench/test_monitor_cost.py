@@ -23,7 +23,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +49,8 @@ _KEYS = 15
 _CALLS_PER_S = 49
 """Half of what nvitop 1.7 makes once it shows all GPUs and processes."""
 _OURS = "gpumem-tui"
+_SCHEDULED = 2
+"""Which clock of another process: what it was scheduled for (Linux' posix-timers.h, CPUCLOCK_SCHED)."""
 
 
 class _AnsweringScreen(pyte.Screen):
@@ -88,6 +90,14 @@ class Watched:
             self.written += len(written)
             if parse:
                 self._stream.feed(written)
+
+    def next(self, limit_s: float) -> bytes:
+        """Return what is written next, not parsed; empty if nothing is for so long, or the program has ended."""
+        if not select.select([self._fd], [], [], limit_s)[0]:
+            return b""
+        with suppress(OSError):
+            return os.read(self._fd, 1 << 16)
+        return b""
 
     def until(self, there: Callable[[str], bool], limit_s: float = 30.0) -> float | None:
         """Seconds from now until the screen is so; None if it does not come to that."""
@@ -137,6 +147,16 @@ class Watched:
         while (left_s := end_s - time.perf_counter()) > 0:
             self.read(left_s, parse=parse)
 
+    def quit(self, key: str) -> tuple[float, float]:
+        """Press a key that ends the program; returns the seconds until then, and of processor in all."""
+        began_s = time.perf_counter()
+        self.press(key)
+        while self.next(10.0):
+            pass
+        _, _, usage = os.wait4(self.process.pid, 0)
+        os.close(self._fd)
+        return time.perf_counter() - began_s, usage.ru_utime + usage.ru_stime
+
     def close(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         os.waitpid(self.process.pid, 0)
@@ -163,6 +183,8 @@ class Cost:
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """A bin folder with nvitop and gpustat, or None where they cannot be had."""
+    if "GPUMEM_TUI_PEERS" in os.environ:
+        return Path(os.environ["GPUMEM_TUI_PEERS"])
     folder = tmp_path_factory.mktemp("peers")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     done = subprocess.run([folder / "bin/pip", "install", "-q", *_PEERS], capture_output=True, text=True, timeout=300)
@@ -219,12 +241,12 @@ def _scenario(numbers: random.Random, pids: list[int], held: list[int]) -> Scena
     return Scenario(gpus=gpus)
 
 
-def _environment(machine: FakeMachine) -> dict[str, str]:
+def environment_of(machine: FakeMachine) -> dict[str, str]:
     """What the programs run in: compiled code is kept beside the scenario, not in this tree."""
     return {**machine.environment, "PYTHONPYCACHEPREFIX": str(machine.folder / "compiled")}
 
 
-def _complete(pids: list[int]) -> Callable[[str], bool]:
+def complete(pids: list[int]) -> Callable[[str], bool]:
     """All GPUs and some of the processes are on the screen."""
     names = [str(pid) for pid in pids]
     totals = re.compile(r"/ ?80\.00|/ 81920")
@@ -240,8 +262,8 @@ def _first_frames(commands: dict[str, list[str]], machine: FakeMachine, pids: li
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(_STARTS + 1):
         for name, command in commands.items():
-            watched = Watched(command, _environment(machine))
-            seconds_s = watched.first_s(_complete(pids), 5.0)
+            watched = Watched(command, environment_of(machine))
+            seconds_s = watched.first_s(complete(pids), 5.0)
             taken[name] += [] if seconds_s is None else [seconds_s]
             watched.close()
     return {name: statistics.median(seconds[1:]) if len(seconds) > 1 else None for name, seconds in taken.items()}
@@ -249,14 +271,14 @@ def _first_frames(commands: dict[str, list[str]], machine: FakeMachine, pids: li
 
 def _measure(command: list[str], machine: FakeMachine, first_frame_s: float | None, key: str | None) -> Cost:
     machine.calls_path.unlink(missing_ok=True)
-    watched = Watched(command, _environment(machine))
+    watched = Watched(command, environment_of(machine))
     try:
         watched.drain(_WARM_UP_S, parse=True)
-        calls, written, cpu_s = sum(machine.calls().values()), watched.written, _cpu_s(watched.process)
+        calls, written, cpu_s = sum(machine.calls().values()), watched.written, processor_s(watched.process.pid)
         watched.drain(_MEASURED_S, parse=False)
         cost = Cost(
             first_frame_s,
-            (_cpu_s(watched.process) - cpu_s) / _MEASURED_S * 60,
+            (processor_s(watched.process.pid) - cpu_s) / _MEASURED_S * 60,
             (sum(machine.calls().values()) - calls) / _MEASURED_S,
             (watched.written - written) / _MEASURED_S / 1000,
             watched.process.memory_info().rss / MIB,
@@ -266,9 +288,9 @@ def _measure(command: list[str], machine: FakeMachine, first_frame_s: float | No
         watched.close()
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+def processor_s(pid: int) -> float:
+    """Seconds of processor of a process so far, to the microsecond: of /proc they are to the hundredth."""
+    return time.clock_gettime(~pid << 3 | _SCHEDULED)
 
 
 def _key_s(watched: Watched, key: str) -> float | None:

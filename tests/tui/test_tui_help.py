@@ -33,35 +33,36 @@ _IN_TURN = {
 """Keys with several actions, of which `check_action` offers one at a time."""
 
 
-def _below(kind: type[DOMNode]) -> Iterator[type[DOMNode]]:
+def below(kind: type[DOMNode]) -> Iterator[type[DOMNode]]:
+    """Yield a class's subclasses, and theirs."""
     for each in kind.__subclasses__():
         yield each
-        yield from _below(each)
+        yield from below(each)
 
 
-def _ours() -> list[type[DOMNode]]:
+def ours() -> list[type[DOMNode]]:
     """Every screen and widget of the program that is no dialogue, and the program itself."""
     for module in pkgutil.walk_packages(gpumem_tui.tui.__path__, "gpumem_tui.tui."):
         importlib.import_module(module.name)
-    nodes = {each for each in _below(Widget) if each.__module__.startswith("gpumem_tui.")}
+    nodes = {each for each in below(Widget) if each.__module__.startswith("gpumem_tui.")}
     return [GpuMemApp, *sorted((each for each in nodes if not issubclass(each, ModalScreen)), key=lambda e: e.__name__)]
 
 
-@pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)
+@pytest.mark.parametrize("node", ours(), ids=lambda node: node.__name__)
 def test_every_key_has_words_for_the_help(node: type[DOMNode]) -> None:
     own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))
     silent = [b.key for b in own if not b.tooltip and b.action.partition("(")[0] not in _OTHERWISE]
     assert not silent, f"give these keys a tooltip: {silent}"
 
 
-@pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)
+@pytest.mark.parametrize("node", ours(), ids=lambda node: node.__name__)
 def test_a_key_is_bound_twice_only_to_what_is_offered_in_turn(node: type[DOMNode]) -> None:
     """Textual says nothing of a key that has another action already."""
     keys = [binding.key for binding in Binding.make_bindings(node.__dict__.get("BINDINGS", ()))]
     assert {key for key in keys if keys.count(key) > 1} == _IN_TURN.get(node.__name__, set())
 
 
-@pytest.mark.parametrize("node", _ours(), ids=lambda node: node.__name__)
+@pytest.mark.parametrize("node", ours(), ids=lambda node: node.__name__)
 def test_every_key_has_an_action(node: type[DOMNode]) -> None:
     """Textual says nothing of a key whose action is not there."""
     own = Binding.make_bindings(node.__dict__.get("BINDINGS", ()))
@@ -73,7 +74,7 @@ def test_every_key_has_an_action(node: type[DOMNode]) -> None:
             assert found, f"{binding.key}: {node.__name__} has no action_{name}"
 
 
-@pytest.mark.parametrize("screen", [each for each in _ours() if issubclass(each, MainScreen)])
+@pytest.mark.parametrize("screen", [each for each in ours() if issubclass(each, MainScreen)])
 def test_every_screen_has_a_page_of_the_manual(screen: type[MainScreen]) -> None:
     if screen.SMALLEST != MainScreen.SMALLEST:
         assert screen.TOPIC in TOPICS

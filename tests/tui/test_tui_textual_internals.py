@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
+from textual._styles_cache import StylesCache
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
@@ -21,6 +22,7 @@ def made(kind: type) -> object:
     makers: dict[type, Callable[[], object]] = {
         XTermParser: XTermParser,
         LinuxDriver: lambda: LinuxDriver(App[int]()),
+        StylesCache: StylesCache,
         Widget: Widget,
         Screen: Screen,
         App: App,

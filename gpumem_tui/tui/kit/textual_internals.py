@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
+from textual._styles_cache import StylesCache
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
@@ -39,6 +40,7 @@ USED: dict[type, tuple[str, ...]] = {
         "write",
         "suspend_application_mode", "resume_application_mode",
     ),
+    StylesCache: ("get_inner_outer",),
     Widget: ("_layout_updates",),
     Screen: ("on_event", "_compositor"),
     App: ("on_event", "is_attached", "post_message", "_handle_exception"),
@@ -51,6 +53,11 @@ _TICK_S = 0.1
 _LIVELY_S = 1.0
 """So long after a key the time above counts; then there is only the end of the program to look for."""
 _QUIET_S = 0.5
+
+
+# Textual 8 remembers two colours by the cache that asked for them, and with it every line of a widget that is gone: a
+# mebibyte each time the help is opened, up to 1,024 times. They depend on the colours alone.
+StylesCache.get_inner_outer = classmethod(StylesCache.__dict__["get_inner_outer"])  # type: ignore[assignment]
 
 
 class TerminalDriver(LinuxDriver):
